@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -156,3 +157,5 @@ class Reconstruction:
     """Energies of the chosen restart, thinned."""
     notes: tuple[str, ...] = field(default=())
     """Things the audit must know, such as `non-finite`."""
+    details: Mapping[str, float] = field(default_factory=dict)
+    """Where the operator's own unknowns ended, such as SME's alpha."""

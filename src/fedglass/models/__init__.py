@@ -1,0 +1,1 @@
+"""Networks, their initial weights, and the caller that makes them functions of their weights."""

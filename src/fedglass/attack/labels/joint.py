@@ -1,0 +1,26 @@
+"""Labels that are optimised together with the images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedglass.attack.images.pixels import device_of
+from fedglass.attack.parts import Bound
+from fedglass.core.types import Observation, Unknown
+
+
+@dataclass(frozen=True)
+class JointLabels:
+    """Softmax of free logits, started from N(0, 1) [Zhu et al., 2019, Algorithm 1].
+
+    `rate` is relative to the solver's.
+    """
+
+    rate: float = 1.0
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        knows = observation.knows
+        start = torch.randn(knows.examples, knows.classes, generator=generator).to(device_of(observation))
+        return Bound((Unknown(start, rate=self.rate),), lambda tensors: tensors[0].softmax(dim=-1))

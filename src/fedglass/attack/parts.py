@@ -1,0 +1,116 @@
+"""The roles that an attack is composed of, as protocols of one or two methods.
+
+A *spec* (a frozen dataclass such as `Cosine()` or `Pixels()`) holds no tensor. Binding a spec to an
+observation gives closures over tensors, which is all that the hot loop sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedglass.core.types import Candidate, Observation, Unknown, Whitening
+
+Progress = Callable[[int, int], None]
+"""Told now and then how many iterations are done, and of how many."""
+
+
+def silent(done: int, total: int) -> None:
+    """The progress callback that does nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A set of unknowns and how to turn their tensors into images or labels."""
+
+    unknowns: tuple[Unknown, ...]
+    decode: Callable[[Sequence[Tensor]], Tensor]
+
+
+class Labels(Protocol):
+    """Observation -> labels, either at once or as unknowns to be optimised with the images."""
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound: ...
+
+
+class Images(Protocol):
+    """How the images are written as unknowns."""
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        """`start`, where given, are the previous stage's images, whitened.  # (epochs, n, c, h, w)"""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class BoundForward:
+    """The operator A on tensors: what the candidate would have sent, beside what was sent."""
+
+    target: tuple[Tensor, ...]
+    predict: Callable[[Candidate, Sequence[Tensor]], Sequence[Tensor]]
+    names: tuple[str, ...]
+    unknowns: tuple[Unknown, ...] = ()
+    """Unknowns of the operator's own, such as SME's alpha."""
+
+
+class Forward(Protocol):
+    """The operator A: what message would a candidate have caused?"""
+
+    def bind(self, observation: Observation) -> BoundForward: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """All that a term of the objective is told at one iteration."""
+
+    predicted: Sequence[Tensor]
+    target: Sequence[Tensor]
+    names: tuple[str, ...]
+    candidate: Candidate
+    whitening: Whitening
+    progress: float = 1.0
+    """Share of the solver's iterations that are done, in [0, 1]."""
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """Tensors that a term computes once for a stage, keyed by the term."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a solver sees: unknowns and their energy at a share of the way, nothing else."""
+
+    unknowns: tuple[Unknown, ...]
+    energy: Callable[[Sequence[Tensor], float], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What a solver returns: the chosen iterate, its energy, and the energies on the way."""
+
+    tensors: tuple[Tensor, ...]
+    energy: float
+    trace: Tensor
+    finite: bool = True
+    details: Mapping[str, float] = field(default_factory=dict)
+
+
+class Solver(Protocol):
+    """Moves the unknowns to lower the energy."""
+
+    def minimise(self, problem: Problem, progress: Progress) -> Solution: ...
+
+
+class Merge(Protocol):
+    """One image for each example out of one for each example and epoch."""
+
+    def merge(self, images: Tensor) -> Tensor:
+        """(epochs, n, c, h, w) -> (n, c, h, w), both whitened."""
+        ...
+
+
+class Refine(Protocol):
+    """Images -> better images, without the message."""
+
+    def refine(self, images: Tensor, generator: torch.Generator) -> Tensor: ...

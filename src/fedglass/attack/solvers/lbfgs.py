@@ -1,0 +1,61 @@
+"""Limited-memory BFGS, the solver of the first gradient inversions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.parts import Problem, Progress, Solution
+
+
+@dataclass(frozen=True)
+class LBFGS:
+    """`torch.optim.LBFGS` as Deep Leakage from Gradients runs it [Zhu et al., 2019].
+
+    An iteration is one call of `step`, of up to `inner` evaluations. A box is enforced by projection after
+    each iteration. A non-finite energy ends the run with the last finite iterate.
+    """
+
+    rate: float = 1.0
+    iterations: int = 300
+    inner: int = 20
+    history: int = 100
+
+    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+        tensors = tuple(u.start.detach().clone().requires_grad_() for u in problem.unknowns)
+        optimiser = torch.optim.LBFGS(tensors, lr=self.rate, max_iter=self.inner, history_size=self.history)
+        trace = torch.full((self.iterations + 1,), math.nan)
+        safe = [t.detach().clone() for t in tensors]
+        energy, finite = math.inf, True
+        for k in range(self.iterations):
+            # `step` returns the energy before the step: that of the iterate in `safe`.
+            energy = float(optimiser.step(lambda k=k: _closure(problem, tensors, k / self.iterations)))
+            trace[k] = energy
+            finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
+            if not finite:
+                break
+            _project(problem, tensors)
+            for kept, tensor in zip(safe, tensors, strict=True):
+                kept.copy_(tensor.detach())
+            progress(k, self.iterations)
+        last = problem.energy([t.requires_grad_() for t in safe], 1.0).detach()
+        trace[self.iterations] = last
+        progress(self.iterations, self.iterations)
+        return Solution(tuple(t.detach() for t in safe), float(last), trace, finite=finite)
+
+
+def _closure(problem: Problem, tensors: tuple[Tensor, ...], share: float) -> float:
+    energy = problem.energy(tensors, share)
+    for tensor, gradient in zip(tensors, torch.autograd.grad(energy, tensors), strict=True):
+        tensor.grad = gradient
+    return float(energy.detach())
+
+
+@torch.no_grad()
+def _project(problem: Problem, tensors: tuple[Tensor, ...]) -> None:
+    for unknown, tensor in zip(problem.unknowns, tensors, strict=True):
+        if unknown.low is not None or unknown.high is not None:
+            tensor.copy_(torch.clamp(tensor, unknown.low, unknown.high))

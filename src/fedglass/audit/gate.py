@@ -1,0 +1,238 @@
+"""From records to a verdict: did an adversary recover private images, and can the audit tell?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedglass.audit.records import EXACT_PSNR, Record
+from fedglass.core.errors import UsageError, unknown_name
+
+State = Literal["leak", "clear", "inconclusive", "incomplete"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a metric reads: title, unit, digits, and at which end an image counts as recovered."""
+
+    title: str
+    unit: str
+    digits: int
+    higher_leaks: bool
+    range: tuple[float, float]
+
+    def beyond(self, value: float, threshold: float) -> bool:
+        """Whether the value lies strictly on the leaking side of the threshold."""
+        return value > threshold if self.higher_leaks else value < threshold
+
+    def best(self, values: Iterable[float]) -> float:
+        """The value of the image that leaked most."""
+        return max(values) if self.higher_leaks else min(values)
+
+    def show(self, value: float | None) -> str:
+        """The value in words, with its unit.
+
+        >>> SCALES["psnr"].show(31.24), SCALES["ssim"].show(0.5), SCALES["psnr"].show(None)
+        ('31.2 dB', '0.50', 'n/a')
+        """
+        if value is None:
+            return "n/a"
+        if self.unit == " dB" and value >= EXACT_PSNR:
+            return f"at least {EXACT_PSNR:.0f} dB"
+        return f"{value:.{self.digits}f}{self.unit}"
+
+
+SCALES = {
+    "psnr": Scale("PSNR", " dB", 1, higher_leaks=True, range=(0.0, EXACT_PSNR)),
+    "ssim": Scale("SSIM", "", 2, higher_leaks=True, range=(-1.0, 1.0)),
+    "lpips": Scale("LPIPS", "", 3, higher_leaks=False, range=(0.0, 2.0)),
+    "rmse": Scale("RMSE", "", 3, higher_leaks=False, range=(0.0, 1.0)),
+}
+
+
+def scale_of(metric: str) -> Scale:
+    """The scale of a metric; one that is not in the table reads as `higher is worse`, without a unit."""
+    return SCALES.get(metric, Scale(metric, "", 3, higher_leaks=True, range=(-math.inf, math.inf)))
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many of the judged images one attack recovered, and its best score."""
+
+    attack: str
+    images: int
+    recovered: int
+    best: float
+    oracle: bool
+
+    @property
+    def share(self) -> float:
+        return self.recovered / self.images
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer in one sentence; `passed` is None where the audit could not tell."""
+
+    passed: bool | None
+    sentence: str
+    exit_code: Literal[0, 1, 3]
+    state: State
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Fails when any attack recovers more than a share of the images.
+
+    An image is recovered when its metric lies beyond the threshold: above it for PSNR and SSIM, below it for
+    LPIPS and RMSE. A serious flag (the attack itself went wrong) makes a pass inconclusive; with
+    `inconclusive_fails` such an audit counts as not completed.
+
+    >>> Gate().judge([]).sentence
+    'The audit could not complete: no case has run.'
+    """
+
+    metric: str = "psnr"
+    threshold: float = 20.0
+    max_share: float = 0.0
+    inconclusive_fails: bool = False
+
+    def __post_init__(self) -> None:
+        if self.metric not in SCALES:
+            raise unknown_name("gate.metric", self.metric, SCALES)
+        low, high = self.scale.range
+        # A threshold at the far end can never be crossed: such a gate would pass everything.
+        if not (
+            low <= self.threshold <= high and self.threshold != (high if self.scale.higher_leaks else low)
+        ):
+            raise UsageError(
+                f"gate.threshold must lie between {low:g} and {high:g} for {self.metric}, got "
+                f"{self.threshold:g}; an image {self.rule} counts as recovered."
+            )
+        if not 0 <= self.max_share < 1:
+            raise UsageError(
+                f"gate.max_share must be a share of the images in [0, 1), got {self.max_share:g}; write 25 % "
+                "as 0.25."
+            )
+
+    @property
+    def scale(self) -> Scale:
+        return SCALES[self.metric]
+
+    @property
+    def rule(self) -> str:
+        """When an image counts as recovered, in words.
+
+        >>> Gate().rule, Gate(metric="lpips", threshold=0.1).rule
+        ('PSNR above 20 dB', 'LPIPS below 0.1')
+        """
+        side = "above" if self.scale.higher_leaks else "below"
+        return f"{self.scale.title} {side} {self.threshold:g}{self.scale.unit}"
+
+    def recovered(self, value: float) -> bool:
+        return self.scale.beyond(value, self.threshold)
+
+    def tally(self, records: Sequence[Record]) -> list[Tally]:
+        """The attacks that have judged images, the one that leaked most first."""
+        scores: dict[str, list[float]] = {}
+        oracle = {record.attack for record in records if record.oracle}
+        for record in records:
+            found = [v for v in record.metrics.get(self.metric, []) if v is not None]
+            if record.status == "done" and found:
+                scores.setdefault(record.attack, []).extend(found)
+        tallies = [
+            Tally(name, len(v), sum(map(self.recovered, v)), self.scale.best(v), name in oracle)
+            for name, v in scores.items()
+        ]
+        sign = 1 if self.scale.higher_leaks else -1
+        return sorted(tallies, key=lambda t: (-t.share, -sign * t.best, t.attack))
+
+    def judge(self, records: Sequence[Record], missing: int | None = 0) -> Verdict:
+        """The verdict; `missing` counts the planned cases that have not run (None: unknown, but some).
+
+        A leak that was found stays found, so it outranks an audit that is not complete.
+        """
+        tallies = self.tally(records)
+        problems = self._problems(records, missing)
+        if any(t.share > self.max_share for t in tallies):
+            also = f" The audit is also incomplete: {'; '.join(problems)}." if problems else ""
+            return Verdict(False, self._leak_sentence(tallies) + also, 1, "leak")
+        if problems:
+            return Verdict(None, f"The audit could not complete: {'; '.join(problems)}.", 3, "incomplete")
+        sentence = self._pass_sentence(tallies)
+        serious = sorted({flag.name for r in records for flag in r.flags if flag.severity == "serious"})
+        if not serious:
+            return Verdict(True, sentence, 0, "clear")
+        hit = sum(any(flag.severity == "serious" for flag in r.flags) for r in records)
+        sentence += f" Yet absence of leakage is not shown: {hit} of {_count(len(records), 'case')} "
+        sentence += f"{'carries' if hit == 1 else 'carry'} a serious flag ({', '.join(serious)})."
+        if self.inconclusive_fails:
+            return Verdict(None, sentence, 3, "inconclusive")
+        return Verdict(True, sentence, 0, "inconclusive")
+
+    def _problems(self, records: Sequence[Record], missing: int | None) -> list[str]:
+        """Why the records can not show that nothing leaks; empty when they are complete."""
+        total, problems = len(records), []
+        if not records:
+            problems.append("no case has run")
+        failed = [r for r in records if r.status == "failed"]
+        if failed:
+            why = f"{failed[0].attack}: {_short(failed[0].error or '')}"
+            problems.append(f"{len(failed)} of {_count(total, 'case')} failed ({why})")
+        blank = [r for r in records if r.status == "done" and not self._judged(r)]
+        if blank:
+            why = _short(blank[0].skipped_metrics.get(self.metric, "no score for some image"))
+            problems.append(
+                f"{self.scale.title} is missing in {len(blank)} of {_count(total, 'case')} ({why})"
+            )
+        if missing is None:
+            problems.append("it was stopped before its end; run it again to continue")
+        elif missing > 0:
+            problems.append(f"{_count(missing, 'planned case')} not run yet; run it again to continue")
+        return problems
+
+    def _judged(self, record: Record) -> bool:
+        values = record.metrics.get(self.metric, [])
+        return bool(values) and None not in values
+
+    def _leak_sentence(self, tallies: Sequence[Tally]) -> str:
+        worst, guilty = tallies[0], sum(t.recovered > 0 for t in tallies)
+        score = f"({self.rule}; best {self.scale.show(worst.best)})"
+        found = f"recovered {worst.recovered} of {_count(worst.images, 'image')} {score}"
+        if len(tallies) > 1:
+            sentence = (
+                f"{guilty} of {len(tallies)} attacks recovered private images: the worst, {worst.attack}, "
+            )
+            sentence += found
+        else:
+            sentence = f"{worst.attack} {found.replace(' image', ' private image', 1)}"
+        if self.max_share > 0:
+            sentence += f", more than the {self.max_share:.0%} that the gate allows"
+        told = " It was given oracle knowledge, which a real adversary lacks." if worst.oracle else ""
+        return f"{sentence}.{told}"
+
+    def _pass_sentence(self, tallies: Sequence[Tally]) -> str:
+        worst, best = tallies[0], self.scale.show(tallies[0].best)
+        if worst.recovered:
+            return (
+                f"No attack recovered more than the {self.max_share:.0%} of images that the gate allows: "
+                f"the worst, {worst.attack}, recovered {worst.recovered} of {worst.images} "
+                f"({self.rule}; best {best})."
+            )
+        if len(tallies) == 1:
+            return f"{worst.attack} recovered no private image ({self.rule}); its best was {best}."
+        return (
+            f"None of the {len(tallies)} attacks recovered a private image ({self.rule}); the closest, "
+            f"{worst.attack}, reached {best}."
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _short(text: str, limit: int = 160) -> str:
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= limit else line[: limit - 1] + "…"

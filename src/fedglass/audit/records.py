@@ -1,0 +1,297 @@
+"""The audit directory: `records.jsonl` is the source of truth, everything else is derived from it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from fedglass.core.errors import AuditError, UsageError
+
+if sys.platform != "win32":
+    import fcntl
+
+PLAN, CLAIM, RECORDS = "plan.toml", "audit.json", "records.jsonl"
+SUMMARY, REPORT, PICTURES = "summary.json", "report.html", "pictures"
+
+EXACT_PSNR = 100.0
+"""Decibels that stand for the infinite PSNR of an exact copy, the one infinity that is a result."""
+
+Severity = Literal["info", "warning", "serious"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Flag(_Frozen):
+    """Something the reader must know about a record; serious: it can not show that nothing leaks."""
+
+    name: str
+    severity: Severity
+    text: str
+
+
+class Picture(_Frozen):
+    """One original beside its reconstruction, as paths relative to the audit directory."""
+
+    original: str
+    reconstruction: str
+    psnr: float | None = None
+    ssim: float | None = None
+    label: str | None = None
+    """The true class in words or digits, where there is one."""
+
+    @field_validator("original", "reconstruction")
+    @classmethod
+    def _inside(cls, value: str) -> str:
+        path = PurePosixPath(value)
+        if not value or path.is_absolute() or ".." in path.parts or "\\" in value:
+            raise ValueError(
+                f"a picture's path must be relative and inside the audit directory, got {value!r}"
+            )
+        return value
+
+
+class Record(_Frozen):
+    """What one attack recovered in one case. JSON knows no NaN and no infinity: they become null."""
+
+    schema_version: Literal[1] = 1
+    key: str = Field(pattern=r"^[0-9A-Za-z_-]{1,80}$")
+    """Hash of the case; also the name of its files."""
+    attack: str
+    attack_repr: str
+    view: str
+    """In plain words, such as `server sees client 0's update`."""
+    round: int
+    client: str
+    repeat: int
+    seed: int
+    status: Literal["done", "failed"]
+    error: str | None = None
+    metrics: dict[str, list[float | None]] = Field(default_factory=dict)
+    """Per image, after matching."""
+    skipped_metrics: dict[str, str] = Field(default_factory=dict)
+    """Metric -> why it was left out."""
+    labels_true: list[int] = Field(default_factory=list)
+    labels_recovered: list[int] = Field(default_factory=list)
+    label_errors: int | None = None
+    energy: float | None = None
+    energy_truth: float | None = None
+    energy_blind: float | None = None
+    trace: list[float] = Field(default_factory=list)
+    """Thinned energy curve, finite values only."""
+    flags: list[Flag] = Field(default_factory=list)
+    knows: dict[str, str] = Field(default_factory=dict)
+    """Knowledge in plain words; a fact that no real adversary has says `oracle`."""
+    oracle: bool = False
+    seconds: float = 0.0
+    iterations: int | None = None
+    peak_mib: float | None = None
+    utility: dict[str, float | None] = Field(default_factory=dict)
+    pictures: list[Picture] = Field(default_factory=list)
+    """`pictures[i]` shows image i of the metrics; there may be fewer."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    extra: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_infinities(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        if isinstance(metrics := data.get("metrics"), dict) and isinstance(metrics.get("psnr"), list | tuple):
+            psnr = [EXACT_PSNR if v == math.inf else v for v in metrics["psnr"]]
+            data["metrics"] = {**metrics, "psnr": psnr}
+        if isinstance(trace := data.get("trace"), list | tuple):
+            data["trace"] = [v for v in trace if _finite(v) is not None]
+        return _finite(data)
+
+    @model_validator(mode="after")
+    def _failed_says_why(self) -> Record:
+        if (self.status == "failed") != (self.error is not None):
+            raise ValueError(f"a failed record has an error and a done one has none, got {self.status!r}")
+        return self
+
+    def line(self) -> bytes:
+        """The record as one line of JSON."""
+        return json.dumps(self.model_dump(mode="json"), allow_nan=False).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """The same JSON value with null in place of NaN and infinity."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """An append-only file of records that survives being killed at any moment."""
+
+    path: Path
+
+    def append(self, record: Record) -> None:
+        """Add one record: a single write of a full line, on disk when this returns."""
+        try:
+            with _locked(self.path) as fd:
+                _repair_tail(fd)
+                _write_all(fd, record.line())
+        except OSError as error:
+            raise AuditError(
+                f"Cannot write {self.path}: {error.strerror}; make room or fix permissions, then run the "
+                "same command again: it continues where it stopped."
+            ) from error
+
+    def read(self) -> list[Record]:
+        """The latest record of every case, in the order in which the cases first appeared."""
+        return list({record.key: record for record in self.history()}.values())
+
+    def history(self) -> list[Record]:
+        """Every record, a failed one before its repetition too; a torn last line is left out."""
+        try:
+            data = self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error
+        *lines, tail = data.split(b"\n")
+        records = [self._parse(line, number) for number, line in enumerate(lines, 1)]
+        return [*records, Record.model_validate_json(tail)] if _whole(tail) else records
+
+    def keys_done(self) -> set[str]:
+        """The cases that need not run again."""
+        return {record.key for record in self.read() if record.status == "done"}
+
+    def _parse(self, line: bytes, number: int) -> Record:
+        try:
+            return Record.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "line"
+            raise AuditError(
+                f"{self.path} line {number} is not a record ({where}: {first['msg']}): delete that line to "
+                "run its case again, or restore the file; if a newer fedglass wrote it, use that version."
+            ) from error
+
+
+def claim(directory: Path, digest: str) -> None:
+    """Make the directory this plan's own, or say that it is another's or can not be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _check_owner(directory, digest)
+        # Written even where it is already ours: that is how we learn that we may write.
+        write_atomic(directory / CLAIM, json.dumps({"schema_version": 1, "plan_digest": digest}) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write to the output directory {directory}: {error.strerror}; choose another one with -o."
+        ) from error
+
+
+def claimed_digest(directory: Path) -> str | None:
+    """The digest of the plan that owns the directory, or None where none does.
+
+    >>> claimed_digest(Path("no-such-directory")) is None
+    True
+    """
+    path = directory / CLAIM
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        content = None
+    digest = content.get("plan_digest") if isinstance(content, dict) else None
+    if not isinstance(digest, str):
+        raise UsageError(
+            f"{path} is damaged (expected an object with plan_digest): choose another directory."
+        )
+    return digest
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file's content so that a reader sees the old or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_owner(directory: Path, digest: str) -> None:
+    held = claimed_digest(directory)
+    if held is None and (directory / RECORDS).exists():
+        raise UsageError(
+            f"The output directory {directory} holds {RECORDS} but no {CLAIM}, so it can not be told whose "
+            "records they are: choose another directory with -o, or move them away."
+        )
+    if held is not None and held != digest:
+        raise UsageError(
+            f"The output directory {directory} holds another plan's records (plan digest {held[:12]}, this "
+            f"plan is {digest[:12]}): choose another directory with -o, or delete it to start over."
+        )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file opened for appending, ours alone until closed: workers may share it."""
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, line: bytes) -> None:
+    end = os.fstat(fd).st_size
+    if os.write(fd, line) != len(line):
+        os.ftruncate(fd, end)  # a full disk takes a part of the line: leave none of it
+        raise OSError(errno.ENOSPC, "no space left for a whole record")
+    os.fsync(fd)
+
+
+def _repair_tail(fd: int) -> None:
+    """End the last line if it is whole, cut it off if a kill tore it."""
+    size = os.fstat(fd).st_size
+    tail = b""
+    while len(tail) < size and b"\n" not in tail:
+        step = min(size - len(tail), 1 << 16)
+        os.lseek(fd, size - len(tail) - step, os.SEEK_SET)
+        tail = os.read(fd, step) + tail
+    tail = tail.rpartition(b"\n")[2]
+    if _whole(tail):
+        _write_all(fd, b"\n")
+    elif tail:
+        os.ftruncate(fd, size - len(tail))
+
+
+def _whole(tail: bytes) -> bool:
+    """Whether text without its newline is nevertheless a complete record."""
+    try:
+        Record.model_validate_json(tail)
+    except ValidationError:
+        return False
+    return True

@@ -1,0 +1,241 @@
+"""What the records say together: means with 95 % intervals, shares recovered, the worst cases."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedglass.audit.gate import Gate, scale_of
+from fedglass.audit.records import Picture, Record, write_atomic
+from fedglass.core.errors import AuditError, FedglassError
+
+RESAMPLES = 2000
+WORST = 12
+"""How many of the worst images a summary names."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Interval(_Frozen):
+    """A mean and its 95 % interval, which is None where a single unit can give none."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    images: int
+    resampled: Literal["cases", "images"]
+    """What was drawn anew: whole cases, or the images of the only case there is."""
+
+
+class Group(_Frozen):
+    """The figures of one attack, over all its views or in one of them."""
+
+    attack: str
+    view: str | None
+    cases: int
+    failed: int
+    images: int
+    recovered: int
+    share: Interval | None
+    metrics: dict[str, Interval]
+    label_errors: int | None
+    labels: int
+    """How many labels the errors are out of."""
+    seconds: float
+    """Mean over the cases."""
+    oracle: bool
+    utility: dict[str, float]
+
+
+class Case(_Frozen):
+    """One image of one record, with its scores."""
+
+    key: str
+    attack: str
+    view: str
+    client: str
+    round: int
+    repeat: int
+    image: int
+    scores: dict[str, float | None]
+    picture: Picture | None
+    oracle: bool
+
+
+class Summary(_Frozen):
+    """`summary.json`: derived from the records and the gate alone, so it can always be made again."""
+
+    schema_version: Literal[1] = 1
+    gate: dict[str, str | float | bool]
+    planned: int
+    cases: int
+    verdict: dict[str, str | bool | int | None]
+    attacks: list[Group]
+    views: list[Group] = Field(default_factory=list)
+    """The same by view, where an attack was played in more than one."""
+    worst: list[Case]
+
+    def write(self, path: Path) -> None:
+        """Replace `summary.json` in one step."""
+        write_atomic(path, json.dumps(self.model_dump(mode="json"), allow_nan=False, indent=1) + "\n")
+
+
+def summarise(records: Sequence[Record], gate: Gate, planned: int | None = None) -> Summary:
+    """The summary; `planned` is the number of cases in the plan, where more were planned than have run."""
+    total = len(records) if planned is None else planned
+    verdict = gate.judge(records, missing=max(0, total - len(records)))
+    return Summary(
+        gate=dict(vars(gate)),
+        planned=total,
+        cases=len(records),
+        verdict=dict(vars(verdict)),
+        attacks=by_attack(records, gate),
+        views=by_view(records, gate),
+        worst=rank(records, gate.metric)[:WORST],
+    )
+
+
+def read_gate(path: Path) -> tuple[Gate, int]:
+    """The gate and the number of planned cases in a `summary.json`."""
+    try:
+        summary = Summary.model_validate_json(path.read_bytes())
+        fields: dict[str, Any] = summary.gate
+        return Gate(**fields), summary.planned
+    except (ValidationError, TypeError, FedglassError) as error:
+        raise AuditError(
+            f"{path} is damaged: delete it and run the audit again to have it rewritten."
+        ) from error
+
+
+def by_attack(records: Sequence[Record], gate: Gate) -> list[Group]:
+    """One group per attack, the one that leaked most first."""
+    groups = [_group(name, None, chosen, gate) for (name,), chosen in _split(records, lambda r: (r.attack,))]
+    return sorted(groups, key=lambda g: _leakage(g, gate), reverse=True)
+
+
+def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
+    """One group per attack and view, empty unless some attack was played in several views."""
+    parts = _split(records, lambda r: (r.attack, r.view))
+    if len(parts) == len({record.attack for record in records}):
+        return []
+    return [_group(attack, view, chosen, gate) for (attack, view), chosen in parts]
+
+
+def rank(records: Iterable[Record], metric: str) -> list[Case]:
+    """Every scored image, the one that leaked most first."""
+    cases = [
+        _case(record, index)
+        for record in records
+        if record.status == "done"
+        for index, value in enumerate(record.metrics.get(metric, []))
+        if value is not None
+    ]
+    sign = -1 if scale_of(metric).higher_leaks else 1
+    return sorted(cases, key=lambda case: sign * (case.scores[metric] or 0.0))
+
+
+def interval(samples: Sequence[Sequence[float]]) -> Interval:
+    """Mean of all values with the 95 % percentile bootstrap interval [Efron, 1979].
+
+    Whole samples (cases) are drawn, since images of one case share a model and a message and are not
+    independent; of a single case its images are drawn, and a single image has no interval.
+
+    >>> interval([[1.0, 3.0], [2.0]]).mean, interval([[5.0]]).low
+    (2.0, None)
+    """
+    filled = [sample for sample in samples if len(sample)]
+    units = filled if len(filled) > 1 else [[value] for value in filled[0]]
+    sums, counts = np.array([sum(u) for u in units]), np.array([len(u) for u in units])
+    low = high = None
+    if len(units) > 1:
+        drawn = np.random.default_rng(0).integers(len(units), size=(RESAMPLES, len(units)))
+        means = sums[drawn].sum(1) / counts[drawn].sum(1)
+        low, high = (float(v) for v in np.quantile(means, [0.025, 0.975]))
+    mean = float(sums.sum() / counts.sum())
+    resampled: Literal["cases", "images"] = "cases" if len(filled) > 1 else "images"
+    return Interval(mean=mean, low=low, high=high, images=int(counts.sum()), resampled=resampled)
+
+
+def share_interval(samples: Sequence[Sequence[bool]]) -> Interval:
+    """Share of the hits; the interval covers both the bootstrap's and Wilson's [Wilson, 1927].
+
+    The bootstrap alone would claim certainty where all images or none were recovered.
+
+    >>> round(share_interval([[False] * 8]).high, 2)
+    0.32
+    """
+    drawn = interval([[float(hit) for hit in sample] for sample in samples])
+    n, p, z = drawn.images, drawn.mean, 1.959964
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    low = min(max(0.0, centre - half), p, p if drawn.low is None else drawn.low)
+    high = max(min(1.0, centre + half), p, p if drawn.high is None else drawn.high)
+    return drawn.model_copy(update={"low": low, "high": high})
+
+
+def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate) -> Group:
+    done = [record for record in records if record.status == "done"]
+    names = dict.fromkeys(name for record in done for name in record.metrics)
+    values = {name: [_known(record.metrics.get(name, [])) for record in done] for name in names}
+    hits = [[gate.recovered(v) for v in sample] for sample in values.get(gate.metric, [])]
+    labelled = [record for record in done if record.label_errors is not None]
+    return Group(
+        attack=attack,
+        view=view,
+        cases=len(records),
+        failed=len(records) - len(done),
+        images=sum(map(len, hits)),
+        recovered=sum(map(sum, hits)),
+        share=share_interval(hits) if any(hits) else None,
+        metrics={name: interval(samples) for name, samples in values.items() if any(samples)},
+        label_errors=sum(record.label_errors or 0 for record in labelled) if labelled else None,
+        labels=sum(len(record.labels_true) for record in labelled),
+        seconds=float(np.mean([record.seconds for record in records])),
+        oracle=any(record.oracle for record in records),
+        utility=_mean_utility(done),
+    )
+
+
+def _split(
+    records: Sequence[Record], by: Callable[[Record], tuple[str, ...]]
+) -> list[tuple[tuple[str, ...], list[Record]]]:
+    parts: dict[tuple[str, ...], list[Record]] = {}
+    for record in records:
+        parts.setdefault(by(record), []).append(record)
+    return list(parts.items())
+
+
+def _leakage(group: Group, gate: Gate) -> tuple[float, float]:
+    """A key that grows with what leaked; attacks without a score come last."""
+    if group.share is None:
+        return -1.0, 0.0
+    mean = group.metrics[gate.metric].mean
+    return group.share.mean, mean if gate.scale.higher_leaks else -mean
+
+
+def _mean_utility(records: Sequence[Record]) -> dict[str, float]:
+    names = dict.fromkeys(name for record in records for name in record.utility)
+    known = {name: _known([record.utility.get(name) for record in records]) for name in names}
+    return {name: float(np.mean(values)) for name, values in known.items() if values}
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _case(record: Record, index: int) -> Case:
+    return Case(
+        **{name: getattr(record, name) for name in ("key", "attack", "view", "client", "round", "repeat")},
+        image=index,
+        scores={name: values[index] for name, values in record.metrics.items() if index < len(values)},
+        picture=record.pictures[index] if index < len(record.pictures) else None,
+        oracle=record.oracle,
+    )

@@ -1,0 +1,139 @@
+"""A set of labelled images with everything an audit needs to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedglass.core.errors import DataError
+from fedglass.core.types import Whitening
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images with pixels in [0, 1], checked when it is made.
+
+    >>> images, labels = torch.ones(4, 1, 8, 8), torch.tensor([0, 1, 0, 1])
+    >>> dots = Dataset("dots", images, labels, classes=2, whitening=Whitening((0.5,), (0.3,)))
+    >>> len(dots), dots.shape, dots.take(2).labels
+    (4, (1, 8, 8), tensor([0, 1]))
+    """
+
+    name: str
+    images: Tensor  # (n, c, h, w), float32
+    labels: Tensor  # (n,), int64
+    classes: int
+    whitening: Whitening
+    class_names: tuple[str, ...] | None = None
+    writers: Tensor | None = None  # (n,), int64: who made each image
+    credit: str = ""
+
+    def __post_init__(self) -> None:
+        _check_images(self.name, self.images)
+        _check_labels(self.name, self.labels, len(self.images), self.classes)
+        _check_companions(self)
+
+    def __len__(self) -> int:
+        return self.images.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    def subset(self, indices: Tensor | Sequence[int]) -> Dataset:
+        """The examples at these positions, in this order."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        if chosen.ndim != 1 or len(chosen) == 0:
+            raise DataError(f"{self.name}: a subset needs a list of positions, got {tuple(chosen.shape)}.")
+        if int(chosen.min()) < 0 or int(chosen.max()) >= len(self):
+            raise DataError(
+                f"{self.name}: positions must lie in [0, {len(self)}), got {int(chosen.min())} to "
+                f"{int(chosen.max())}."
+            )
+        writers = None if self.writers is None else self.writers[chosen]
+        return replace(self, images=self.images[chosen], labels=self.labels[chosen], writers=writers)
+
+    def take(self, n: int) -> Dataset:
+        """The first n examples."""
+        if not 1 <= n <= len(self):
+            raise DataError(
+                f"{self.name}: {n} examples were asked for, expected between 1 and {len(self)}, which is all "
+                "there are: ask for fewer or bring more data."
+            )
+        return self.subset(torch.arange(n))
+
+    def relabelled(self, classes: int, generator: torch.Generator) -> Dataset:
+        """The same images under labels drawn uniformly from `classes` classes: a stand-in for richer data."""
+        if classes < 1:
+            raise DataError(f"{self.name}: classes must be at least 1, got {classes}.")
+        labels = torch.randint(classes, (len(self),), generator=generator)
+        name = f"{self.name} (labels drawn from {classes})"
+        return replace(self, name=name, labels=labels, classes=classes, class_names=None)
+
+    def resized(self, size: int | tuple[int, int]) -> Dataset:
+        """The images stretched to size x size (or to height, width) with an anti-aliasing filter."""
+        target = (size, size) if isinstance(size, int) else size
+        if min(target) < 1:
+            raise DataError(f"{self.name}: size must be at least 1 pixel, got {size}.")
+        images = functional.interpolate(self.images, target, mode="bilinear", antialias=True)
+        # The filter's weights sum to one only up to rounding.
+        return replace(self, images=images.clamp(0, 1))
+
+
+def _check_images(name: str, images: Tensor) -> None:
+    if images.ndim != 4 or images.numel() == 0:
+        raise DataError(
+            f"{name}: images must have shape (n, channels, height, width) with no empty side, got "
+            f"{tuple(images.shape)}."
+        )
+    if images.dtype != torch.float32:
+        raise DataError(f"{name}: images must be float32 pixels in [0, 1], got {images.dtype}.")
+    if not torch.isfinite(images).all():
+        raise DataError(f"{name}: images hold NaN or infinity; expected pixels in [0, 1]. Clean the file.")
+    low, high = float(images.min()), float(images.max())
+    if low < 0 or high > 1:
+        raise DataError(
+            f"{name}: pixels must lie in [0, 1], got [{low:g}, {high:g}]: store them as uint8, or scale them "
+            "before (divide by 255, or undo the normalisation)."
+        )
+
+
+def _check_labels(name: str, labels: Tensor, examples: int, classes: int) -> None:
+    if labels.dtype != torch.int64 or labels.ndim != 1:
+        raise DataError(
+            f"{name}: labels must be int64 of shape (n,), got {labels.dtype} of shape {tuple(labels.shape)}."
+        )
+    if len(labels) != examples:
+        raise DataError(
+            f"{name}: expected one label for each of {examples} images, got {len(labels)} labels."
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"{name}: labels must lie in [0, {classes}) for {classes} classes, got {low} to {high}: check "
+            "the number of classes, and that counting starts at 0."
+        )
+
+
+def _check_companions(data: Dataset) -> None:
+    if len(data.whitening.mean) != data.images.shape[1]:
+        raise DataError(
+            f"{data.name}: whitening must have one mean per channel, expected {data.images.shape[1]}, got "
+            f"{len(data.whitening.mean)}."
+        )
+    if data.class_names is not None and len(data.class_names) != data.classes:
+        raise DataError(
+            f"{data.name}: expected {data.classes} class names, one per class, got {len(data.class_names)}."
+        )
+    writers = data.writers
+    if writers is not None and (writers.dtype != torch.int64 or writers.shape != data.labels.shape):
+        raise DataError(
+            f"{data.name}: writers must be int64 of shape {tuple(data.labels.shape)}, got {writers.dtype} of "
+            f"shape {tuple(writers.shape)}."
+        )

@@ -1,0 +1,24 @@
+"""The mean of federated averaging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedglass.fl.aggregate.rule import AggregationContext
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """sum_k n_k u_k / sum_k n_k [McMahan et al., 2017, Algorithm 1].
+
+    >>> import torch
+    >>> context = AggregationContext(weights=torch.tensor([1.0, 3.0]))
+    >>> WeightedMean().aggregate(torch.tensor([[0.0], [4.0]]), context)
+    tensor([3.])
+    """
+
+    def aggregate(self, updates: Tensor, context: AggregationContext) -> Tensor:
+        weights = context.weights.to(updates)
+        return (weights / weights.sum()) @ updates

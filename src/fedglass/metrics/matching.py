@@ -1,0 +1,89 @@
+"""Which reconstruction shows which original: a message has no order, so the best pairing is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.core.assignment import assign
+from fedglass.core.errors import DataError
+from fedglass.metrics.images import batch, originals
+from fedglass.metrics.psnr import psnr
+from fedglass.metrics.rmse import mse
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The reconstruction paired with each original; None where there were too few."""
+
+    partner: tuple[int | None, ...]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The originals without a reconstruction."""
+        return tuple(i for i, p in enumerate(self.partner) if p is None)
+
+    def apply(self, reconstructed: Tensor) -> Tensor:
+        """Reconstructions in the order of the originals, NaN where one is missing.  # -> (n, c, h, w)
+
+        >>> Matching((1, None)).apply(torch.tensor([5.0, 7.0]).view(2, 1, 1, 1)).flatten()
+        tensor([7., nan])
+        """
+        used = [p for p in self.partner if p is not None]
+        if used and max(used) >= len(reconstructed):
+            raise DataError(
+                f"Expected the reconstructions that were matched, at least {max(used) + 1}, got "
+                f"{len(reconstructed)}."
+            )
+        ordered = reconstructed.new_full((len(self.partner), *reconstructed.shape[1:]), torch.nan)
+        for i, p in enumerate(self.partner):
+            if p is not None:
+                ordered[i] = reconstructed[p]
+        return ordered
+
+
+def match(reconstructed: Tensor, original: Tensor) -> Matching:
+    """The one-to-one pairing with the least total MSE, as SME reports it.  # (m, c, h, w), (n, c, h, w)
+
+    With fewer reconstructions than originals some originals stay without, with more the worst are left over.
+
+    >>> a, b = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    >>> match(torch.cat([b, a]), torch.cat([a, b])).partner
+    (1, 0)
+    """
+    return _optimal(mse, reconstructed, original)
+
+
+def match_by_psnr(reconstructed: Tensor, original: Tensor) -> Matching:
+    """The one-to-one pairing with the greatest total PSNR, not clipped, as DLFA reports it.
+
+    It prefers one very good pair to two fair ones more than `match` does.
+    """
+    return _optimal(lambda guess, truth: -psnr(guess, truth), reconstructed, original)
+
+
+def _optimal(cost: Callable[[Tensor, Tensor], Tensor], reconstructed: Tensor, original: Tensor) -> Matching:
+    guess, truth = batch("reconstructed", reconstructed), originals(original)
+    if guess.shape[1:] != truth.shape[1:]:
+        raise DataError(
+            f"Expected reconstructions of shape {tuple(truth.shape[1:])} as the originals have, got "
+            f"{tuple(guess.shape[1:])}."
+        )
+    if len(guess) == 0:
+        return Matching((None,) * len(truth))
+    table = torch.stack([cost(image.expand_as(truth), truth) for image in guess])  # (m, n)
+    return Matching(_partners(table))
+
+
+def _partners(table: Tensor) -> tuple[int | None, ...]:
+    """The row chosen for each column.  # (m, n) -> n entries"""
+    m, n = table.shape
+    if m >= n:
+        return tuple(int(p) for p in assign(table.T))
+    partner: list[int | None] = [None] * n
+    for row, column in enumerate(assign(table).tolist()):
+        partner[column] = row
+    return tuple(partner)

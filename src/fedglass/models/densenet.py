@@ -1,0 +1,92 @@
+"""Densely connected networks [Huang et al., 2017]."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedglass.models.stem import Shape, Stem, first_convolution, first_pool
+
+GROWTH = 32
+BOTTLENECK = 4 * GROWTH
+
+
+class DenseLayer(nn.Module):
+    """What one layer adds to the channels: norm - activation - conv 1x1 - norm - activation - conv 3x3."""
+
+    def __init__(self, entering: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(entering)
+        self.conv1 = nn.Conv2d(entering, BOTTLENECK, kernel_size=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(BOTTLENECK)
+        self.conv2 = nn.Conv2d(BOTTLENECK, GROWTH, kernel_size=3, padding=1, bias=False)
+        self.act = activation()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        narrow = self.conv1(self.act(self.norm1(inputs)))
+        return cast(Tensor, self.conv2(self.act(self.norm2(narrow))))
+
+
+class DenseBlock(nn.Module):
+    """Layers that each see the channels of all before them."""
+
+    def __init__(self, entering: int, layers: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        for i in range(layers):
+            self.add_module(f"denselayer{i + 1}", DenseLayer(entering + i * GROWTH, activation))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        channels = inputs
+        for layer in self.children():
+            channels = torch.cat([channels, layer(channels)], dim=1)
+        return channels
+
+
+def transition(entering: int, activation: type[nn.Module]) -> nn.Sequential:
+    """Halves the channels and the resolution."""
+    block = nn.Sequential()
+    block.add_module("norm", nn.BatchNorm2d(entering))
+    block.add_module("act", activation())
+    block.add_module("conv", nn.Conv2d(entering, entering // 2, kernel_size=1, bias=False))
+    block.add_module("pool", nn.AvgPool2d(2))
+    return block
+
+
+class DenseNet(nn.Module):
+    """Dense blocks with transitions between them, global average, one dense layer; torchvision's names."""
+
+    def __init__(
+        self,
+        *,
+        shape: Shape,
+        classes: int,
+        layers: tuple[int, ...],
+        stem: Stem,
+        activation: type[nn.Module] = nn.ReLU,
+    ) -> None:
+        super().__init__()
+        width = 2 * GROWTH
+        self.features = nn.Sequential()
+        self.features.add_module("conv0", first_convolution(stem, shape[0], width))
+        self.features.add_module("norm0", nn.BatchNorm2d(width))
+        self.features.add_module("act0", activation())
+        self.features.add_module("pool0", first_pool(stem))
+        for i, count in enumerate(layers, start=1):
+            self.features.add_module(f"denseblock{i}", DenseBlock(width, count, activation))
+            width += count * GROWTH
+            if i < len(layers):
+                self.features.add_module(f"transition{i}", transition(width, activation))
+                width //= 2
+        self.features.add_module("norm5", nn.BatchNorm2d(width))
+        self.act = activation()
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return cast(Tensor, self.classifier(self.act(self.features(inputs)).mean((2, 3))))
+
+
+def densenet121(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> DenseNet:
+    """Blocks of 6, 12, 24 and 16 layers."""
+    return DenseNet(shape=shape, classes=classes, layers=(6, 12, 24, 16), stem=stem, activation=activation)

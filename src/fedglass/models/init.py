@@ -1,0 +1,190 @@
+"""Initial weights: parts that fill a model's layers from a generator.
+
+Unless they say otherwise, they set normalisation layers to the identity (weight 1, bias 0, running mean 0,
+running variance 1) and leave parameters of other than dense, convolution and normalisation layers as they
+are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from fedglass.core.errors import UsageError, unknown_name
+from fedglass.models.weights import load_weights
+
+Weighted = nn.Linear | _ConvNd
+Norm = _NormBase | nn.LayerNorm | nn.GroupNorm
+
+
+class Initialisation(Protocol):
+    """Fills the weights of a model in place."""
+
+    def apply(self, model: nn.Module, generator: Generator) -> None: ...
+
+
+@dataclass(frozen=True)
+class PyTorchDefault:
+    """What PyTorch's layers draw when they are made: weights and biases ~ U(-1/sqrt(fan in), 1/sqrt(fan in)).
+
+    >>> layer = nn.Linear(4, 2)
+    >>> PyTorchDefault().apply(layer, Generator().manual_seed(0))
+    >>> bool(layer.weight.abs().max() <= 0.5)
+    True
+    """
+
+    def apply(self, model: nn.Module, generator: Generator) -> None:
+        for layer in _weighted(model):
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+            if layer.bias is not None:
+                bound = 1 / math.sqrt(max(_fan_in(layer.weight), 1))
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+        _reset_norms(model)
+
+
+@dataclass(frozen=True)
+class KaimingUniform:
+    """Weights ~ U(-b, b) with b = sqrt(6 / fan in), biases zero [He et al., 2015]."""
+
+    def apply(self, model: nn.Module, generator: Generator) -> None:
+        for layer in _weighted(model):
+            nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
+        _zero_biases(model)
+        _reset_norms(model)
+
+
+@dataclass(frozen=True)
+class KaimingNormal:
+    """Weights ~ N(0, 2 / fan), biases zero [He et al., 2015].
+
+    The fan of a convolution is what leaves it, as in torchvision's ResNet; that of a dense layer is what
+    enters it, since with few classes the other choice gives logits in the tens. (torchvision leaves its one
+    dense layer at PyTorch's default.)
+    """
+
+    def apply(self, model: nn.Module, generator: Generator) -> None:
+        for layer in _weighted(model):
+            std = math.sqrt(
+                2 / (_fan_in(layer.weight) if isinstance(layer, nn.Linear) else _fan_out(layer.weight))
+            )
+            nn.init.normal_(layer.weight, 0.0, std, generator=generator)
+        _zero_biases(model)
+        _reset_norms(model)
+
+
+@dataclass(frozen=True)
+class LeCunTruncatedNormal:
+    """Weights ~ N(0, s^2) cut at 2 s, variance 1 / fan in after the cut, biases zero [LeCun et al., 1998].
+
+    The default of Haiku and Flax, in which DLFA's networks are written [Dimitrov et al., 2022].
+    """
+
+    def apply(self, model: nn.Module, generator: Generator) -> None:
+        for layer in _weighted(model):
+            # 0.8796 is the deviation of a standard normal cut at two deviations.
+            std = math.sqrt(1 / _fan_in(layer.weight)) / 0.87962566103423978
+            nn.init.trunc_normal_(layer.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
+        _zero_biases(model)
+        _reset_norms(model)
+
+
+@dataclass(frozen=True)
+class Orthogonal:
+    """Weights, flattened to (leaving, entering), are semi-orthogonal; biases zero [Saxe et al., 2014]."""
+
+    def apply(self, model: nn.Module, generator: Generator) -> None:
+        for layer in _weighted(model):
+            nn.init.orthogonal_(layer.weight, generator=generator)
+        _zero_biases(model)
+        _reset_norms(model)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """All weights and biases ~ U(-bound, bound), normalisation layers included, as in the release of DLG.
+
+    Wide weights keep a sigmoid LeNet's gradient informative [Zhu et al., 2019].
+    """
+
+    bound: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bound < math.inf:
+            raise UsageError(f"Uniform.bound must be a positive number, got {self.bound}.")
+
+    def apply(self, model: nn.Module, generator: Generator) -> None:
+        _reset_norms(model)
+        for layer in model.modules():
+            if isinstance(layer, Weighted | Norm):
+                for tensor in layer.parameters(recurse=False):
+                    nn.init.uniform_(tensor, -self.bound, self.bound, generator=generator)
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """Weights and running statistics from a safetensors file; the generator is not used."""
+
+    path: str
+
+    def apply(self, model: nn.Module, generator: Generator) -> None:
+        load_weights(model, self.path)
+
+
+_BY_NAME: dict[str, Initialisation] = {
+    "default": PyTorchDefault(),
+    "kaiming_uniform": KaimingUniform(),
+    "kaiming_normal": KaimingNormal(),
+    "lecun": LeCunTruncatedNormal(),
+    "orthogonal": Orthogonal(),
+    "uniform": Uniform(),
+}
+_FILE = "file:"
+
+
+def by_name(text: str) -> Initialisation:
+    """The initialisation that a plan names: one of `names`, or `file:` with the path of a safetensors file.
+
+    >>> by_name("lecun"), by_name("file:resnet18.safetensors")
+    (LeCunTruncatedNormal(), FromFile(path='resnet18.safetensors'))
+    """
+    if text.startswith(_FILE):
+        return FromFile(text.removeprefix(_FILE))
+    if text not in _BY_NAME:
+        raise unknown_name("initialisation", text, names())
+    return _BY_NAME[text]
+
+
+def names() -> dict[str, str]:
+    """Name and one-line description of every initialisation."""
+    parts = {name: (part.__doc__ or "").splitlines()[0] for name, part in _BY_NAME.items()}
+    return {**parts, f"{_FILE}PATH": (FromFile.__doc__ or "").splitlines()[0]}
+
+
+def _weighted(model: nn.Module) -> Iterator[Weighted]:
+    return (layer for layer in model.modules() if isinstance(layer, Weighted))
+
+
+def _fan_in(weight: Tensor) -> int:
+    return weight[0].numel()
+
+
+def _fan_out(weight: Tensor) -> int:
+    return weight.shape[0] * weight[0, 0].numel()
+
+
+def _zero_biases(model: nn.Module) -> None:
+    for layer in _weighted(model):
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def _reset_norms(model: nn.Module) -> None:
+    for layer in model.modules():
+        if isinstance(layer, Norm):
+            layer.reset_parameters()

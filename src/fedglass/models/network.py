@@ -1,0 +1,167 @@
+"""A network as a pure function of its weights, cheap enough for the innermost loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedglass.core.errors import ModelError
+from fedglass.core.params import Params
+from fedglass.core.types import BatchNorm
+
+
+class Network:
+    """logits = f(weights, inputs), for any module, under autograd as well as under torch.func.
+
+    The module is copied once. A call puts the tensors where the copy's layers look their parameters up, which
+    costs a dictionary write each where `torch.func.functional_call` costs tens of microseconds. The copy
+    keeps the last weights until the next call, so one network serves one thread.
+
+    >>> import torch
+    >>> network = Network(nn.Linear(2, 1), {}, BatchNorm.FROZEN)
+    >>> network.names
+    ('weight', 'bias')
+    >>> network([torch.tensor([[1.0, 2.0]]), torch.tensor([0.5])], torch.ones(1, 2))
+    tensor([[3.5000]])
+    """
+
+    def __init__(self, model: nn.Module, buffers: Params, batch_norm: BatchNorm) -> None:
+        self._module = copy.deepcopy(model).eval().requires_grad_(False)
+        self._names, self._ties = _slots(self._module)
+        _load_buffers(self._module, buffers)
+        if batch_norm is BatchNorm.BATCH:
+            _use_batch_statistics(self._module)
+        self._owners = {name: _owner(self._module, name) for name in self._names}
+        self._places = list(self._owners.values())
+        self._recurrent = [m for m in self._module.modules() if isinstance(m, nn.RNNBase)]
+        self._head: nn.Linear | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters in the order in which a call takes them: that of `named_parameters`."""
+        return tuple(self._names)
+
+    def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        """The logits.  # (n, c, h, w) -> (n, classes)"""
+        if len(weights) != len(self._places):
+            raise ModelError(
+                f"The network has {len(self._places)} parameters, got {len(weights)} tensors: "
+                "give one for each of its names, in that order."
+            )
+        # Written on every call: comparing with what is there costs as much, and a list may have been edited.
+        for (parameters, name), tensor in zip(self._places, weights, strict=True):
+            parameters[name] = tensor
+        for parameters, name, index in self._ties:
+            parameters[name] = weights[index]
+        for layer in self._recurrent:  # these read a list of their own, made when they were built
+            layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
+        return cast(Tensor, self._module(inputs))
+
+    def features(self, weights: Sequence[Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits and the input of the last dense layer.  # (n, classes), (n, hidden)"""
+        seen: list[tuple[nn.Module, Tensor]] = []
+
+        def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            seen[:] = [(layer, arguments[0])]
+
+        hooks = [layer.register_forward_pre_hook(note) for _, layer in self._dense()]
+        try:
+            logits = self(weights, inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not seen:
+            raise _no_head()
+        self._head = cast(nn.Linear, seen[0][0])
+        return logits, seen[0][1]
+
+    @property
+    def head(self) -> tuple[str, str | None]:
+        """The names of the last dense layer's weight and bias (None where it has no bias).
+
+        The last one registered, or the last one executed as soon as `features` has seen a pass.
+        """
+        layers = list(self._dense())
+        if not layers:
+            raise _no_head()
+        chosen = self._head if self._head is not None else layers[-1][1]
+        name = next(name for name, layer in layers if layer is chosen)
+        return self._canonical(name, "weight"), (
+            None if chosen._parameters.get("bias") is None else self._canonical(name, "bias")
+        )
+
+    def _dense(self) -> Iterator[tuple[str, nn.Linear]]:
+        return ((name, m) for name, m in self._module.named_modules() if isinstance(m, nn.Linear))
+
+    def _canonical(self, module: str, parameter: str) -> str:
+        """The name under which `named_parameters` lists it, also where it is tied to an earlier one."""
+        full = f"{module}.{parameter}" if module else parameter
+        if full in self._owners:
+            return full
+        place, _ = _owner(self._module, full)
+        return self._names[next(i for p, name, i in self._ties if p is place and name == parameter)]
+
+
+_Place = tuple[dict[str, Tensor], str]
+
+
+def _owner(module: nn.Module, name: str) -> _Place:
+    """The dictionary in which the layer of that name looks its parameter up."""
+    path, _, last = name.rpartition(".")
+    return cast(dict[str, Tensor], module.get_submodule(path)._parameters), last
+
+
+def _slots(module: nn.Module) -> tuple[list[str], list[tuple[dict[str, Tensor], str, int]]]:
+    """The parameter names, and for tied parameters their further places with the index of the first."""
+    names: list[str] = []
+    first: dict[int, int] = {}
+    ties: list[tuple[dict[str, Tensor], str, int]] = []
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            place, last = _owner(module, name)
+            ties.append((place, last, first[id(parameter)]))
+        else:
+            first[id(parameter)] = len(names)
+            names.append(name)
+    return names, ties
+
+
+def _load_buffers(module: nn.Module, buffers: Params) -> None:
+    own = dict(module.named_buffers())
+    needed = [n for n in module.state_dict() if n in own and own[n].is_floating_point()]
+    missing = [name for name in needed if name not in buffers]
+    if missing:
+        raise ModelError(
+            f"The buffer {missing[0]!r} of the network is missing: give the running statistics of its "
+            "normalisation layers together with the weights."
+        )
+    for name, tensor in buffers.items():
+        if name not in own or own[name].shape != tensor.shape:
+            expected = f"shape {tuple(own[name].shape)}" if name in own else f"one of {sorted(own)[:3]}"
+            raise ModelError(
+                f"The buffer {name!r} of shape {tuple(tensor.shape)} does not fit the network, expected "
+                f"{expected}: check that both come from the same architecture."
+            )
+        path, _, last = name.rpartition(".")
+        module.get_submodule(path)._buffers[last] = tensor.detach().clone()
+
+
+def _use_batch_statistics(module: nn.Module) -> None:
+    """Without running statistics there is nothing to fall back on and nothing to update."""
+    for layer in module.modules():
+        if isinstance(layer, _NormBase):
+            layer.train()
+            layer.track_running_stats = False
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                layer._buffers[name] = None
+
+
+def _no_head() -> ModelError:
+    return ModelError(
+        "The network has no dense layer (nn.Linear), which this method reads: "
+        "choose a network that ends in one."
+    )

@@ -1,0 +1,52 @@
+"""How a network enters its input: gently for thumbnails, with strides for photographs."""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+from torch import nn
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of one input."""
+
+
+class Stem(enum.Enum):
+    """SMALL keeps the resolution (made for 32x32), LARGE is torchvision's (made for 224x224)."""
+
+    SMALL = "small"
+    LARGE = "large"
+
+    def __repr__(self) -> str:
+        return f"Stem.{self.name}"
+
+
+def stem_for(shape: Shape) -> Stem:
+    """SMALL for inputs whose longer side has at most 64 pixels.
+
+    >>> stem_for((3, 32, 32)), stem_for((3, 224, 160))
+    (Stem.SMALL, Stem.LARGE)
+    """
+    return Stem.SMALL if max(shape[1:]) <= 64 else Stem.LARGE
+
+
+def first_convolution(stem: Stem, channels: int, width: int) -> nn.Conv2d:
+    """3x3 with stride 1, or 7x7 with stride 2 [He et al., 2016]."""
+    if stem is Stem.SMALL:
+        return nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
+    return nn.Conv2d(channels, width, kernel_size=7, stride=2, padding=3, bias=False)
+
+
+def first_pool(stem: Stem) -> nn.Module:
+    """None, or the maximum over 3x3 with stride 2 [He et al., 2016]."""
+    return nn.Identity() if stem is Stem.SMALL else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+
+
+def flattened(body: nn.Module, shape: Shape) -> int:
+    """How many numbers the body makes of one input of that shape.
+
+    >>> flattened(nn.AvgPool2d(2), (3, 32, 20))
+    480
+    """
+    with torch.no_grad():
+        return int(body(torch.zeros(1, *shape)).numel())

@@ -1,0 +1,94 @@
+"""Weights from safetensors files, which hold arrays and can not run code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fedglass.core.errors import DataError, ModelError
+
+Sizes = Mapping[str, tuple[int, ...]]
+
+# torchvision's published file of DenseNet-121 was written when module names could hold dots.
+_OLD_DENSE = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Fill the model's parameters and buffers from a file with the same names and shapes.
+
+    Files with torchvision's names fit the networks that torchvision has; the counters of batches may be
+    missing.
+    """
+    if not Path(path).is_file():
+        raise DataError(f"The weights file {path!r} does not exist: give the path of a safetensors file.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            given = {_modern(name): name for name in sorted(file.keys())}
+            sizes = {name: tuple(file.get_slice(old).get_shape()) for name, old in given.items()}
+            _check(model, sizes, path)
+            tensors = {name: file.get_tensor(old) for name, old in given.items()}
+    except (SafetensorError, OSError) as error:
+        raise DataError(
+            f"The weights file {path!r} can not be read as safetensors ({error}): it is damaged or of "
+            "another format. Save it again with safetensors.torch.save_file(model.state_dict(), path)."
+        ) from error
+    _fill(model, tensors, path)
+
+
+def _modern(name: str) -> str:
+    return _OLD_DENSE.sub(r"\1\2", name)
+
+
+def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: str) -> None:
+    own = model.state_dict()
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError(
+                f"The weights file {path!r} holds NaN or infinity in {name!r}: its training diverged. "
+                "Take another checkpoint."
+            )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def _check(model: nn.Module, sizes: Sizes, path: str) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    unique = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    counters = {name for name in own if name.endswith("num_batches_tracked")}
+    missing = [name for name in own if name in unique - counters and name not in sizes]
+    extra = [name for name in sizes if name not in own]
+    if missing or extra:
+        said = [f"lacks {missing[0]!r} ({len(missing)} in all)"] * bool(missing)
+        said += [f"has the unknown {extra[0]!r} ({len(extra)} in all)"] * bool(extra)
+        raise ModelError(
+            f"The weights file {path!r} belongs to another architecture: it {' and '.join(said)}. "
+            "Name the model that the file was saved from."
+        )
+    wrong = [name for name in sizes if sizes[name] != own[name]]
+    if wrong:
+        raise _misfit(model, wrong, sizes, own, path)
+
+
+def _misfit(model: nn.Module, wrong: list[str], sizes: Sizes, own: Sizes, path: str) -> ModelError:
+    head = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][-1:]
+    if (
+        head
+        and set(wrong) <= {f"{head[0]}.weight", f"{head[0]}.bias"}
+        and sizes[wrong[0]][1:] == own[wrong[0]][1:]
+    ):
+        return ModelError(
+            f"The weights file {path!r} has a classifier of {sizes[wrong[0]][0]} classes, expected "
+            f"{own[wrong[0]][0]}: set the number of classes to that of the file, or replace its "
+            f"{' and '.join(map(repr, wrong))}."
+        )
+    return ModelError(
+        f"The weights file {path!r} belongs to another architecture: its {wrong[0]!r} has shape "
+        f"{sizes[wrong[0]]}, expected {own[wrong[0]]} ({len(wrong)} such in all). Name the model and the "
+        "input shape that the file was saved from."
+    )

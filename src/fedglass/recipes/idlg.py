@@ -1,0 +1,16 @@
+"""Improved Deep Leakage from Gradients [Zhao et al., 2020]."""
+
+from __future__ import annotations
+
+from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.images.pixels import FreePixels
+from fedglass.attack.labels.sign_rule import SignRule
+from fedglass.attack.solvers.lbfgs import LBFGS
+from fedglass.attack.terms.distance import SquaredError
+
+
+def idlg(iterations: int = 300, restarts: int = 1) -> Attack:
+    """The label from the sign rule, then squared error with L-BFGS at rate 1, as in the paper's release."""
+    stage = Stage(OneGradient(), FreePixels(), SquaredError(), LBFGS(iterations=iterations))
+    return Attack(SignRule(), (stage,), restarts=restarts)

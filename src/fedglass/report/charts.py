@@ -1,0 +1,211 @@
+"""Small charts as inline SVG, drawn for a phone's width; their colours come from the page's style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+WIDTH = 340
+EDGE = 10
+SHOWN = 8
+"""Curves in one chart; more would hide each other."""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A mean with its interval, one row of an interval plot."""
+
+    label: str
+    text: str
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a scatter plot."""
+
+    label: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Maps values to pixels, linearly or by their logarithm."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """The pixel of a value; values beyond the axis are drawn at its end.
+
+        >>> Axis(0, 10, 100, 200).at(5), Axis(1, 100, 0, 50, log=True).at(10)
+        (150.0, 25.0)
+        """
+        low, high, v = self.low, self.high, min(max(value, self.low), self.high)
+        if self.log:
+            low, high, v = math.log10(low), math.log10(high), math.log10(v)
+        return self.start + (v - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        return _decades(self.low, self.high) if self.log else _steps(self.low, self.high)
+
+
+def interval_plot(title: str, dots: Sequence[Dot], threshold: float | None, higher_leaks: bool) -> Markup:
+    """A dot and its 95 % interval a row; the side on which images count as recovered is shaded."""
+    values = [v for d in dots for v in (d.mean, d.low, d.high) if v is not None]
+    axis = _linear([*values, *([] if threshold is None else [threshold])], EDGE, WIDTH - EDGE)
+    bottom = 6 + 36 * len(dots)
+    parts = _x_axis(axis, 0, bottom)
+    if threshold is not None:
+        x = axis.at(threshold)
+        left, right = (x, WIDTH - EDGE) if higher_leaks else (EDGE, x)
+        parts.insert(
+            0, f'<rect class="zone" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{bottom}"/>'
+        )
+        parts.append(f'<line class="limit" x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{bottom}"/>')
+    for row, dot in enumerate(dots):
+        parts += _dot_row(dot, axis, 16 + 36 * row)
+    return _svg(title, parts, bottom + 20)
+
+
+def energy_chart(
+    title: str,
+    curves: Sequence[Sequence[float]],
+    truth: Sequence[float] = (),
+    blind: Sequence[float] = (),
+    iterations: int | None = None,
+) -> Markup:
+    """Energy over the iterations, on a log scale; dashed the energy of the true data, dotted of a blind guess."""
+    shown = [curve for curve in curves if len(curve)][:SHOWN]
+    levels = [*sorted(set(truth))[:SHOWN], *sorted(set(blind))[:SHOWN]]
+    top, bottom, left = 8, 168, 46
+    y = _energy_axis([v for curve in shown for v in curve] + levels, bottom, top)
+    parts = []
+    for tick in y.ticks():
+        parts.append(_line("grid", left, y.at(tick), WIDTH - EDGE, y.at(tick)))
+        parts.append(_text("tick", left - 6, y.at(tick) + 4, _number(tick), "end"))
+    last = iterations if iterations is not None else max((len(c) - 1 for c in shown), default=1)
+    parts += _x_axis(Axis(0, max(last, 1), left, WIDTH - EDGE), top, bottom)
+    for kind, values in (("blind", blind), ("truth", truth)):
+        parts += [_line(kind, left, y.at(v), WIDTH - EDGE, y.at(v)) for v in sorted(set(values))[:SHOWN]]
+    for number, curve in enumerate(shown):
+        x = Axis(0, max(len(curve) - 1, 1), left, WIDTH - EDGE)
+        points = " ".join(f"{x.at(i):.1f},{y.at(v):.1f}" for i, v in enumerate(curve))
+        parts.append(f'<polyline class="curve c{number % 4}" points="{points}"/>')
+    parts.append(_text("tick", (left + WIDTH) / 2, bottom + 32, "iteration", "middle"))
+    return _svg(title, parts, bottom + 38)
+
+
+def scatter(title: str, points: Sequence[Point], x_title: str, y_title: str) -> Markup:
+    """Points with their labels, for one quantity against another."""
+    top, bottom, left = 22, 190, 46
+    x = _linear([p.x for p in points], left, WIDTH - EDGE)
+    y = _linear([p.y for p in points], bottom, top)
+    parts = [_text("tick", EDGE, 12, y_title, "start")]
+    for tick in y.ticks():
+        parts.append(_line("grid", left, y.at(tick), WIDTH - EDGE, y.at(tick)))
+        parts.append(_text("tick", left - 6, y.at(tick) + 4, _number(tick), "end"))
+    parts += _x_axis(x, top, bottom)
+    for point in points:
+        right = x.at(point.x) > WIDTH * 0.6
+        parts.append(f'<circle class="dot" cx="{x.at(point.x):.1f}" cy="{y.at(point.y):.1f}" r="4"/>')
+        offset, anchor = (-8, "end") if right else (8, "start")
+        parts.append(_text("name", x.at(point.x) + offset, y.at(point.y) - 6, _clip(point.label, 26), anchor))
+    parts.append(_text("tick", (left + WIDTH) / 2, bottom + 32, x_title, "middle"))
+    return _svg(title, parts, bottom + 38)
+
+
+def _dot_row(dot: Dot, axis: Axis, y: float) -> list[str]:
+    parts = [_text("name", EDGE, y, _clip(dot.label, 30), "start", full=dot.label)]
+    parts.append(_text("value", WIDTH - EDGE, y, dot.text, "end"))
+    if dot.low is not None and dot.high is not None:
+        parts.append(_line("span", axis.at(dot.low), y + 12, axis.at(dot.high), y + 12))
+    return [*parts, f'<circle class="dot" cx="{axis.at(dot.mean):.1f}" cy="{y + 12}" r="4.5"/>']
+
+
+def _x_axis(axis: Axis, top: float, bottom: float) -> list[str]:
+    parts = [_line("axis", axis.start, bottom, axis.end, bottom)]
+    for tick in axis.ticks():
+        x = axis.at(tick)
+        anchor = "start" if x < axis.start + 8 else "end" if x > axis.end - 8 else "middle"
+        parts += [_line("grid", x, top, x, bottom), _text("tick", x, bottom + 15, _number(tick), anchor)]
+    return parts
+
+
+def _energy_axis(values: Sequence[float], bottom: float, top: float) -> Axis:
+    """Logarithmic from the smallest positive value; linear where an energy is negative."""
+    if any(v < 0 for v in values) or not any(v > 0 for v in values):
+        return _linear(values or [0.0], bottom, top)
+    positive = [v for v in values if v > 0]
+    low, high = min(positive), max(positive)
+    if len(positive) < len(values):
+        low /= 10  # room below for energies of exactly zero, which a logarithm can not place
+    return Axis(low / 1.3, high * 1.3, bottom, top, log=True)
+
+
+def _linear(values: Sequence[float], start: float, end: float) -> Axis:
+    low, high = min(values), max(values)
+    margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
+    return Axis(low - margin, high + margin, start, end)
+
+
+def _steps(low: float, high: float) -> list[float]:
+    """Three to seven round numbers between two values.
+
+    >>> _steps(0, 10), _steps(-0.3, 1.1)
+    ([0.0, 2.0, 4.0, 6.0, 8.0, 10.0], [0.0, 0.5, 1.0])
+    """
+    rough = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = min((m * power for m in (1, 2, 5, 10)), key=lambda s: abs(math.log(s / rough)))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [n * step + 0.0 for n in range(first, last + 1)]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten, at most six of them, or round numbers where there are fewer than two.
+
+    >>> _decades(0.5, 2000)
+    [1.0, 10.0, 100.0, 1000.0]
+    """
+    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+    if last - first < 1:
+        return [v for v in _steps(low, high) if low <= v <= high]
+    stride = max(1, math.ceil((last - first + 1) / 6))
+    return [10.0**n for n in range(first, last + 1, stride)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e") if _extreme(value) else f"{value:g}"
+
+
+def _extreme(value: float) -> bool:
+    return value != 0 and not 1e-3 < abs(value) < 1e5
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(kind: str, x: float, y: float, text: str, anchor: str, full: str = "") -> str:
+    title = f"<title>{escape(full)}</title>" if full else ""
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{title}{escape(text)}</text>'
+
+
+def _svg(title: str, parts: Sequence[str], height: float) -> Markup:
+    head = f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+    # Every text among the parts went through `_text`, which escapes it.
+    return Markup(head + "".join(parts) + "</svg>")

@@ -1,0 +1,188 @@
+"""`report.html`: one self-contained page that says what leaked, how sure that is, and how to repeat it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedglass.audit.gate import Gate, scale_of
+from fedglass.audit.records import PLAN, RECORDS, REPORT, SUMMARY, Record, RecordFile, claimed_digest
+from fedglass.audit.summary import Case, by_attack, by_view, rank, read_gate
+from fedglass.core.errors import UsageError
+from fedglass.report import sections
+from fedglass.report.page import Pair, Table, render, write_page
+from fedglass.report.pictures import Album
+
+WORST = 12
+LONGEST_PLAN = 2**20
+TITLES = {
+    "leak": "Leak found",
+    "clear": "No leak found",
+    "inconclusive": "Inconclusive",
+    "incomplete": "Audit incomplete",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One record as the page shows it in full."""
+
+    record: Record
+    score: str
+    tone: str
+    pairs: Sequence[Pair]
+    facts: Table
+
+
+def write_report(directory: Path, output: Path | None = None) -> Path:
+    """Write the page of an audit directory, by default to `report.html` in it, and return its path.
+
+    An audit that was stopped early can be reported too; its page says that it is incomplete.
+    """
+    if not (directory / RECORDS).is_file():
+        raise UsageError(f"{directory} is not an audit directory (no {RECORDS}): run `fedglass audit` first.")
+    records = RecordFile(directory / RECORDS).read()
+    return write_page(output or directory / REPORT, audit_page(directory, records))
+
+
+def audit_page(directory: Path, records: Sequence[Record]) -> str:
+    """The page as text."""
+    gate, missing = _gate(directory, len(records))
+    verdict, groups = gate.judge(records, missing), by_attack(records, gate)
+    views, album = by_view(records, gate), Album(directory)
+    worst = _worst(records, gate, album)
+    energies, more_energies = sections.energy_figures(records, groups)
+    utility, utility_plot = sections.utility_table(views or groups, gate)
+    return render(
+        "audit.html",
+        verdict=verdict,
+        verdict_title=TITLES[verdict.state],
+        facts=_facts(records, gate),
+        gate=gate,
+        worst=worst,
+        threats=sections.threat_models(records),
+        table=sections.figures_table(groups, gate),
+        view_table=sections.figures_table(views, gate) if views else None,
+        starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),
+        plots=sections.metric_plots(groups, gate),
+        skipped=sections.skipped_metrics(records),
+        utility=utility,
+        utility_plot=utility_plot,
+        energies=energies,
+        more_energies=more_energies,
+        flags=sections.flag_groups(records),
+        evidence=_all_evidence(records, gate, album),
+        attacks=Table(["attack", "exactly as played"], [[a, r] for a, r in _reprs(records)]),
+        versions=sections.versions_table(records),
+        plan=_plan(directory),
+        digest=claimed_digest(directory),
+        written=_written(directory),
+    )
+
+
+def _gate(directory: Path, done: int) -> tuple[Gate, int | None]:
+    """The gate that the audit was judged by, and how many planned cases are missing (None: unknown)."""
+    if not (directory / SUMMARY).is_file():
+        return Gate(), None
+    gate, planned = read_gate(directory / SUMMARY)
+    return gate, max(0, planned - done)
+
+
+def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
+    tallies = gate.tally(records)
+    done = sum(record.status == "done" for record in records)
+    facts = [("attacks", str(len({r.attack for r in records}))), ("cases run", f"{done} of {len(records)}")]
+    if tallies:
+        worst = tallies[0]
+        best = gate.scale.best(t.best for t in tallies)
+        facts.insert(0, ("recovered by the worst attack", f"{worst.recovered} of {worst.images} images"))
+        facts.insert(1, (f"best {gate.scale.title} of any image", gate.scale.show(best)))
+    return facts
+
+
+def _worst(records: Sequence[Record], gate: Gate, album: Album) -> list[Pair]:
+    """Every private image once, with the reconstruction that came closest, the most leaked first."""
+    pairs, seen = [], set()
+    for case in rank(records, gate.metric):
+        if case.picture is None or len(pairs) == WORST:
+            continue
+        original = album.content(case.picture.original) or case.picture.original
+        if original not in seen:
+            seen.add(original)
+            pairs.append(_pair(case, gate, album, [case.attack, f"client {case.client}, round {case.round}"]))
+    return pairs
+
+
+def _pair(case: Case, gate: Gate, album: Album, lines: Sequence[str]) -> Pair:
+    """One image of a record; `lines` say whose it is."""
+    assert case.picture is not None
+    scores = {name: scale_of(name).show(value) for name, value in case.scores.items()}
+    first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
+    headline = " · ".join(f"{scale_of(name).title} {scores[name]}" for name in first)
+    label = [] if case.picture.label is None else [f"label {case.picture.label}"]
+    value = case.scores.get(gate.metric)
+    return Pair(
+        original=album.inline(case.picture.original, "private original"),
+        reconstruction=album.inline(case.picture.reconstruction, f"reconstruction by {case.attack}"),
+        headline=headline,
+        lines=[*lines, *label],
+        leaked=value is not None and gate.recovered(value),
+    )
+
+
+def _all_evidence(records: Sequence[Record], gate: Gate, album: Album) -> list[Evidence]:
+    """Every record in full, the one with the most leaked image first, those without a score last."""
+    cases: dict[str, list[Case]] = {}
+    for case in rank(records, gate.metric):
+        cases.setdefault(case.key, []).append(case)
+    order = {key: place for place, key in enumerate(cases)}
+    ordered = sorted(records, key=lambda record: order.get(record.key, len(order)))
+    return [_evidence(record, cases.get(record.key, []), gate, album) for record in ordered]
+
+
+def _evidence(record: Record, cases: Sequence[Case], gate: Gate, album: Album) -> Evidence:
+    values = [v for v in record.metrics.get(gate.metric, []) if v is not None]
+    hits = sum(map(gate.recovered, values))
+    score, tone = f"{hits} of {len(values)} recovered", "leak" if hits else "clear"
+    if values:
+        score += f", best {gate.scale.show(gate.scale.best(values))}"
+    else:
+        score, tone = ("failed" if record.status == "failed" else "not scored"), "incomplete"
+    pairs = [_pair(case, gate, album, [f"image {case.image}"]) for case in cases if case.picture is not None]
+    return Evidence(record, score, tone, pairs, _record_facts(record))
+
+
+def _record_facts(record: Record) -> Table:
+    labels = {"labels, true": record.labels_true, "labels, recovered": record.labels_recovered}
+    numbers = {
+        "energy reached": record.energy,
+        "energy of the true data": record.energy_truth,
+        "energy of a blind guess": record.energy_blind,
+        "iterations": record.iterations,
+        "peak memory (MiB)": record.peak_mib,
+    }
+    rows = [["case", record.key], ["seed", str(record.seed)], ["time", f"{record.seconds:.1f} s"]]
+    rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
+    rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
+    rows += [[f"flag: {flag.name}", flag.text] for flag in record.flags]
+    return Table(["", ""], rows)
+
+
+def _reprs(records: Sequence[Record]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((record.attack, record.attack_repr) for record in records))
+
+
+def _plan(directory: Path) -> str | None:
+    path = directory / PLAN
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return file.read(LONGEST_PLAN).decode("utf-8", errors="replace")
+
+
+def _written(directory: Path) -> str:
+    """When the last record was written: the page itself has no date, so that it can be made again."""
+    changed = (directory / RECORDS).stat().st_mtime
+    return datetime.datetime.fromtimestamp(changed, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

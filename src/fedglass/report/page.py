@@ -1,0 +1,76 @@
+"""What every fedglass page is made of: the template environment and the values its macros take."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedglass import __version__
+from fedglass.audit.records import write_atomic
+from fedglass.core.errors import UsageError
+from fedglass.report.pictures import Inlined
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell: its text, a quieter note after it, and a badge such as `oracle`."""
+
+    text: str
+    note: str = ""
+    badge: str = ""
+    tone: str = ""
+    """Colours the badge: leak, clear, inconclusive, incomplete or nothing."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows; the first cell of a row is its heading. On a phone each row becomes a card."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An original beside its reconstruction, and what is written below them."""
+
+    original: Inlined
+    reconstruction: Inlined
+    headline: str = ""
+    lines: Sequence[str] = field(default_factory=tuple)
+    leaked: bool = False
+
+
+@functools.cache
+def environment() -> Environment:
+    """Templates with every value escaped and every unknown name an error."""
+    return Environment(
+        loader=PackageLoader("fedglass.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """A whole page; templates extend `base.html` and use the macros of `macros.html`."""
+    return environment().get_template(template).render(fedglass_version=__version__, **values)
+
+
+def write_page(path: Path, html: str) -> Path:
+    """Write a page in one step."""
+    try:
+        write_atomic(path, html)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write the report {path}: {error.strerror}; choose another file with -o."
+        ) from error
+    return path

@@ -1,0 +1,220 @@
+"""The parts of an audit's page as plain values, computed from the records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from fedglass.audit.gate import Gate, scale_of
+from fedglass.audit.records import Record, Severity
+from fedglass.audit.summary import Group, Interval
+from fedglass.report.charts import Dot, Point, energy_chart, interval_plot, scatter
+from fedglass.report.page import Cell, Table
+
+CHARTS = 12
+"""Energy charts in one page, the attacks that leaked most first."""
+TONES: dict[Severity, str] = {"serious": "leak", "warning": "inconclusive", "info": ""}
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What one kind of adversary sees and knows, and which attacks it played."""
+
+    sees: Sequence[str]
+    attacks: Sequence[str]
+    knows: Table
+
+
+@dataclass(frozen=True)
+class FlagGroup:
+    """A flag, its explanations, and how many cases carry it."""
+
+    name: str
+    severity: Severity
+    tone: str
+    texts: Sequence[str]
+    cases: str
+    attacks: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart and what is written above and below it."""
+
+    title: str
+    svg: Markup
+    note: str = ""
+
+
+def threat_models(records: Sequence[Record]) -> list[ThreatModel]:
+    """One for each distinct set of facts that an adversary was given."""
+    groups: dict[tuple[tuple[str, str], ...], list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record.knows.items()), []).append(record)
+    return [
+        ThreatModel(
+            sees=_some([r.view for r in group]),
+            attacks=list(dict.fromkeys(r.attack for r in group)),
+            knows=Table(["fact", "what the adversary knows"], [_fact(*item) for item in facts]),
+        )
+        for facts, group in groups.items()
+    ]
+
+
+def figures_table(groups: Sequence[Group], gate: Gate) -> Table:
+    """Counts, share recovered and every metric, with intervals."""
+    metrics = metric_names(groups, gate)
+    named = "attack" if all(g.view is None for g in groups) else "attack and view"
+    titles = [scale_of(m).title + (" ↑" if scale_of(m).higher_leaks else " ↓") for m in metrics]
+    columns = [named, "cases", "recovered", *titles, "labels wrong", "time a case"]
+    return Table(columns, [_figures_row(group, metrics, gate) for group in groups])
+
+
+def metric_plots(groups: Sequence[Group], gate: Gate) -> list[Figure]:
+    """One interval plot per metric, the gate's first."""
+    plots = []
+    for metric in metric_names(groups, gate):
+        scale, shown = scale_of(metric), [g for g in groups if metric in g.metrics]
+        dots = [_dot(g, g.metrics[metric], scale.show(g.metrics[metric].mean)) for g in shown]
+        limit = gate.threshold if metric == gate.metric else None
+        note = f"Shaded: counts as recovered ({gate.rule})." if limit is not None else ""
+        side = "higher" if scale.higher_leaks else "lower"
+        svg = interval_plot(f"Mean {scale.title} of each attack", dots, limit, scale.higher_leaks)
+        plots.append(Figure(f"{scale.title} ({side} = more leaked)", svg, note))
+    return plots
+
+
+def energy_figures(records: Sequence[Record], groups: Sequence[Group]) -> tuple[list[Figure], int]:
+    """Energy curves by attack and view, and how many charts were left out."""
+    order = {group.attack: place for place, group in enumerate(groups)}
+    parts: dict[tuple[str, str], list[Record]] = {}
+    for record in sorted((r for r in records if r.trace), key=lambda r: order.get(r.attack, len(order))):
+        parts.setdefault((record.attack, record.view), []).append(record)
+    figures = [_energy(attack, view, chosen) for (attack, view), chosen in list(parts.items())[:CHARTS]]
+    return figures, len(parts) - len(figures)
+
+
+def utility_table(groups: Sequence[Group], gate: Gate) -> tuple[Table | None, Figure | None]:
+    """How good the model is beside what it gave away; a plot where the models differ."""
+    names = list(dict.fromkeys(name for group in groups for name in group.utility))
+    if not names:
+        return None, None
+    title = gate.scale.title
+    rows = [
+        [_name(g), *(_plain(g.utility.get(n)) for n in names), _share(g), _mean(g, gate.metric)]
+        for g in groups
+    ]
+    points = [
+        Point(g.view or g.attack, g.utility[names[0]], g.metrics[gate.metric].mean)
+        for g in groups
+        if names[0] in g.utility and gate.metric in g.metrics
+    ]
+    plot = None
+    if len({p.x for p in points}) > 1:
+        plot = Figure(f"{title} against {names[0]}", scatter("Utility and leakage", points, names[0], title))
+    return Table(["attack", *names, "recovered", title], rows), plot
+
+
+def flag_groups(records: Sequence[Record]) -> list[FlagGroup]:
+    """The flags of all records, the serious ones first."""
+    groups: dict[tuple[str, Severity], list[tuple[str, Record]]] = {}
+    for record in records:
+        for flag in record.flags:
+            groups.setdefault((flag.name, flag.severity), []).append((flag.text, record))
+    order = list(TONES)
+    return [
+        FlagGroup(
+            name=name,
+            severity=severity,
+            tone=TONES[severity],
+            texts=_some([text for text, _ in found]),
+            cases=f"{len({r.key for _, r in found})} of {len(records)} cases",
+            attacks=list(dict.fromkeys(r.attack for _, r in found)),
+        )
+        for (name, severity), found in sorted(groups.items(), key=lambda item: order.index(item[0][1]))
+    ]
+
+
+def versions_table(records: Sequence[Record]) -> Table:
+    """Every version that a record was made with; more than one a row means a mixed audit."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, version in record.versions.items():
+            found.setdefault(name, {})[version] = None
+    return Table(["part", "version"], [[name, ", ".join(values)] for name, values in found.items()])
+
+
+def metric_names(groups: Sequence[Group], gate: Gate) -> list[str]:
+    """Every metric that some group has, the gate's first."""
+    names = dict.fromkeys(name for group in groups for name in group.metrics)
+    return sorted(names, key=lambda name: name != gate.metric)
+
+
+def skipped_metrics(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Metrics that were left out, and why."""
+    found = dict.fromkeys(item for record in records for item in record.skipped_metrics.items())
+    return [(scale_of(name).title, why) for name, why in found]
+
+
+def _figures_row(group: Group, metrics: Sequence[str], gate: Gate) -> list[Cell | str]:
+    cases = f"{group.cases}" + (f" ({group.failed} failed)" if group.failed else "")
+    labels = "n/a" if group.label_errors is None else f"{group.label_errors} of {group.labels}"
+    means = [_mean(group, metric) for metric in metrics]
+    return [_name(group), cases, _share(group), *means, labels, f"{group.seconds:.1f} s"]
+
+
+def _name(group: Group) -> Cell:
+    return Cell(
+        group.attack, note=group.view or "", badge="oracle" if group.oracle else "", tone="inconclusive"
+    )
+
+
+def _share(group: Group) -> Cell:
+    if group.share is None:
+        return Cell("n/a")
+    low, high = group.share.low or 0.0, 1.0 if group.share.high is None else group.share.high
+    return Cell(f"{group.recovered} of {group.images}", note=f"{low:.0%} to {high:.0%}")
+
+
+def _mean(group: Group, metric: str) -> Cell:
+    found, scale = group.metrics.get(metric), scale_of(metric)
+    if found is None:
+        return Cell("n/a")
+    if found.low is None or found.high is None:
+        return Cell(scale.show(found.mean), note="one image, no interval")
+    star = "*" if found.resampled == "images" else ""
+    return Cell(
+        scale.show(found.mean), note=f"{found.low:.{scale.digits}f} to {found.high:.{scale.digits}f}{star}"
+    )
+
+
+def _dot(group: Group, found: Interval, text: str) -> Dot:
+    label = group.attack if group.view is None else f"{group.attack}, {group.view}"
+    return Dot(label, text, found.mean, found.low, found.high)
+
+
+def _energy(attack: str, view: str, records: Sequence[Record]) -> Figure:
+    truth = [r.energy_truth for r in records if r.energy_truth is not None]
+    blind = [r.energy_blind for r in records if r.energy_blind is not None]
+    known = [r.iterations for r in records if r.iterations is not None]
+    curves = [r.trace for r in records]
+    svg = energy_chart(f"Energy of {attack}", curves, truth, blind, max(known) if known else None)
+    return Figure(attack, svg, view)
+
+
+def _fact(name: str, words: str) -> list[Cell | str]:
+    oracle = "oracle" in words.lower() or "oracle" in name.lower()
+    return [name.replace("_", " "), Cell(words, badge="oracle" if oracle else "", tone="inconclusive")]
+
+
+def _plain(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3g}"
+
+
+def _some(texts: Sequence[str], limit: int = 6) -> list[str]:
+    """Distinct texts in order, the rest counted."""
+    distinct = list(dict.fromkeys(texts))
+    left = len(distinct) - limit
+    return distinct if left <= 0 else [*distinct[:limit], f"and {left} more of this kind"]

@@ -1,0 +1,102 @@
+"""A client and its private examples."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedglass.core.errors import DataError
+from fedglass.core.params import Params, Update
+from fedglass.core.rng import stream
+from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.fl.local import GradientFn, MeanGradient, schedule, train
+from fedglass.fl.release import AsIs, Release
+from fedglass.models.network import Network
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """Private examples, how they are trained on, and what is done to the update that leaves."""
+
+    name: str
+    images: Tensor  # (n, c, h, w), pixels in [0, 1]
+    labels: Tensor  # (n,)
+    gradient: GradientFn = field(default_factory=MeanGradient)
+    release: Release = field(default_factory=AsIs)
+
+    def __post_init__(self) -> None:
+        n = len(self.images)
+        if self.images.ndim != 4 or n == 0:
+            raise DataError(
+                f"Client {self.name!r}: images must have shape (examples, channels, height, width) with at "
+                f"least one example, got {tuple(self.images.shape)}."
+            )
+        if self.labels.shape != (n,):
+            raise DataError(
+                f"Client {self.name!r}: expected one label for each of the {n} images, got labels of shape "
+                f"{tuple(self.labels.shape)}."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What one client sends in one round, and what it keeps to itself."""
+
+    client: Client
+    update: Update
+    buffers: Params
+    """The client's running statistics after its training."""
+    batch_labels: tuple[tuple[int, ...], ...]
+    """PRIVATE: the labels of each local step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What the server sends to a client in one round."""
+
+    model: nn.Module
+    before: Params
+    buffers: Params
+    training: Training
+    whitening: Whitening
+    seed: int
+    round: int
+
+
+def respond(client: Client, call: Call) -> Message:
+    """One client's part of a round: train, subtract, release."""
+    network = Network(call.model, call.buffers, call.training.batch_norm)
+    shuffle, inner, outer = (stream(call.seed, use, client.name, call.round) for use in ("batches", "noise", "release"))
+    batches = list(schedule(call.training, len(client.labels), shuffle))
+    inputs = call.whitening.whiten(client.images)
+    start = [call.before[name] for name in network.names]
+    after = train(network, start, inputs, client.labels, batches, call.training.lr, client.gradient, inner)
+    update = {name: a - b for name, a, b in zip(network.names, after, start, strict=True)}
+    trained = dict(zip(network.names, after, strict=True))
+    return Message(
+        client,
+        client.release.release(update, outer),
+        running_statistics(call, trained, [inputs[batch.rows] for batch in batches]),
+        tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches),
+    )
+
+
+def running_statistics(call: Call, weights: Params, batches: Sequence[Tensor]) -> Params:
+    """The normalisation layers' running statistics after training with batch statistics.
+
+    They are gathered in one pass with the trained weights instead of during training: they do not influence
+    the update, and the next round only needs them to evaluate the model.
+    """
+    if call.training.batch_norm is BatchNorm.FROZEN or not call.buffers:
+        return call.buffers
+    buffers = {name: tensor.clone() for name, tensor in call.buffers.items()}
+    model = copy.deepcopy(call.model).train()
+    with torch.no_grad():
+        for inputs in batches:
+            functional_call(model, {**weights, **buffers}, (inputs,))
+    return buffers

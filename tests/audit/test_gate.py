@@ -1,0 +1,178 @@
+"""The verdict: a leak is never passed over, and an audit that can not tell never passes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedglass.audit.gate import Gate
+from fedglass.audit.records import Flag, Record
+from fedglass.core.errors import UsageError
+
+SERIOUS = Flag(name="optimiser failed", severity="serious", text="The true data has lower energy.")
+
+
+def make(attack: str, values: Sequence[float | None], metric: str = "psnr", **fields: Any) -> Record:
+    basic: dict[str, Any] = {
+        "key": f"{attack}-{fields.get('repeat', 0)}",
+        "attack_repr": f"{attack}()",
+        "view": "server sees client 0's update",
+        "round": 1,
+        "client": "0",
+        "repeat": 0,
+        "seed": 0,
+        "status": "done",
+        "metrics": {metric: list(values)},
+    }
+    return Record(attack=attack, **{**basic, **fields})
+
+
+def failed(attack: str = "dlg") -> Record:
+    return make(attack, [], status="failed", error="out of memory.\nmore", metrics={})
+
+
+def test_the_worst_attack_is_named() -> None:
+    records = [
+        make("inverting_gradients", [25.0, 31.2]),
+        make("idlg", [21.0, 3.0]),
+        make("dlg", [5.0, 6.0]),
+        make("inverting_gradients", [22.0, 20.5], repeat=1),
+    ]
+    verdict = Gate().judge(records)
+    assert verdict.sentence == (
+        "2 of 3 attacks recovered private images: the worst, inverting_gradients, recovered 4 of 4 images "
+        "(PSNR above 20 dB; best 31.2 dB)."
+    )
+    assert (verdict.passed, verdict.exit_code, verdict.state) == (False, 1, "leak")
+
+
+def test_one_attack_alone() -> None:
+    assert Gate().judge([make("dlg", [25.0])]).sentence == (
+        "dlg recovered 1 of 1 private image (PSNR above 20 dB; best 25.0 dB)."
+    )
+    assert Gate().judge([make("dlg", [15.0])]).sentence == (
+        "dlg recovered no private image (PSNR above 20 dB); its best was 15.0 dB."
+    )
+
+
+def test_a_pass_names_the_closest() -> None:
+    verdict = Gate().judge([make("dlg", [5.0]), make("idlg", [19.9, 1.0])])
+    assert verdict.sentence == (
+        "None of the 2 attacks recovered a private image (PSNR above 20 dB); "
+        "the closest, idlg, reached 19.9 dB."
+    )
+    assert (verdict.passed, verdict.exit_code, verdict.state) == (True, 0, "clear")
+
+
+@given(
+    values=st.lists(st.floats(0.01, 0.99), min_size=1, max_size=9),
+    threshold=st.floats(0.01, 0.99),
+    max_share=st.floats(0, 0.99),
+    metric=st.sampled_from(["psnr", "ssim", "lpips", "rmse"]),
+)
+def test_the_rule(values: list[float], threshold: float, max_share: float, metric: str) -> None:
+    hits = [v > threshold if metric in ("psnr", "ssim") else v < threshold for v in values]
+    gate = Gate(metric=metric, threshold=threshold, max_share=max_share)
+    verdict = gate.judge([make("dlg", values, metric)])
+    assert verdict.exit_code == (1 if sum(hits) / len(values) > max_share else 0)
+
+
+def test_one_leaking_attack_is_not_diluted_by_others() -> None:
+    records = [make("harmless", [1.0] * 99), make("bad", [30.0, 1.0])]
+    assert Gate(max_share=0.4).judge(records).exit_code == 1
+    assert Gate(max_share=0.5).judge(records).exit_code == 0
+
+
+def test_an_allowed_share_is_said() -> None:
+    records = [make("dlg", [30.0, 1.0, 1.0, 1.0])]
+    assert "No attack recovered more than the 25% of images" in Gate(max_share=0.25).judge(records).sentence
+    assert "more than the 20% that the gate allows" in Gate(max_share=0.2).judge(records).sentence
+
+
+INCOMPLETE = {
+    "no records": ([], "no case has run"),
+    "a failure": ([make("a", [1.0]), failed()], r"1 of 2 cases failed \(dlg: out of memory. more\)"),
+    "no metric": ([make("a", [1.0], "ssim")], r"PSNR is missing in 1 of 1 case"),
+    "a skipped metric": (
+        [make("a", [1.0], "ssim", skipped_metrics={"psnr": "no weights"})],
+        r"PSNR is missing in 1 of 1 case \(no weights\)",
+    ),
+    "a null": ([make("a", [1.0, None])], "PSNR is missing"),
+    "no images": ([make("a", [])], "PSNR is missing"),
+}
+
+
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_what_is_not_complete_does_not_pass(name: str) -> None:
+    records, words = INCOMPLETE[name]
+    verdict = Gate().judge(records)
+    assert (verdict.passed, verdict.exit_code, verdict.state) == (None, 3, "incomplete")
+    assert re.search(words, verdict.sentence)
+
+
+@pytest.mark.parametrize(("missing", "words"), [(2, "2 planned cases not run yet"), (None, "stopped")])
+def test_cases_that_have_not_run(missing: int | None, words: str) -> None:
+    verdict = Gate().judge([make("a", [1.0])], missing=missing)
+    assert verdict.exit_code == 3
+    assert words in verdict.sentence
+
+
+def test_no_mixture_of_troubles_passes() -> None:
+    """Every subset of good, failed, scoreless and flagged records: only the good ones alone pass cleanly."""
+    good, bad, blank = make("a", [1.0]), failed("b"), make("c", [], metrics={})
+    for size in range(4):
+        for records in itertools.combinations([good, bad, blank], size):
+            assert (Gate().judge(records).exit_code == 0) == (records == (good,))
+
+
+def test_a_leak_outranks_a_failure() -> None:
+    verdict = Gate().judge([make("a", [30.0]), failed()])
+    assert (verdict.passed, verdict.exit_code) == (False, 1)
+    assert "The audit is also incomplete: 1 of 2 cases failed" in verdict.sentence
+
+
+def test_a_serious_flag_makes_a_pass_inconclusive() -> None:
+    records = [make("a", [1.0], flags=[SERIOUS]), make("b", [1.0])]
+    verdict = Gate().judge(records)
+    assert (verdict.passed, verdict.exit_code, verdict.state) == (True, 0, "inconclusive")
+    assert verdict.sentence.endswith(
+        "Yet absence of leakage is not shown: 1 of 2 cases carries a serious flag (optimiser failed)."
+    )
+    strict = Gate(inconclusive_fails=True).judge(records)
+    assert (strict.passed, strict.exit_code, strict.state) == (None, 3, "inconclusive")
+
+
+def test_lesser_flags_do_not() -> None:
+    mild = Flag(name="oracle", severity="warning", text="")
+    assert Gate().judge([make("a", [1.0], flags=[mild])]).state == "clear"
+
+
+def test_a_serious_flag_does_not_excuse_a_leak() -> None:
+    assert Gate().judge([make("a", [30.0], flags=[SERIOUS])]).state == "leak"
+
+
+def test_oracle_knowledge_is_said() -> None:
+    assert "oracle knowledge" in Gate().judge([make("a", [30.0], oracle=True)]).sentence
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"metric": "pnsr"}, "did you mean 'psnr'"),
+        ({"metric": "ssim"}, "gate.threshold must lie between -1 and 1 for ssim, got 20"),
+        ({"metric": "ssim", "threshold": 1.0}, "gate.threshold"),
+        ({"metric": "lpips", "threshold": 0.0}, "gate.threshold"),
+        ({"threshold": float("nan")}, "gate.threshold"),
+        ({"max_share": 25}, "write 25 % as 0.25"),
+        ({"max_share": -0.1}, "gate.max_share"),
+    ],
+)
+def test_gates_that_could_never_fail_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Gate(**fields)

@@ -1,0 +1,141 @@
+"""Summaries against slow obvious oracles."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedglass.audit.gate import Gate
+from fedglass.audit.records import Picture, Record
+from fedglass.audit.summary import Summary, interval, rank, read_gate, share_interval, summarise
+from fedglass.core.errors import AuditError
+
+
+def make(key: str, psnr: Sequence[float | None], **fields: Any) -> Record:
+    basic: dict[str, Any] = {
+        "attack": "dlg",
+        "attack_repr": "dlg()",
+        "view": "server sees client 0's update",
+        "round": 1,
+        "client": "0",
+        "repeat": 0,
+        "seed": 0,
+        "status": "done",
+        "metrics": {"psnr": list(psnr), "rmse": [None if v is None else 1 / v for v in psnr]},
+    }
+    return Record(key=key, **{**basic, **fields})
+
+
+def slow_bootstrap(samples: Sequence[Sequence[float]]) -> tuple[float, float]:
+    chance = random.Random(1)
+    means = []
+    for _ in range(4000):
+        drawn = [v for _ in samples for v in chance.choice(samples)]
+        means.append(sum(drawn) / len(drawn))
+    means.sort()
+    return means[100], means[3899]
+
+
+def test_interval_draws_whole_cases() -> None:
+    samples = [[10.0, 11.0, 12.0], [20.0], [30.0, 31.0], [15.0], [12.0, 25.0]]
+    found = interval(samples)
+    assert found.mean == pytest.approx(np.mean([v for s in samples for v in s]))
+    assert (found.low, found.high) == pytest.approx(slow_bootstrap(samples), rel=0.05)
+    assert (found.images, found.resampled) == (9, "cases")
+
+
+def test_interval_of_one_case_draws_its_images() -> None:
+    found = interval([[10.0, 20.0, 30.0, 12.0], []])
+    assert found.resampled == "images"
+    assert (found.low, found.high) == pytest.approx(
+        slow_bootstrap([[10.0], [20.0], [30.0], [12.0]]), rel=0.05
+    )
+    assert interval([[7.0]]).low is None
+
+
+def test_identical_cases_are_wider_than_independent_images() -> None:
+    clustered = interval([[v] * 10 for v in (10.0, 20.0, 30.0)])
+    independent = interval([[v] for v in (10.0, 20.0, 30.0) for _ in range(10)])
+    assert clustered.high is not None
+    assert independent.high is not None
+    assert clustered.high - clustered.mean > 2 * (independent.high - independent.mean)
+
+
+@pytest.mark.parametrize("hits", [[[True] * 5], [[False] * 5, [False] * 5], [[True, False], [False]]])
+def test_share_interval_claims_no_certainty(hits: list[list[bool]]) -> None:
+    found = share_interval(hits)
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    assert found.high - found.low > 0.2
+
+
+def test_groups() -> None:
+    records = [
+        make("a", [10.0, 30.0], label_errors=1, labels_true=[1, 2], seconds=2.0, utility={"acc": 0.5}),
+        make("b", [22.0, None], view="server sees client 1's update", seconds=4.0, utility={"acc": 0.7}),
+        make("c", [40.0], attack="idlg", oracle=True),
+        make("d", [], attack="sme", status="failed", error="no", metrics={}),
+    ]
+    summary = summarise(records, Gate())
+    assert [g.attack for g in summary.attacks] == ["idlg", "dlg", "sme"]
+    dlg = summary.attacks[1]
+    assert (dlg.cases, dlg.failed, dlg.images, dlg.recovered) == (2, 0, 3, 2)
+    assert dlg.metrics["psnr"].mean == pytest.approx(62 / 3)
+    assert (dlg.label_errors, dlg.labels, dlg.seconds) == (1, 2, 3.0)
+    assert dlg.utility == {"acc": pytest.approx(0.6)}
+    assert summary.attacks[2].share is None
+    assert [(g.attack, g.view) for g in summary.views] == [
+        ("dlg", "server sees client 0's update"),
+        ("dlg", "server sees client 1's update"),
+        ("idlg", "server sees client 0's update"),
+        ("sme", "server sees client 0's update"),
+    ]
+
+
+def test_one_view_each_is_not_repeated() -> None:
+    assert summarise([make("a", [1.0]), make("b", [1.0], attack="idlg")], Gate()).views == []
+
+
+@pytest.mark.parametrize(("metric", "order"), [("psnr", [30.0, 22.0, 10.0]), ("rmse", [30.0, 22.0, 10.0])])
+def test_rank_puts_the_greatest_leak_first(metric: str, order: list[float]) -> None:
+    picture = Picture(original="o.png", reconstruction="r.png")
+    cases = rank([make("a", [10.0, None, 30.0], pictures=[picture]), make("b", [22.0])], metric)
+    assert [case.scores["psnr"] for case in cases] == order
+    assert [case.picture for case in cases] == [None, None, picture]
+    assert [case.image for case in cases] == [2, 0, 0]
+
+
+def test_a_scoreless_attack_comes_last_whichever_way_the_metric_points() -> None:
+    records = [make("a", [], metrics={}), make("b", [9.0], attack="idlg")]
+    for gate in (Gate(), Gate(metric="rmse", threshold=0.1)):
+        assert [g.attack for g in summarise(records, gate).attacks] == ["idlg", "dlg"]
+
+
+def test_summary_file_round_trip_and_determinism(tmp_path: Path) -> None:
+    records = [make("a", [10.0, 30.0]), make("b", [22.0, 11.0])]
+    gate = Gate(threshold=25.0, max_share=0.3)
+    path = tmp_path / "summary.json"
+    summarise(records, gate, planned=5).write(path)
+    first = path.read_bytes()
+    assert read_gate(path) == (gate, 5)
+    assert Summary.model_validate_json(first).verdict["exit_code"] == 3
+    summarise(records, gate, planned=5).write(path)
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"gate": {"metric": "x"}}'])
+def test_a_damaged_summary(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(AuditError, match="damaged"):
+        read_gate(tmp_path / "summary.json")
+
+
+def test_no_records() -> None:
+    summary = summarise([], Gate())
+    assert (summary.verdict["exit_code"], summary.attacks, summary.worst) == (3, [], [])
