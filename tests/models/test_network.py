@@ -42,6 +42,20 @@ class Recurrent(nn.Module):
         return out
 
 
+class Attending(nn.Module):
+    """Attention by PyTorch's own layer and by its function, both of which use fused kernels."""
+
+    def __init__(self, *, layer: bool) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True) if layer else None
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.layer(x) if self.layer is not None else F.scaled_dot_product_attention(x, x, x)
+        out: Tensor = self.fc(inner.mean(1))
+        return out
+
+
 def norms() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 2, 3),
@@ -85,6 +99,22 @@ def test_recurrent_layers_see_the_weights() -> None:
     network = Network(model, {}, BatchNorm.FROZEN)
     network([w * 0 for w in weights.values()], given(2, 5, 4))
     assert torch.equal(network(list(weights.values()), given(2, 5, 4)), expected)
+
+
+@pytest.mark.parametrize("layer", [True, False])
+def test_attention_is_differentiated_twice(layer: bool) -> None:
+    model = Attending(layer=layer).eval()
+    network = Network(model, {}, BatchNorm.FROZEN)
+    weights = [w.requires_grad_() for w in weights_of(model).values()]
+    inputs = given(2, 5, 4).requires_grad_()
+    for _ in range(2):  # the first pass and the later ones take different ways
+        logits = network(weights, inputs)
+        torch.testing.assert_close(logits, model(inputs))
+        gradients = torch.autograd.grad(
+            F.cross_entropy(logits, torch.tensor([0, 1])), weights, create_graph=True
+        )
+        (second,) = torch.autograd.grad(torch.stack([g.square().sum() for g in gradients]).sum(), inputs)
+        assert second.abs().max() > 0
 
 
 def test_an_edited_list_is_seen() -> None:

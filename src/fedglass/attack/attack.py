@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ class Attack:
         for i, stage in enumerate(self.stages):
             bound = stage.images.bind(observation, stream(seed, "images", i), images)
             forward = stage.forward.bind(observation)
-            asked = tuple(Unknown(s, u.low, u.high, u.rate) for s, u in zip(label_start, labels.unknowns, strict=True))
+            asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
             problem = _problem(stage, observation, forward, bound, Bound(asked, labels.decode))
             solution = stage.solver.minimise(problem, _part(progress, i, len(self.stages)))
             of_images, of_labels, own = _split(solution.tensors, bound.unknowns, asked)
@@ -138,15 +138,13 @@ def _energy(stage: Stage, observation: Observation, forward: BoundForward) -> _E
 
     def energy(candidate: Candidate, own: Sequence[Tensor], share: float) -> Tensor:
         predicted = forward.predict(candidate, own)
-        at = Evaluation(predicted, forward.target, forward.names, candidate, whitening, share, memo)
+        at = Evaluation(predicted, forward.target, forward.names, candidate, whitening, share, forward.steps, memo)
         return stage.objective.value(at)
 
     return energy
 
 
-def _problem(
-    stage: Stage, observation: Observation, forward: BoundForward, images: Bound, labels: Bound
-) -> Problem:
+def _problem(stage: Stage, observation: Observation, forward: BoundForward, images: Bound, labels: Bound) -> Problem:
     energy = _energy(stage, observation, forward)
     a = len(images.unknowns)
     b = a + len(labels.unknowns)

@@ -74,12 +74,18 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer in one sentence; `passed` is None where the audit could not tell."""
+    """The answer in plain words; `passed` is None where the audit could not tell."""
 
     passed: bool | None
-    sentence: str
+    lead: str
+    caveat: str
+    """What must be said with it, such as that oracle knowledge was used; often empty."""
     exit_code: Literal[0, 1, 3]
     state: State
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.lead} {self.caveat}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -157,20 +163,18 @@ class Gate:
         tallies = self.tally(records)
         problems = self._problems(records, missing)
         if any(t.share > self.max_share for t in tallies):
-            also = f" The audit is also incomplete: {'; '.join(problems)}." if problems else ""
-            return Verdict(False, self._leak_sentence(tallies) + also, 1, "leak")
+            told = "It was given oracle knowledge, which a real adversary lacks." if tallies[0].oracle else ""
+            also = f"The audit is also incomplete: {'; '.join(problems)}." if problems else ""
+            return Verdict(False, self._leak_sentence(tallies), f"{told} {also}".strip(), 1, "leak")
         if problems:
-            return Verdict(None, f"The audit could not complete: {'; '.join(problems)}.", 3, "incomplete")
-        sentence = self._pass_sentence(tallies)
-        serious = sorted({flag.name for r in records for flag in r.flags if flag.severity == "serious"})
-        if not serious:
-            return Verdict(True, sentence, 0, "clear")
-        hit = sum(any(flag.severity == "serious" for flag in r.flags) for r in records)
-        sentence += f" Yet absence of leakage is not shown: {hit} of {_count(len(records), 'case')} "
-        sentence += f"{'carries' if hit == 1 else 'carry'} a serious flag ({', '.join(serious)})."
+            lead = f"The audit could not complete: {'; '.join(problems)}."
+            return Verdict(None, lead, "", 3, "incomplete")
+        lead, doubt = self._pass_sentence(tallies), _doubt(records)
+        if not doubt:
+            return Verdict(True, lead, "", 0, "clear")
         if self.inconclusive_fails:
-            return Verdict(None, sentence, 3, "inconclusive")
-        return Verdict(True, sentence, 0, "inconclusive")
+            return Verdict(None, lead, doubt, 3, "inconclusive")
+        return Verdict(True, lead, doubt, 0, "inconclusive")
 
     def _problems(self, records: Sequence[Record], missing: int | None) -> list[str]:
         """Why the records can not show that nothing leaks; empty when they are complete."""
@@ -210,8 +214,7 @@ class Gate:
             sentence = f"{worst.attack} {found.replace(' image', ' private image', 1)}"
         if self.max_share > 0:
             sentence += f", more than the {self.max_share:.0%} that the gate allows"
-        told = " It was given oracle knowledge, which a real adversary lacks." if worst.oracle else ""
-        return f"{sentence}.{told}"
+        return f"{sentence}."
 
     def _pass_sentence(self, tallies: Sequence[Tally]) -> str:
         worst, best = tallies[0], self.scale.show(tallies[0].best)
@@ -227,6 +230,18 @@ class Gate:
             f"None of the {len(tallies)} attacks recovered a private image ({self.rule}); the closest, "
             f"{worst.attack}, reached {best}."
         )
+
+
+def _doubt(records: Sequence[Record]) -> str:
+    """Why a pass does not show that nothing leaks, or nothing."""
+    flagged = [r for r in records if any(flag.severity == "serious" for flag in r.flags)]
+    if not flagged:
+        return ""
+    names = sorted({flag.name for r in flagged for flag in r.flags if flag.severity == "serious"})
+    return (
+        f"Yet absence of leakage is not shown: {len(flagged)} of {_count(len(records), 'case')} "
+        f"{'carries' if len(flagged) == 1 else 'carry'} a serious flag ({', '.join(names)})."
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -138,12 +138,17 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """A tensor that a solver may move: where it starts, its box, and its rate relative to the solver's."""
+    """A tensor that a solver may move: where it starts, its box, and its rate relative to the solver's.
+
+    A first-order solver computes its gradient at every `every`-th iteration and uses it until the next one:
+    for an unknown that moves slowly and is dear to differentiate.
+    """
 
     start: Tensor
     low: Tensor | None = None
     high: Tensor | None = None
     rate: float = 1.0
+    every: int = 1
 
 
 @dataclass(frozen=True, eq=False)

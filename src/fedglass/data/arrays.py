@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedglass.core.errors import DataError
+from fedglass.data.dataset import check_images
 from fedglass.data.files import check_values
 
 Array = NDArray[Any]
@@ -29,11 +30,12 @@ def image_tensor(path: Path, array: Array) -> Tensor:
     """
     check_values(path, array.shape)
     placed = _channels_first(path, array)
-    if placed.dtype == np.uint8:
-        return torch.from_numpy(np.array(placed)).float() / 255
-    if placed.dtype.kind == "f":
-        return torch.from_numpy(np.array(placed)).float()
-    raise DataError(f"{path}: images must be uint8, or floats in [0, 1], got {placed.dtype}.")
+    if placed.dtype != np.uint8 and placed.dtype.kind != "f":
+        raise DataError(f"{path}: images must be uint8, or floats in [0, 1], got {placed.dtype}.")
+    images = torch.from_numpy(np.array(placed)).float()
+    scaled = images.div_(255) if placed.dtype == np.uint8 else images
+    check_images(str(path), scaled)
+    return scaled
 
 
 def _channels_first(path: Path, array: Array) -> Array:

@@ -33,7 +33,7 @@ class Dataset:
     credit: str = ""
 
     def __post_init__(self) -> None:
-        _check_images(self.name, self.images)
+        check_images(self.name, self.images)
         _check_labels(self.name, self.labels, len(self.images), self.classes)
         _check_companions(self)
 
@@ -86,7 +86,8 @@ class Dataset:
         return replace(self, images=images.clamp(0, 1))
 
 
-def _check_images(name: str, images: Tensor) -> None:
+def check_images(name: str, images: Tensor) -> None:
+    """Refuse what is not a batch of images with pixels in [0, 1]; `name` is what the message blames."""
     if images.ndim != 4 or images.numel() == 0:
         raise DataError(
             f"{name}: images must have shape (n, channels, height, width) with no empty side, got "

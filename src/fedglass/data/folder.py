@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from fedglass.core.errors import DataError
 from fedglass.data.arrays import image_tensor
@@ -93,7 +93,10 @@ def _pixels(file: Path, grey: bool, size: int | None) -> np.ndarray[tuple[int, .
     with _picture(file) as picture:
         plain = picture.convert("L" if grey else "RGB")
         if size is not None:
-            plain = ImageOps.fit(plain, (size, size), Image.Resampling.BILINEAR)
+            side = min(plain.size)
+            left, top = (plain.width - side) // 2, (plain.height - side) // 2
+            square = plain.crop((left, top, left + side, top + side))
+            plain = square.resize((size, size), Image.Resampling.BILINEAR)
         return np.array(plain, dtype=np.uint8)
 
 

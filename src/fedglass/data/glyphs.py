@@ -114,7 +114,7 @@ def _draw(
     left, top, right, bottom = font.getbbox(character, stroke_width=style.weight)
     corner = ((fine - left - right) / 2, (fine - top - bottom) / 2)
     ImageDraw.Draw(canvas).text(corner, character, fill=255, font=font, stroke_width=style.weight)
-    ink = canvas.transform(canvas.size, Image.Transform.AFFINE, _inverse(style), Image.Resampling.BILINEAR)
+    ink = canvas.transform(canvas.size, Image.Transform.AFFINE, _inverse(style), Image.Resampling.NEAREST)
     return 255 - np.asarray(ink.reduce(_FINE), dtype=np.uint8)
 
 

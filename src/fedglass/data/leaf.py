@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError
 from fedglass.data.arrays import Array, class_count, label_tensor
-from fedglass.data.dataset import Dataset
+from fedglass.data.dataset import Dataset, check_images
 from fedglass.data.files import check_values, contents
 from fedglass.data.glyphs import CHARACTERS
 from fedglass.data.whitening import FEMNIST, measured
@@ -98,4 +98,6 @@ def _images(path: Path, pages: list[Array]) -> Tensor:
     if len(lengths) > 1 or side * side != length:
         raise DataError(f"{path}: expected grey square images, 784 pixels in FEMNIST, got rows of {lengths}.")
     check_values(path, (sum(len(x) for x in pages), length))
-    return torch.cat([torch.from_numpy(x).float() for x in pages]).view(-1, 1, side, side)
+    images = torch.cat([torch.from_numpy(x).float() for x in pages]).view(-1, 1, side, side)
+    check_images(str(path), images)
+    return images

@@ -3,9 +3,9 @@
 Loading a pickle runs what it names: any function, with any arguments. Even a loader that admits numpy's
 functions alone is no shelter, since a forged dtype state can make numpy take bytes for pointers. So this is a
 small machine of its own over the opcodes of a pickle: it builds dicts, lists, tuples, numbers and text, and
-where a pickle says "call this" it only writes down what was named. Nothing is imported or called, and no memory
-is reserved by an announced size; an array of bytes is recognised by the names that numpy gives it, and every
-other name is refused.
+where a pickle says "call this" it only writes down what was named. Nothing is imported or called, and no
+memory is reserved by an announced size; an array of bytes is recognised by the names that numpy gives it, and
+every other name is refused.
 """
 
 from __future__ import annotations

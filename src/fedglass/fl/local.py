@@ -72,7 +72,9 @@ def schedule(training: Training, examples: int, generator: torch.Generator | Non
 
 def descend(weights: Sequence[Tensor], gradient: Sequence[Tensor], lr: float) -> list[Tensor]:
     """One step of SGD: w - lr * g, as new leaves."""
-    return [torch.sub(w.detach(), g.detach(), alpha=lr).requires_grad_() for w, g in zip(weights, gradient, strict=True)]
+    return [
+        torch.sub(w.detach(), g.detach(), alpha=lr).requires_grad_() for w, g in zip(weights, gradient, strict=True)
+    ]
 
 
 def train(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedglass.core.errors import ModelError, UsageError, unknown_name
-from fedglass.core.rng import derive, stream
+from fedglass.core.rng import stream
 from fedglass.models.cnn import cifar_cnn, femnist_cnn
 from fedglass.models.densenet import densenet121
 from fedglass.models.init import Initialisation, PyTorchDefault
@@ -104,8 +104,7 @@ def build(
         raise unknown_name("model", name, _ENTRIES)
     with torch.random.fork_rng(devices=[]):
         # Layers draw from the global generator when they are made: it is put back afterwards.
-        torch.default_generator.manual_seed(derive(seed, "model", name))
-        model = construct(name, shape, classes) if own else _known(name, shape, classes)
+        model = construct(name, shape, classes, seed) if own else _known(name, shape, classes)
     if not (own and isinstance(init, PyTorchDefault)):
         init.apply(model, stream(seed, "init", name))
     return model

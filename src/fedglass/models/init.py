@@ -82,7 +82,7 @@ class KaimingNormal:
 class LeCunTruncatedNormal:
     """Weights ~ N(0, s^2) cut at 2 s, variance 1 / fan in after the cut, biases zero [LeCun et al., 1998].
 
-    The default of Haiku and Flax, in which DLFA's networks are written [Dimitrov et al., 2022].
+    The initial weights of DLFA [Dimitrov et al., 2022], with the constants of `lecun_normal` in JAX.
     """
 
     def apply(self, model: nn.Module, generator: Generator) -> None:

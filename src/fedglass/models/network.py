@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedglass.core.errors import ModelError
 from fedglass.core.params import Params
 from fedglass.core.types import BatchNorm
+from fedglass.models.attention import Watch, written_out
 
 
 class Network:
@@ -39,6 +40,7 @@ class Network:
         self._places = list(self._owners.values())
         self._recurrent = [m for m in self._module.modules() if isinstance(m, nn.RNNBase)]
         self._head: nn.Linear | None = None
+        self._attends: bool | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +61,17 @@ class Network:
             parameters[name] = weights[index]
         for layer in self._recurrent:  # these read a list of their own, made when they were built
             layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
-        return cast(Tensor, self._module(inputs))
+        return cast(Tensor, self._module(inputs)) if self._attends is False else self._attend(inputs)
+
+    def _attend(self, inputs: Tensor) -> Tensor:
+        """The first pass finds out whether the module attends, and only then later ones pay for it."""
+        with written_out():
+            if self._attends:
+                return cast(Tensor, self._module(inputs))
+            with Watch() as watch:
+                logits = cast(Tensor, self._module(inputs))
+        self._attends = watch.seen
+        return logits
 
     def features(self, weights: Sequence[Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The logits and the input of the last dense layer.  # (n, classes), (n, hidden)"""

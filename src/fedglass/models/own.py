@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError
+from fedglass.core.rng import derive
 from fedglass.models.stem import Shape
 
 # What the code of others raises when it is wrong. Not `Exception`: our own errors and interrupts pass.
@@ -29,9 +30,15 @@ _FAULTS = (
 )
 
 
-def construct(name: str, shape: Shape, classes: int) -> nn.Module:
-    """Import the factory, call it with what it takes of `shape` and `classes`, and try the model once."""
+def construct(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """Import the factory, call it with what it takes of `shape` and `classes`, and try the model once.
+
+    The factory and its lazy layers draw from the global generator, which is seeded here: call this inside
+    `torch.random.fork_rng`.
+    """
     factory = _import(name)
+    # After the import, whose own draws happen only the first time.
+    torch.default_generator.manual_seed(derive(seed, "model", name))
     try:
         model = factory(**_arguments(factory, shape, classes))
     except _FAULTS as error:

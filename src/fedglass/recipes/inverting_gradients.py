@@ -12,9 +12,11 @@ from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.total_variation import TotalVariation
 
+SIGN_RULE = SignRule()
+
 
 def inverting_gradients(
-    labels: Labels = SignRule(), tv: float = 0.01, iterations: int = 1000, restarts: int = 1
+    labels: Labels = SIGN_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
     """Cosine distance and total variation, signed Adam at 0.1 with three drops, projection onto the bounds.
 

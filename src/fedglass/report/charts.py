@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 WIDTH = 340
-EDGE = 10
+EDGE = 2
 SHOWN = 8
 """Curves in one chart; more would hide each other."""
 
@@ -23,15 +23,6 @@ class Dot:
     mean: float
     low: float | None
     high: float | None
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point of a scatter plot."""
-
-    label: str
-    x: float
-    y: float
 
 
 @dataclass(frozen=True)
@@ -84,15 +75,12 @@ def energy_chart(
     blind: Sequence[float] = (),
     iterations: int | None = None,
 ) -> Markup:
-    """Energy over the iterations, on a log scale; dashed the energy of the true data, dotted of a blind guess."""
+    """Energy over the iterations, on a log scale; dashed that of the true data, dotted of a blind guess."""
     shown = [curve for curve in curves if len(curve)][:SHOWN]
     levels = [*sorted(set(truth))[:SHOWN], *sorted(set(blind))[:SHOWN]]
     top, bottom, left = 8, 168, 46
     y = _energy_axis([v for curve in shown for v in curve] + levels, bottom, top)
-    parts = []
-    for tick in y.ticks():
-        parts.append(_line("grid", left, y.at(tick), WIDTH - EDGE, y.at(tick)))
-        parts.append(_text("tick", left - 6, y.at(tick) + 4, _number(tick), "end"))
+    parts = _y_grid(y, left)
     last = iterations if iterations is not None else max((len(c) - 1 for c in shown), default=1)
     parts += _x_axis(Axis(0, max(last, 1), left, WIDTH - EDGE), top, bottom)
     for kind, values in (("blind", blind), ("truth", truth)):
@@ -105,21 +93,23 @@ def energy_chart(
     return _svg(title, parts, bottom + 38)
 
 
-def scatter(title: str, points: Sequence[Point], x_title: str, y_title: str) -> Markup:
-    """Points with their labels, for one quantity against another."""
+def trade_off(
+    title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_title: str, y_title: str
+) -> Markup:
+    """One quantity against another, the points of a series joined from left to right."""
     top, bottom, left = 22, 190, 46
-    x = _linear([p.x for p in points], left, WIDTH - EDGE)
-    y = _linear([p.y for p in points], bottom, top)
-    parts = [_text("tick", EDGE, 12, y_title, "start")]
-    for tick in y.ticks():
-        parts.append(_line("grid", left, y.at(tick), WIDTH - EDGE, y.at(tick)))
-        parts.append(_text("tick", left - 6, y.at(tick) + 4, _number(tick), "end"))
-    parts += _x_axis(x, top, bottom)
-    for point in points:
-        right = x.at(point.x) > WIDTH * 0.6
-        parts.append(f'<circle class="dot" cx="{x.at(point.x):.1f}" cy="{y.at(point.y):.1f}" r="4"/>')
-        offset, anchor = (-8, "end") if right else (8, "start")
-        parts.append(_text("name", x.at(point.x) + offset, y.at(point.y) - 6, _clip(point.label, 26), anchor))
+    everything = [point for points in series.values() for point in points]
+    x = _linear([p[0] for p in everything], left, WIDTH - EDGE)
+    y = _linear([p[1] for p in everything], bottom, top)
+    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, left), *_x_axis(x, top, bottom)]
+    for number, (label, points) in enumerate(series.items()):
+        places = [(x.at(a), y.at(b)) for a, b in sorted(points)]
+        joined = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
+        parts.append(f'<polyline class="curve c{number % 4}" points="{joined}"/>')
+        parts += [f'<circle class="dot c{number % 4}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in places]
+        # Named at the higher end, where the line runs away below the text.
+        (a, b), anchor = (places[0], "start") if places[0][1] < places[-1][1] else (places[-1], "end")
+        parts.append(_text("name", a, b - 8, _clip(label, 30), anchor, full=label))
     parts.append(_text("tick", (left + WIDTH) / 2, bottom + 32, x_title, "middle"))
     return _svg(title, parts, bottom + 38)
 
@@ -138,6 +128,14 @@ def _x_axis(axis: Axis, top: float, bottom: float) -> list[str]:
         x = axis.at(tick)
         anchor = "start" if x < axis.start + 8 else "end" if x > axis.end - 8 else "middle"
         parts += [_line("grid", x, top, x, bottom), _text("tick", x, bottom + 15, _number(tick), anchor)]
+    return parts
+
+
+def _y_grid(axis: Axis, left: float) -> list[str]:
+    parts = []
+    for tick in axis.ticks():
+        parts.append(_line("grid", left, axis.at(tick), WIDTH - EDGE, axis.at(tick)))
+        parts.append(_text("tick", left - 6, axis.at(tick) + 4, _number(tick), "end"))
     return parts
 
 

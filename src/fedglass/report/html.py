@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedglass.audit.gate import Gate, scale_of
-from fedglass.audit.records import PLAN, RECORDS, REPORT, SUMMARY, Record, RecordFile, claimed_digest
+from fedglass.audit.records import PLAN, RECORDS, REPORT, SUMMARY, Picture, Record, RecordFile, claimed_digest
 from fedglass.audit.summary import Case, by_attack, by_view, rank, read_gate
 from fedglass.core.errors import UsageError
 from fedglass.report import sections
@@ -62,6 +62,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         facts=_facts(records, gate),
         gate=gate,
         worst=worst,
+        common=sections.common_knowledge(records),
         threats=sections.threat_models(records),
         table=sections.figures_table(groups, gate),
         view_table=sections.figures_table(views, gate) if views else None,
@@ -104,29 +105,29 @@ def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
 
 def _worst(records: Sequence[Record], gate: Gate, album: Album) -> list[Pair]:
     """Every private image once, with the reconstruction that came closest, the most leaked first."""
-    pairs, seen = [], set()
+    pairs: list[Pair] = []
+    seen: set[bytes | str] = set()
     for case in rank(records, gate.metric):
         if case.picture is None or len(pairs) == WORST:
             continue
         original = album.content(case.picture.original) or case.picture.original
         if original not in seen:
             seen.add(original)
-            pairs.append(_pair(case, gate, album, [case.attack, f"client {case.client}, round {case.round}"]))
+            whose = [case.attack, f"client {case.client}, round {case.round}"]
+            pairs.append(_pair(case, case.picture, gate, album, whose))
     return pairs
 
 
-def _pair(case: Case, gate: Gate, album: Album, lines: Sequence[str]) -> Pair:
+def _pair(case: Case, picture: Picture, gate: Gate, album: Album, lines: Sequence[str]) -> Pair:
     """One image of a record; `lines` say whose it is."""
-    assert case.picture is not None
     scores = {name: scale_of(name).show(value) for name, value in case.scores.items()}
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
-    headline = " · ".join(f"{scale_of(name).title} {scores[name]}" for name in first)
-    label = [] if case.picture.label is None else [f"label {case.picture.label}"]
+    label = [] if picture.label is None else [f"label {picture.label}"]
     value = case.scores.get(gate.metric)
     return Pair(
-        original=album.inline(case.picture.original, "private original"),
-        reconstruction=album.inline(case.picture.reconstruction, f"reconstruction by {case.attack}"),
-        headline=headline,
+        original=album.inline(picture.original, "private original"),
+        reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
+        scores=[f"{scale_of(name).title} {scores[name]}" for name in first],
         lines=[*lines, *label],
         leaked=value is not None and gate.recovered(value),
     )
@@ -150,7 +151,7 @@ def _evidence(record: Record, cases: Sequence[Case], gate: Gate, album: Album) -
         score += f", best {gate.scale.show(gate.scale.best(values))}"
     else:
         score, tone = ("failed" if record.status == "failed" else "not scored"), "incomplete"
-    pairs = [_pair(case, gate, album, [f"image {case.image}"]) for case in cases if case.picture is not None]
+    pairs = [_pair(c, c.picture, gate, album, [f"image {c.image}"]) for c in cases if c.picture is not None]
     return Evidence(record, score, tone, pairs, _record_facts(record))
 
 

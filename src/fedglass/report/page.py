@@ -42,7 +42,7 @@ class Pair:
 
     original: Inlined
     reconstruction: Inlined
-    headline: str = ""
+    scores: Sequence[str] = field(default_factory=tuple)
     lines: Sequence[str] = field(default_factory=tuple)
     leaked: bool = False
 

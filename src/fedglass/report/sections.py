@@ -10,7 +10,7 @@ from markupsafe import Markup
 from fedglass.audit.gate import Gate, scale_of
 from fedglass.audit.records import Record, Severity
 from fedglass.audit.summary import Group, Interval
-from fedglass.report.charts import Dot, Point, energy_chart, interval_plot, scatter
+from fedglass.report.charts import Dot, energy_chart, interval_plot, trade_off
 from fedglass.report.page import Cell, Table
 
 CHARTS = 12
@@ -22,9 +22,10 @@ TONES: dict[Severity, str] = {"serious": "leak", "warning": "inconclusive", "inf
 class ThreatModel:
     """What one kind of adversary sees and knows, and which attacks it played."""
 
-    sees: Sequence[str]
     attacks: Sequence[str]
-    knows: Table
+    sees: Sequence[str]
+    knows: Sequence[tuple[str, Cell]]
+    """Facts that not all adversaries of the audit share."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,22 @@ class Figure:
     note: str = ""
 
 
+def common_knowledge(records: Sequence[Record]) -> Table:
+    """The facts that every adversary of the audit was given."""
+    return Table(["", ""], [_fact(*item) for item in _common(records).items()])
+
+
 def threat_models(records: Sequence[Record]) -> list[ThreatModel]:
-    """One for each distinct set of facts that an adversary was given."""
+    """One for each distinct set of facts that an adversary was given, with what is not common to all."""
     groups: dict[tuple[tuple[str, str], ...], list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(record.knows.items()), []).append(record)
+    common = _common(records)
     return [
         ThreatModel(
-            sees=_some([r.view for r in group]),
             attacks=list(dict.fromkeys(r.attack for r in group)),
-            knows=Table(["fact", "what the adversary knows"], [_fact(*item) for item in facts]),
+            sees=_some([r.view for r in group]),
+            knows=[_fact(name, words) for name, words in facts if name not in common],
         )
         for facts, group in groups.items()
     ]
@@ -68,7 +75,7 @@ def figures_table(groups: Sequence[Group], gate: Gate) -> Table:
     metrics = metric_names(groups, gate)
     named = "attack" if all(g.view is None for g in groups) else "attack and view"
     titles = [scale_of(m).title + (" ↑" if scale_of(m).higher_leaks else " ↓") for m in metrics]
-    columns = [named, "cases", "recovered", *titles, "labels wrong", "time a case"]
+    columns = [named, "cases", "recovered", *titles, "labels wrong", "time per case"]
     return Table(columns, [_figures_row(group, metrics, gate) for group in groups])
 
 
@@ -79,7 +86,7 @@ def metric_plots(groups: Sequence[Group], gate: Gate) -> list[Figure]:
         scale, shown = scale_of(metric), [g for g in groups if metric in g.metrics]
         dots = [_dot(g, g.metrics[metric], scale.show(g.metrics[metric].mean)) for g in shown]
         limit = gate.threshold if metric == gate.metric else None
-        note = f"Shaded: counts as recovered ({gate.rule})." if limit is not None else ""
+        note = f"Shaded: recovered ({gate.rule})." if limit is not None else ""
         side = "higher" if scale.higher_leaks else "lower"
         svg = interval_plot(f"Mean {scale.title} of each attack", dots, limit, scale.higher_leaks)
         plots.append(Figure(f"{scale.title} ({side} = more leaked)", svg, note))
@@ -102,18 +109,19 @@ def utility_table(groups: Sequence[Group], gate: Gate) -> tuple[Table | None, Fi
     if not names:
         return None, None
     title = gate.scale.title
-    rows = [
+    rows: list[list[Cell | str]] = [
         [_name(g), *(_plain(g.utility.get(n)) for n in names), _share(g), _mean(g, gate.metric)]
         for g in groups
     ]
-    points = [
-        Point(g.view or g.attack, g.utility[names[0]], g.metrics[gate.metric].mean)
-        for g in groups
-        if names[0] in g.utility and gate.metric in g.metrics
-    ]
+    series: dict[str, list[tuple[float, float]]] = {}
+    for g in groups:
+        if names[0] in g.utility and gate.metric in g.metrics:
+            series.setdefault(g.attack, []).append((g.utility[names[0]], g.metrics[gate.metric].mean))
     plot = None
-    if len({p.x for p in points}) > 1:
-        plot = Figure(f"{title} against {names[0]}", scatter("Utility and leakage", points, names[0], title))
+    if len({x for points in series.values() for x, _ in points}) > 1:
+        plot = Figure(
+            f"{title} against {names[0]}", trade_off("Utility and leakage", series, names[0], title)
+        )
     return Table(["attack", *names, "recovered", title], rows), plot
 
 
@@ -204,9 +212,16 @@ def _energy(attack: str, view: str, records: Sequence[Record]) -> Figure:
     return Figure(attack, svg, view)
 
 
-def _fact(name: str, words: str) -> list[Cell | str]:
+def _common(records: Sequence[Record]) -> dict[str, str]:
+    """Facts that all records share, word for word."""
+    first = records[0].knows if records else {}
+    return {name: words for name, words in first.items() if all(r.knows.get(name) == words for r in records)}
+
+
+def _fact(name: str, words: str) -> tuple[str, Cell]:
     oracle = "oracle" in words.lower() or "oracle" in name.lower()
-    return [name.replace("_", " "), Cell(words, badge="oracle" if oracle else "", tone="inconclusive")]
+    plain = words.replace("(oracle)", "").strip()
+    return name.replace("_", " "), Cell(plain, badge="oracle" if oracle else "", tone="inconclusive")
 
 
 def _plain(value: float | None) -> str:

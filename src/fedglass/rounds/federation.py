@@ -86,7 +86,8 @@ class Federation:
         """Train for some rounds and keep all that was said."""
         if rounds < 1:
             raise UsageError(f"federation.rounds must be at least 1, got {rounds}.")
-        before, buffers = weights_of(self.model), buffers_of(self.model)
+        before: Params = weights_of(self.model)
+        buffers: Params = buffers_of(self.model)
         past: list[Round] = []
         for index in range(rounds):
             messages = tuple(respond(client, self._call(before, buffers, index)) for client in self._called(index))

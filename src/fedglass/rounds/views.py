@@ -49,9 +49,7 @@ class ServerView:
     def see(self, transcript: Transcript, knows: Knows) -> tuple[Observation, Truth]:
         federation, past = transcript.federation, _round(transcript, self.round)
         if not 0 <= self.client < len(federation.clients):
-            raise UsageError(
-                f"adversary.client must be one of 0 to {len(federation.clients) - 1}, got {self.client}."
-            )
+            raise UsageError(f"adversary.client must be one of 0 to {len(federation.clients) - 1}, got {self.client}.")
         name = federation.clients[self.client].name
         message = next((m for m in past.messages if m.client.name == name), None)
         if message is None:

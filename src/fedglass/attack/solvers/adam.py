@@ -66,15 +66,18 @@ def _run(
     report_every = max(1, n // REPORTS)
     for k in range(n):
         energy = problem.energy(tensors, k / n)
-        gradients = torch.autograd.grad(energy, tensors)
+        due = [m for m in moving if k % m.every == 0]
+        gradients = torch.autograd.grad(energy, [m.tensor for m in due])
         with torch.no_grad():
             trace[k] = energy
             # A sum is finite only where all its entries are.
             alive &= torch.isfinite(energy + sum(g.sum() for g in gradients))
             kept.offer(energy, tensors)
+            for m, gradient in zip(due, gradients, strict=True):
+                m.gradient = direction(gradient)
             factor = spec.schedule.factor(k, n)
-            for m, gradient in zip(moving, gradients, strict=True):
-                m.step(direction(gradient), k + 1, factor, alive)
+            for m in moving:
+                m.step(k + 1, factor, alive)
         if k % report_every == 0:
             progress(k, n)
     final = problem.energy(tensors, 1.0).detach()
@@ -93,13 +96,15 @@ class _Moving:
         self.low, self.high = unknown.low, unknown.high
         self.rate = spec.rate * unknown.rate
         self.betas, self.eps = spec.betas, spec.eps
+        self.every = unknown.every
+        self.gradient = torch.zeros_like(unknown.start)
         self.mean = torch.zeros_like(unknown.start)
         self.square = torch.zeros_like(unknown.start)
 
-    def step(self, gradient: Tensor, k: int, factor: float, alive: Tensor) -> None:
+    def step(self, k: int, factor: float, alive: Tensor) -> None:
         b1, b2 = self.betas
-        self.mean.lerp_(gradient, 1 - b1)
-        self.square.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+        self.mean.lerp_(self.gradient, 1 - b1)
+        self.square.mul_(b2).addcmul_(self.gradient, self.gradient, value=1 - b2)
         scale = (self.square.sqrt() / math.sqrt(1 - b2**k)).add_(self.eps)
         moved = torch.addcdiv(self.tensor, self.mean, scale, value=-self.rate * factor / (1 - b1**k))
         if self.low is not None or self.high is not None:

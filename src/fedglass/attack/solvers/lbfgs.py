@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ class LBFGS:
         energy, finite = math.inf, True
         for k in range(self.iterations):
             # `step` returns the energy before the step: that of the iterate in `safe`.
-            energy = float(optimiser.step(lambda k=k: _closure(problem, tensors, k / self.iterations)))
+            evaluate = partial(_closure, problem, tensors, k / self.iterations)
+            energy = float(optimiser.step(evaluate))  # type: ignore[no-untyped-call] # torch does not annotate it
             trace[k] = energy
             finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
             if not finite:

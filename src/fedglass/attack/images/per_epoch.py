@@ -1,0 +1,30 @@
+"""Images that may differ between the epochs of a simulated training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.forward.unroll import known_training
+from fedglass.attack.images.pixels import whitened_noise
+from fedglass.attack.parts import Bound
+from fedglass.core.types import Observation, Unknown
+
+
+@dataclass(frozen=True)
+class EpochPixels:
+    """Separate images for each local epoch, E x N in all, without hard bounds [Dimitrov et al., 2022, Sec. 4.3].
+
+    The client's order of examples changes between epochs and is unknown, so that the n-th image of one epoch
+    need not be the n-th of another. Starts from N(0, 1) in whitened coordinates.
+    """
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        epochs = known_training(observation).epochs
+        if start is None:
+            first = whitened_noise(observation, generator, epochs)
+        else:
+            first = start.expand(epochs, *start.shape[1:]).contiguous()
+        return Bound((Unknown(first),), lambda tensors: tensors[0])

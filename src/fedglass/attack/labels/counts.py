@@ -1,0 +1,108 @@
+"""How often each label occurs, read off the last layer's update.
+
+For softmax and cross entropy the gradient of the last layer's weights, summed over the row of class k, is
+sum_j (p_k(x_j) - [y_j = k]) O(x_j) / N, with O the sum of the hidden activations. Random images stand in for
+the unknown x_j in p and O [Geng et al., 2021].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.forward.target import network_of
+from fedglass.attack.labels.known import known
+from fedglass.attack.labels.rounding import round_to_sum
+from fedglass.attack.parts import Bound
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Observation
+
+DUMMIES = 3000
+"""How many random images stand in for the client's, as in DLFA's release."""
+
+
+@dataclass(frozen=True)
+class CountsBefore:
+    """Counts with p and O at the weights before training [Geng et al., 2021]: exact in the mean for FedSGD."""
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        return _bind(observation, generator, lambda steps: [0.0])
+
+
+@dataclass(frozen=True)
+class CountsAfter:
+    """Counts with p and O at the weights after training."""
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        return _bind(observation, generator, lambda steps: [1.0])
+
+
+@dataclass(frozen=True)
+class InterpolatedCounts:
+    """Counts with p and O moved linearly from the weights before to those after [Dimitrov et al., 2022, Sec. 4.5].
+
+    N_k = mean_i (N p_i - N dW_k / (T O_i)) with coefficient i / T, i = 0..T-1, from the server's to the client's
+    weights; the paper prints the coefficients the other way round, its release has them so.
+    """
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        return _bind(observation, generator, lambda steps: [i / steps for i in range(steps)])
+
+
+def _bind(observation: Observation, generator: torch.Generator, shares: Callable[[int], list[float]]) -> Bound:
+    n, steps = observation.knows.examples, local_steps(observation)
+    counts = raw_counts(observation, generator, shares(steps), steps)
+    whole = round_to_sum(counts, n)
+    labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
+    # In random order: which batch a label belongs to is not known.
+    return known(labels[torch.randperm(n, generator=generator)].to(counts.device))
+
+
+def local_steps(observation: Observation) -> int:
+    """T, from the training or as it is."""
+    knows = observation.knows
+    if knows.training is not None:
+        return knows.training.steps(knows.examples // knows.clients)
+    if knows.steps is not None:
+        return knows.steps
+    raise UsageError(
+        "Label counts need the number of local steps, which the adversary does not know: set "
+        "adversary.knows_training or adversary.knows_steps = true."
+    )
+
+
+def raw_counts(observation: Observation, generator: torch.Generator, shares: Sequence[float], steps: int) -> Tensor:
+    """Counts before rounding, averaged over points of the way from before (0) to after (1).  # (classes,)"""
+    n = observation.knows.examples
+    row = accumulated_head_gradient(observation).sum(1)  # (classes,)
+    p0, o0 = head_statistics(observation, generator.clone_state(), 0.0)
+    p1, o1 = head_statistics(observation, generator, 1.0)
+    each = [n * torch.lerp(p0, p1, s) - n * row / (steps * torch.lerp(o0, o1, s)) for s in shares]
+    return torch.stack(each).mean(0)
+
+
+def accumulated_head_gradient(observation: Observation) -> Tensor:
+    """The sum over local steps of the last layer's gradient, (before - after) / lr.  # (classes, features)"""
+    training = observation.knows.training
+    if training is None:
+        raise UsageError(
+            "Label counts need the client's learning rate, which the adversary does not know: set "
+            "adversary.knows_training = true."
+        )
+    weight, _ = network_of(observation).head
+    return observation.update[weight] / -training.lr
+
+
+def head_statistics(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:
+    """Mean softmax and mean sum of the last hidden activations over random images.  # (classes,), ()"""
+    network = network_of(observation)
+    weights = [observation.before[name] + share * observation.update[name] for name in network.names]
+    dummies = torch.randn(DUMMIES, *observation.knows.shape, generator=generator).to(weights[0])
+    with torch.no_grad():
+        parts = [network.features(weights, chunk) for chunk in torch.split(dummies, 500)]
+    probability = torch.cat([logits for logits, _ in parts]).softmax(-1).mean(0)
+    activation = torch.cat([hidden for _, hidden in parts]).flatten(1).sum(1).mean()
+    return probability, activation

@@ -1,0 +1,112 @@
+"""Epoch-order-invariant priors: the set of images is the same in each epoch, whatever their order.
+
+L_inv = 1/E^2 sum_{e1, e2} D(g(X_e1), g(X_e2)) [Dimitrov et al., 2022, Eq. 3], with g an order-invariant summary
+of an epoch's images. Both distances are means over the entries of g, as in the paper's release. Neither needs
+E^2 work: over all pairs the squared difference is twice the variance, and the absolute difference is a weighted
+sum of the sorted values.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedglass.attack.parts import Evaluation
+from fedglass.attack.terms.term import Term
+from fedglass.core.rng import stream
+
+
+class Summary(Protocol):
+    """g: a summary of each epoch's images that does not depend on their order."""
+
+    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
+        """(epochs, n, c, h, w) -> (epochs, ...)"""
+        ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean image."""
+
+    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
+        return images.mean(1)
+
+
+@dataclass(frozen=True)
+class Max:
+    """The pixelwise maximum."""
+
+    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
+        return images.amax(1)
+
+
+@dataclass(frozen=True)
+class ConvMean:
+    """The mean of a random 3x3 convolution of the images."""
+
+    channels: int = 96
+    seed: int = 0
+
+    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
+        # The convolution is linear: that of the mean is the mean of those, for 1/n of the work.
+        return F.conv2d(images.mean(1), _kernel(self, images, memo), padding=1)
+
+
+@dataclass(frozen=True)
+class ConvMax:
+    """The pixelwise maximum of a random 3x3 convolution of the images."""
+
+    channels: int = 96
+    seed: int = 0
+
+    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
+        kernel = _kernel(self, images, memo)
+        return torch.stack([F.conv2d(epoch, kernel, padding=1).amax(0) for epoch in images])
+
+
+class _EpochPrior(Term, ABC):
+    summary: Summary
+
+    def value(self, at: Evaluation) -> Tensor:
+        return self.spread(self.summary.summarise(at.candidate.images, at.memo))
+
+    @abstractmethod
+    def spread(self, values: Tensor) -> Tensor:
+        """Mean distance over all ordered pairs of epochs.  # (epochs, ...) -> ()"""
+
+
+@dataclass(frozen=True)
+class SquaredEpochPrior(_EpochPrior):
+    """D the mean squared difference: 1/E^2 sum of (a - b)^2 over all pairs is twice the variance."""
+
+    summary: Summary = field(default_factory=Mean)
+
+    def spread(self, values: Tensor) -> Tensor:
+        return 2 * values.var(0, unbiased=False).mean()
+
+
+@dataclass(frozen=True)
+class AbsoluteEpochPrior(_EpochPrior):
+    """D the mean absolute difference: sum of |a - b| over all pairs is 2 sum_i (2i + 1 - E) a_(i), sorted."""
+
+    summary: Summary = field(default_factory=Mean)
+
+    def spread(self, values: Tensor) -> Tensor:
+        epochs = len(values)
+        rank = torch.arange(epochs, device=values.device, dtype=values.dtype)
+        weight = 2 * (2 * rank + 1 - epochs) / epochs**2
+        return (weight @ values.sort(0).values.flatten(1)).mean()
+
+
+def _kernel(spec: ConvMean | ConvMax, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
+    """The random kernel, drawn once: N(0, 1 / fan in).  # (channels, c, 3, 3)"""
+    if spec not in memo:
+        c = images.shape[2]
+        kernel = torch.randn(spec.channels, c, 3, 3, generator=stream(spec.seed, "epoch prior")) / (9 * c) ** 0.5
+        memo[spec] = kernel.to(images)
+    return memo[spec]

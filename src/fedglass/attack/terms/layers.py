@@ -1,0 +1,59 @@
+"""Distances that weigh the layers of the message differently."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.parts import Evaluation
+from fedglass.attack.terms.term import Term
+
+
+@dataclass(frozen=True)
+class LayeredSquaredError(Term):
+    """sum_l e^(-decay l) |g_l - y_l|^2 / T, layers counted from the input, a bias with its weight.
+
+    The distance of DLFA's release [Dimitrov et al., 2022], whose paper prints a cosine. T is the number of
+    local steps that the message sums up.
+    """
+
+    decay: float = 1.0
+
+    def value(self, at: Evaluation) -> Tensor:
+        depth: list[int] | None = at.memo.get(self)
+        if depth is None:
+            depth = at.memo[self] = layer_depths(at.names)
+        errors = [
+            math.exp(-self.decay * d) * (g - y).square().sum()
+            for d, g, y in zip(depth, at.predicted, at.target, strict=True)
+        ]
+        return torch.stack(errors).sum() / at.steps
+
+
+@dataclass(frozen=True)
+class Ramp(Term):
+    """A term whose weight moves geometrically from `first` to `last` until the share `until` of the way."""
+
+    term: Term
+    first: float
+    last: float
+    until: float = 0.5
+
+    def value(self, at: Evaluation) -> Tensor:
+        share = min(1.0, at.progress / self.until)
+        weight: float = self.first * (self.last / self.first) ** share
+        return weight * self.term.value(at)
+
+
+def layer_depths(names: tuple[str, ...]) -> list[int]:
+    """The position of each parameter's layer.
+
+    >>> layer_depths(("conv1.weight", "conv1.bias", "fc.weight", "fc.bias"))
+    [0, 0, 1, 1]
+    """
+    owners = [name.rpartition(".")[0] for name in names]
+    order = {owner: position for position, owner in enumerate(dict.fromkeys(owners))}
+    return [order[owner] for owner in owners]

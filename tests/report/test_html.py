@@ -1,0 +1,226 @@
+"""The page says what the records say, is complete in itself, and lets nothing through unescaped."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedglass.audit.gate import Gate
+from fedglass.audit.records import Flag, Picture, Record, RecordFile
+from fedglass.audit.summary import summarise
+from fedglass.core.errors import UsageError
+from fedglass.report.html import write_report
+from fedglass.report.page import Table, environment, render
+from fedglass.report.pictures import Album
+
+NASTY = "<script>alert(1)</script>"
+VOID = {"meta", "link", "img", "br", "line", "rect", "circle", "polyline"}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page; complains where tags do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(directory: Path) -> Page:
+    return Page(write_report(directory).read_text(encoding="utf-8"))
+
+
+def test_the_verdict_comes_first_and_is_that_of_the_gate(audit_directory: Path) -> None:
+    found = page(audit_directory)
+    verdict = Gate().judge(RecordFile(audit_directory / "records.jsonl").read())
+    text = " ".join(found.text.replace("\u00a0", " ").split())
+    order = [
+        "Leak found",
+        verdict.lead,
+        "The worst case in pictures",
+        "Threat model",
+        "What each attack recovered",
+        "Utility beside leakage",
+        "Energy curves",
+        "Flags",
+        "Every case",
+        "Plan and versions",
+        "Repeat and cite",
+    ]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_it_is_complete_in_itself(audit_directory: Path) -> None:
+    found = page(audit_directory)
+    assert "script" not in found.tags
+    links = [value for _, name, value in found.attributes if name in ("src", "href", "srcset", "action")]
+    assert links
+    assert all(link.startswith("data:image/png;base64,") for link in links)
+    assert not [n for _, n, _ in found.attributes if n.startswith("on")]
+    html = (audit_directory / "report.html").read_text()
+    assert not re.search(r"url\(|@import|https?://", html)
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    assert ("meta", "content", policy) in found.attributes
+
+
+def test_pictures_are_the_very_files(audit_directory: Path) -> None:
+    found = page(audit_directory)
+    inlined = {base64.b64decode(v.split(",")[1]) for t, n, v in found.attributes if (t, n) == ("img", "src")}
+    assert inlined == {path.read_bytes() for path in audit_directory.glob("pictures/*/*.png")}
+
+
+def test_the_worst_pictures_are_sorted_and_shown_once(audit_directory: Path) -> None:
+    html = write_report(audit_directory).read_text()
+    section = html.split('id="worst"')[1].split("</section>")[0]
+    scores = [float(v) for v in re.findall(r"PSNR ([\d.]+) dB</b>", section)]
+    assert len(scores) == 8  # two clients of four images, however often they were attacked
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_everything_is_escaped(audit_directory: Path, make_case: Callable[..., Record]) -> None:
+    directory = audit_directory / NASTY.replace("/", "_")
+    (directory / "pictures").mkdir(parents=True)
+    odd = "pictures/<script>alert(1)<script>.png"
+    record = make_case(
+        directory,
+        NASTY,
+        0,
+        0,
+        key="k",
+        attack_repr=NASTY,
+        view=NASTY,
+        flags=[Flag(name=NASTY, severity="serious", text=NASTY)],
+        knows={NASTY: NASTY + " oracle"},
+        versions={NASTY: NASTY},
+        utility={NASTY: 0.5},
+        skipped_metrics={NASTY: NASTY},
+        pictures=[Picture(original=odd, reconstruction=odd, label=NASTY)],
+    )
+    failed = make_case(directory, NASTY, 1, 0, key="f", status="failed", error=NASTY, utility={NASTY: 0.9})
+    for item in (record.model_copy(update={"client": NASTY}), failed):
+        RecordFile(directory / "records.jsonl").append(item)
+    (directory / "plan.toml").write_text(NASTY)
+    (directory / "audit.json").write_text('{"plan_digest": "<script>"}')
+    found = page(directory)
+    assert "script" not in found.tags
+    assert found.text.count(NASTY) > 20
+    assert found.text.count("missing: pictures/<script>") == 4
+
+
+@pytest.mark.parametrize("trick", ["link", "absent", "text", "torn", "directory"])
+def test_bad_pictures_leave_a_hole(audit_directory: Path, tmp_path: Path, trick: str) -> None:
+    path = next(audit_directory.glob("pictures/*/original-0.png"))
+    whole = path.read_bytes()
+    path.unlink()
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(whole)
+    if trick == "link":
+        path.symlink_to(secret)
+    elif trick == "text":
+        path.write_text("root:x:0:0")
+    elif trick == "torn":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif trick == "directory":
+        path.mkdir()
+    name = str(path.relative_to(audit_directory))
+    image = Album(audit_directory).inline(name, "original")
+    assert image.uri is None
+    assert name in image.missing
+    assert name in page(audit_directory).text
+
+
+def test_a_budget_keeps_the_page_small(audit_directory: Path) -> None:
+    paths = sorted(str(p.relative_to(audit_directory)) for p in audit_directory.glob("pictures/*/*.png"))
+    sizes = [(audit_directory / path).stat().st_size for path in paths]
+    album = Album(audit_directory, budget=sum(sizes[:3]))
+    assert [album.inline(path, "").uri is not None for path in paths[:5]] == [True] * 3 + [False] * 2
+
+
+def test_an_audit_that_was_stopped_never_looks_like_a_pass(tmp_path: Path, build_audit: Callable[..., Path]) -> None:
+    directory = build_audit(tmp_path / "audit", attacks=("dlg",))
+    assert "Inconclusive" in page(directory).text
+    (directory / "summary.json").unlink()
+    assert "Audit incomplete" in page(directory).text
+
+
+def test_cases_beyond_those_run_make_it_incomplete(audit_directory: Path) -> None:
+    records = RecordFile(audit_directory / "records.jsonl").read()
+    summarise(records, Gate(threshold=60.0), planned=len(records) + 1).write(audit_directory / "summary.json")
+    found = page(audit_directory).text
+    assert "Audit incomplete" in found
+    assert "1 planned case not run yet" in found
+
+
+def test_no_records_at_all(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").touch()
+    assert "no case has run" in page(tmp_path).text
+    (tmp_path / "records.jsonl").unlink()
+    with pytest.raises(UsageError, match="not an audit directory"):
+        write_report(tmp_path)
+
+
+def test_records_without_scores_or_pictures(tmp_path: Path, make_case: Callable[..., Record]) -> None:
+    bare = make_case(tmp_path, "dlg", 0, 0, metrics={}, pictures=[], knows={}, trace=[], utility={})
+    other = make_case(tmp_path, "idlg", 0, 0, metrics={"new": [1.0, None]}, energy_truth=None)
+    for record in (bare, other):
+        RecordFile(tmp_path / "records.jsonl").append(record)
+    text = page(tmp_path).text
+    assert "not scored" in text
+    assert "PSNR is missing in 2 of 2 cases" in text
+
+
+@pytest.mark.parametrize("gate", [Gate("ssim", 0.5), Gate("rmse", 0.1, max_share=0.5)])
+def test_other_gates(tmp_path: Path, build_audit: Callable[..., Path], gate: Gate) -> None:
+    assert gate.rule in page(build_audit(tmp_path / "audit", gate=gate)).text.replace("\u00a0", " ")
+
+
+def test_the_page_can_be_made_again(audit_directory: Path, tmp_path: Path) -> None:
+    first = write_report(audit_directory).read_bytes()
+    other = write_report(audit_directory, tmp_path / "other.html")
+    assert other == tmp_path / "other.html"
+    assert other.read_bytes() == first
+
+
+def test_an_output_that_can_not_be_written(audit_directory: Path) -> None:
+    with pytest.raises(UsageError, match="Cannot write the report"):
+        write_report(audit_directory, audit_directory / "none" / "report.html")
+
+
+def test_other_pages_can_be_built_from_the_base() -> None:
+    source = '{% extends "base.html" %}{% import "macros.html" as m %}'
+    source += "{% block main %}{{ m.table(t) }}{% endblock %}"
+    html = environment().from_string(source).render(fedglass_version="1", t=Table(["a", "b"], [[NASTY, "2"]]))
+    assert NASTY in Page(html).text
+    assert "script" not in Page(html).tags
+    assert "<title>fedglass</title>" in render("base.html")
+
+
+def test_imports_no_torch() -> None:
+    code = "import sys, fedglass.report.html; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
