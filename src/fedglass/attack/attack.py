@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +30,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.params import check_update
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Candidate, Observation, Reconstruction, Unknown
+from fedglass.fl.trajectory import per_epoch
 
 TRACE_POINTS = 200
 """How many energies of a run are kept for its curve."""
@@ -61,7 +63,7 @@ class Attack:
             self._once(observation, derive(seed, "restart", i), _part(progress, i, self.restarts))
             for i in range(self.restarts)
         ]
-        best = min(runs, key=lambda run: run.energy if run.energy == run.energy else float("inf"))
+        best = min(runs, key=rank)
         images = best.images
         for i, refinement in enumerate(self.refine):
             images = refinement.refine(images, stream(seed, "refine", i))
@@ -111,9 +113,14 @@ class Attack:
         notes: Sequence[str],
     ) -> Reconstruction:
         pixels = observation.knows.whitening.unwhiten(self.merge.merge(images))
-        hard = labels.argmax(-1) if labels.is_floating_point() else labels
+        hard = labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
         details = {_detail(i): float(t) for i, t in enumerate(own) if t.numel() == 1}
         return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), details)
+
+
+def rank(run: Reconstruction) -> float:
+    """The energy, for choosing among runs; one that is not a number comes last."""
+    return run.energy if math.isfinite(run.energy) else math.inf
 
 
 def check_observation(observation: Observation) -> None:

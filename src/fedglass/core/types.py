@@ -103,6 +103,8 @@ class Knowledge:
     training: Training | None = None
     steps: int | None = None
     """Number of local steps, where it is known without the epochs and the batch size."""
+    lr: float | None = None
+    """The clients' learning rate, where it is known without the epochs and the batch size."""
     clients: int = 1
     """How many clients' updates are averaged in the message."""
     labels: Tensor | None = None
@@ -133,7 +135,7 @@ class Candidate:
     """A hypothesis about the client's data, in whitened coordinates."""
 
     images: Tensor  # (epochs, n, c, h, w); epochs is 1 where all epochs share their images
-    labels: Tensor  # (n,) class indices or (n, classes) probabilities
+    labels: Tensor  # (n,) class indices, (n, classes) probabilities, or (epochs, n) indices in each epoch's order
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ class Trajectory:
     rule: GradientFn = field(default_factory=MeanGradient)
 
     def gradient_sum(self, images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        """(w_0 - w_T) / lr.  # images (epochs or 1, n, c, h, w), targets (n,) or (n, classes)"""
+        """(w_0 - w_T) / lr.  # images (epochs or 1, n, c, h, w), targets (n,), (n, classes) or (epochs, n)"""
         found: tuple[Tensor, ...] = _Simulate.apply(self, images, targets)  # type: ignore[no-untyped-call] # torch
         return found
 
@@ -56,11 +56,17 @@ class Trajectory:
         """Step t, ready to be differentiated once, or twice where `second`."""
         batch = self.batches[t]
         epoch = batch.epoch % images.shape[0]  # where the epochs share their images there is one row of them
-        inputs, labels = images[epoch, batch.rows].detach(), targets[batch.rows].detach()
+        known = targets[batch.epoch] if per_epoch(targets) else targets
+        inputs, labels = images[epoch, batch.rows].detach(), known[batch.rows].detach()
         if second:
             inputs.requires_grad_()
             labels.requires_grad_(labels.is_floating_point())
         return Step(self.network, weights, inputs, labels, differentiable=second)
+
+
+def per_epoch(targets: Tensor) -> bool:
+    """Whether these are class indices in an order of their own for each epoch.  # (epochs, n)"""
+    return targets.ndim == 2 and not targets.is_floating_point()
 
 
 class _Simulate(torch.autograd.Function):

@@ -8,9 +8,18 @@ from dataclasses import dataclass
 
 from fedglass.attack.attack import Attack
 from fedglass.core.errors import UsageError, unknown_name
+from fedglass.recipes.dlfa import (
+    dlfa_fedsgd,
+    dlfa_fedsgd_epoch,
+    dlfa_no_prior,
+    dlfa_printed,
+    dlfa_published,
+    dlfa_shared,
+)
 from fedglass.recipes.dlg import dlg
 from fedglass.recipes.idlg import idlg
 from fedglass.recipes.inverting_gradients import inverting_gradients
+from fedglass.recipes.sme import sme, sme_baseline_ig, sme_published
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,12 @@ class Recipe:
     summary: str
     paper: str
 
+
+DLFA = (
+    "Dimitrov, Balunović, Konstantinov, Vechev: Data Leakage in Federated Averaging, TMLR 2022, "
+    "https://openreview.net/forum?id=e7A0B99zJf"
+)
+SME = "Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, https://arxiv.org/abs/2306.00127"
 
 RECIPES: Mapping[str, Recipe] = {
     "dlg": Recipe(
@@ -38,6 +53,15 @@ RECIPES: Mapping[str, Recipe] = {
         "cosine distance and total variation, signed Adam",
         "Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS 2020, https://arxiv.org/abs/2003.14053",
     ),
+    "dlfa_published": Recipe(dlfa_published, "simulates the local training, epoch prior; as released", DLFA),
+    "dlfa_printed": Recipe(dlfa_printed, "simulates the local training, epoch prior; as printed (cosine)", DLFA),
+    "dlfa_no_prior": Recipe(dlfa_no_prior, "simulates the local training, no prior over epochs", DLFA),
+    "dlfa_shared": Recipe(dlfa_shared, "simulates the local training, epochs share their images", DLFA),
+    "dlfa_fedsgd_epoch": Recipe(dlfa_fedsgd_epoch, "simulates one full batch for each epoch", DLFA),
+    "dlfa_fedsgd": Recipe(dlfa_fedsgd, "the whole update as one gradient", DLFA),
+    "sme": Recipe(sme, "one gradient at a point between the weights before and after; fast", SME),
+    "sme_published": Recipe(sme_published, "one gradient at a point between the weights before and after", SME),
+    "sme_baseline_ig": Recipe(sme_baseline_ig, "the same at the weights before: the IG of SME's tables", SME),
 }
 
 

@@ -22,7 +22,7 @@ class Knows:
     training: bool = True
     """Learning rate, epochs and batch size of the clients."""
     steps: bool = False
-    """Only the number of local steps, where the training is not known."""
+    """The number of local steps and the learning rate, where epochs and batch size are not known."""
     labels: bool = False
     """ORACLE: the true labels, in no particular order."""
     batch_labels: bool = False
@@ -100,8 +100,9 @@ def _split(
         whitening=federation.whitening,
         training=federation.training if knows.training else None,
         steps=steps,
+        lr=federation.training.lr if knows.training or knows.steps else None,
         clients=len(messages),
-        labels=labels.sort().values if knows.labels else None,
+        labels=torch.cat([m.client.labels.sort().values for m in messages]) if knows.labels else None,
         batch_labels=messages[0].batch_labels if knows.batch_labels and len(messages) == 1 else None,
     )
     seen = Observation(federation.model, past.before, past.buffers, update, knowledge)

@@ -14,7 +14,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.fl.local import schedule
 from fedglass.fl.memory import fit
-from fedglass.fl.trajectory import Trajectory
+from fedglass.fl.trajectory import Trajectory, per_epoch
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,14 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
 
     def fitted(candidate: Candidate) -> Trajectory:
         if not memo:
-            memory = fit(trajectory, candidate.images[:, :each], candidate.labels[:each], budget_mib / clients)
+            memory = fit(trajectory, candidate.images, candidate.labels, budget_mib / clients)
             memo.append(Trajectory(network, trajectory.start, batches, training.lr, memory))
         return memo[0]
 
     def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
         run = fitted(candidate)
-        images, labels = torch.split(candidate.images, each, dim=1), torch.split(candidate.labels, each)
+        images = torch.split(candidate.images, each, dim=1)
+        labels = torch.split(candidate.labels, each, dim=int(per_epoch(candidate.labels)))
         sums = [run.gradient_sum(x, y) for x, y in zip(images, labels, strict=True)]
         if clients == 1:
             return sums[0]

@@ -1,4 +1,4 @@
-"""Labels that the adversary is told."""
+"""Labels that the adversary is told: ORACLE knowledge, and marked as such in the report."""
 
 from __future__ import annotations
 
@@ -14,13 +14,33 @@ from fedglass.core.types import Observation
 
 @dataclass(frozen=True)
 class OracleLabels:
-    """The true labels, in no particular order: ORACLE knowledge, and marked as such in the report."""
+    """The true labels in random order: how often each occurs is known, in which batches is not."""
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
-        labels = observation.knows.labels
-        if labels is None:
+        knows = observation.knows
+        if knows.labels is None:
             raise UsageError(
                 "OracleLabels needs the true labels, but the adversary does not know them: set "
                 "adversary.knows_labels = true, or choose labels that are recovered from the message."
             )
-        return known(labels)
+        if len(knows.labels) != knows.examples:
+            raise UsageError(
+                f"The adversary is told {len(knows.labels)} labels for {knows.examples} examples: give one for each."
+            )
+        each = torch.split(knows.labels, knows.examples // knows.clients)  # the clients' labels are told apart
+        return known(torch.cat([labels[torch.randperm(len(labels), generator=generator)] for labels in each]))
+
+
+@dataclass(frozen=True)
+class OracleBatchLabels:
+    """The true labels of each local batch [Dimitrov et al., 2022, App. C.3].  # (epochs, n)"""
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        batches, training = observation.knows.batch_labels, observation.knows.training
+        if batches is None or training is None:
+            raise UsageError(
+                "OracleBatchLabels needs the true labels of each batch and the training: set "
+                "adversary.knows_batch_labels and adversary.knows_training = true."
+            )
+        flat = torch.tensor([label for batch in batches for label in batch])
+        return known(flat.view(training.epochs, observation.knows.examples))

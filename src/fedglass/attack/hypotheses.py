@@ -1,0 +1,65 @@
+"""Attacks under several hypotheses about what the adversary does not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from fedglass.attack.attack import Attack, rank
+from fedglass.attack.parts import Progress, silent
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Observation, Reconstruction, Training
+
+
+class AnyAttack(Protocol):
+    """What an audit runs: a composition of parts, or several under different hypotheses."""
+
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction: ...
+
+    def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float: ...
+
+
+@dataclass(frozen=True)
+class TryEpochs:
+    """The same attack for every number of epochs that divides the number of local steps; lowest energy wins.
+
+    For an adversary that knows steps, examples and learning rate but neither epochs nor batch size; batches are
+    taken to be of equal size [Dimitrov et al., 2022, App. C.4].
+    """
+
+    attack: Attack
+
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        guesses = hypotheses(observation)
+        found = []
+        for i, guess in enumerate(guesses):
+            share: Progress = lambda done, total, i=i: progress(i * total + done, len(guesses) * total)  # noqa: E731
+            best = self.attack.run(_supposing(observation, guess), seed, share)
+            found.append(replace(best, details={**best.details, "epochs": float(guess.epochs)}))
+        return min(found, key=rank)
+
+    def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
+        epochs = int(like.details["epochs"])
+        guess = next(g for g in hypotheses(observation) if g.epochs == epochs)
+        return self.attack.energy_of(_supposing(observation, guess), pixels, labels, like)
+
+
+def hypotheses(observation: Observation) -> list[Training]:
+    """The trainings of that many steps, one for each divisor; only the true one where it is known."""
+    knows = observation.knows
+    if knows.training is not None:
+        return [knows.training]
+    if knows.steps is None or knows.lr is None:
+        raise UsageError(
+            "Trying numbers of epochs needs the number of local steps and the learning rate: set "
+            "adversary.knows_steps = true."
+        )
+    each = knows.examples // knows.clients
+    guesses = [(e, knows.steps // e) for e in range(1, knows.steps + 1) if knows.steps % e == 0]
+    return [Training(knows.lr, e, -(-each // batches)) for e, batches in guesses if batches <= each]
+
+
+def _supposing(observation: Observation, training: Training) -> Observation:
+    return replace(observation, knows=replace(observation.knows, training=training))

@@ -1,0 +1,49 @@
+"""The ways to find labels by name, for plans and for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.labels.joint import JointLabels
+from fedglass.attack.labels.sign_rule import SignRule
+from fedglass.attack.parts import Labels
+from fedglass.core.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class LabelsEntry:
+    """A labels part: how to make it, in one line, and where it comes from."""
+
+    make: Callable[[], Labels]
+    summary: str
+    paper: str
+
+
+LABELS: Mapping[str, LabelsEntry] = {
+    "sign_rule": LabelsEntry(
+        SignRule,
+        "classes with the most negative gradient in the last layer, each once",
+        "Zhao, Mopuri, Bilen: iDLG, 2020, https://arxiv.org/abs/2001.02610",
+    ),
+    "joint": LabelsEntry(
+        JointLabels,
+        "free logits, optimised together with the images",
+        "Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, https://arxiv.org/abs/1906.08935",
+    ),
+    "oracle": LabelsEntry(
+        OracleLabels, "ORACLE: the true labels, in no particular order; needs adversary.knows_labels", ""
+    ),
+}
+
+
+def labels_part(name: str) -> Labels:
+    """The labels part of that name.
+
+    >>> labels_part("sign_rule")
+    SignRule()
+    """
+    if name not in LABELS:
+        raise unknown_name("labels", name, LABELS)
+    return LABELS[name].make()

@@ -1,0 +1,75 @@
+"""Data Leakage in Federated Averaging [Dimitrov et al., 2022], and the variants that it is compared with.
+
+`dlfa_published` and its variants follow the paper's release, which differs from the print in the distance and in
+the number of iterations. `setting` names one of the two sets of weights that the authors tuned.
+"""
+
+from __future__ import annotations
+
+from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.images.per_epoch import EpochPixels
+from fedglass.attack.images.pixels import FreePixels
+from fedglass.attack.labels.counts import InterpolatedCounts
+from fedglass.attack.parts import Forward, Images, Labels
+from fedglass.attack.solvers.adam import Adam
+from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
+from fedglass.attack.terms.term import Term
+from fedglass.recipes.dlfa_settings import settings
+
+COUNTS = InterpolatedCounts()
+
+
+def dlfa_published(
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+) -> Attack:
+    """Separate images for each epoch and the epoch-order-invariant prior: the paper's "Ours (prior)"."""
+    return _compose(Unroll(budget_mib), EpochPixels(), labels, setting, iterations, settings(setting).prior())
+
+
+def dlfa_no_prior(
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+) -> Attack:
+    """Separate images for each epoch, without the prior: "Ours (no prior)"."""
+    return _compose(Unroll(budget_mib), EpochPixels(), labels, setting, iterations)
+
+
+def dlfa_shared(
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+) -> Attack:
+    """The same images in each epoch [Geiping et al., 2020]: "Shared"."""
+    return _compose(Unroll(budget_mib), FreePixels(), labels, setting, iterations)
+
+
+def dlfa_fedsgd_epoch(
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+) -> Attack:
+    """One batch of all examples for each epoch: "FedSGD-Epoch"."""
+    return _compose(UnrollEpochs(budget_mib), EpochPixels(), labels, setting, iterations)
+
+
+def dlfa_fedsgd(labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400) -> Attack:
+    """The update as one gradient, no simulation [Geng et al., 2021]: "FedSGD"."""
+    return _compose(OneGradient(), FreePixels(), labels, setting, iterations)
+
+
+def dlfa_printed(
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 200, budget_mib: float = 1024.0
+) -> Attack:
+    """`dlfa_published` with the cosine distance and the 200 iterations that the paper prints."""
+    chosen = settings(setting)
+    objective = Cosine() + chosen.priors() + chosen.prior()
+    solver = Adam(rate=chosen.rate, iterations=iterations, schedule=chosen.decay)
+    return Attack(labels, (Stage(Unroll(budget_mib), EpochPixels(), objective, solver),))
+
+
+def _compose(
+    forward: Forward, images: Images, labels: Labels, setting: str, iterations: int, prior: Term | None = None
+) -> Attack:
+    chosen = settings(setting)
+    # The release counts its ramp in iterations, 200 of 400.
+    objective = Ramp(LayeredSquaredError(), *chosen.ramp, until=200 / iterations) + chosen.priors()
+    solver = Adam(rate=chosen.rate, iterations=iterations, schedule=chosen.decay)
+    return Attack(labels, (Stage(forward, images, objective if prior is None else objective + prior, solver),))
