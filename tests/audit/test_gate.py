@@ -64,8 +64,7 @@ def test_one_attack_alone() -> None:
 def test_a_pass_names_the_closest() -> None:
     verdict = Gate().judge([make("dlg", [5.0]), make("idlg", [19.9, 1.0])])
     assert verdict.sentence == (
-        "None of the 2 attacks recovered a private image (PSNR above 20 dB); "
-        "the closest, idlg, reached 19.9 dB."
+        "None of the 2 attacks recovered a private image (PSNR above 20 dB); the closest, idlg, reached 19.9 dB."
     )
     assert (verdict.passed, verdict.exit_code, verdict.state) == (True, 0, "clear")
 

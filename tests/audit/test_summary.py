@@ -52,9 +52,7 @@ def test_interval_draws_whole_cases() -> None:
 def test_interval_of_one_case_draws_its_images() -> None:
     found = interval([[10.0, 20.0, 30.0, 12.0], []])
     assert found.resampled == "images"
-    assert (found.low, found.high) == pytest.approx(
-        slow_bootstrap([[10.0], [20.0], [30.0], [12.0]]), rel=0.05
-    )
+    assert (found.low, found.high) == pytest.approx(slow_bootstrap([[10.0], [20.0], [30.0], [12.0]]), rel=0.05)
     assert interval([[7.0]]).low is None
 
 

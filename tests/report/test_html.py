@@ -165,6 +165,7 @@ def test_a_budget_keeps_the_page_small(audit_directory: Path) -> None:
 def test_an_audit_that_was_stopped_never_looks_like_a_pass(tmp_path: Path, build_audit: Callable[..., Path]) -> None:
     directory = build_audit(tmp_path / "audit", attacks=("dlg",))
     assert "Inconclusive" in page(directory).text
+    assert "badge clear" not in (directory / "report.html").read_text()  # nor does a case with a serious flag
     (directory / "summary.json").unlink()
     assert "Audit incomplete" in page(directory).text
 

@@ -60,7 +60,7 @@ class Attack:
         """Reconstruct; `progress` hears of iterations over all restarts and stages."""
         check_observation(observation)
         runs = [
-            self._once(observation, derive(seed, "restart", i), _part(progress, i, self.restarts))
+            self._once(observation, derive(seed, "restart", i), part(progress, i, self.restarts))
             for i in range(self.restarts)
         ]
         best = min(runs, key=rank)
@@ -95,7 +95,7 @@ class Attack:
             forward = stage.forward.bind(observation)
             asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
             problem = _problem(stage, observation, forward, bound, Bound(asked, labels.decode))
-            solution = stage.solver.minimise(problem, _part(progress, i, len(self.stages)))
+            solution = stage.solver.minimise(problem, part(progress, i, len(self.stages)))
             of_images, of_labels, own = _split(solution.tensors, bound.unknowns, asked)
             images = bound.decode(of_images).detach()
             label_start = list(of_labels)
@@ -171,7 +171,7 @@ def _split(
     return tensors[:a], tensors[a:b], tensors[b:]
 
 
-def _part(progress: Progress, index: int, parts: int) -> Progress:
+def part(progress: Progress, index: int, parts: int) -> Progress:
     """The share of a progress bar that one restart or stage owns."""
     return lambda done, total: progress(index * total + done, parts * total)
 

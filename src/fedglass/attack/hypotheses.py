@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedglass.attack.attack import Attack, rank
+from fedglass.attack.attack import Attack, part, rank
 from fedglass.attack.parts import Progress, silent
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Reconstruction, Training
@@ -35,8 +35,7 @@ class TryEpochs:
         guesses = hypotheses(observation)
         found = []
         for i, guess in enumerate(guesses):
-            share: Progress = lambda done, total, i=i: progress(i * total + done, len(guesses) * total)  # noqa: E731
-            best = self.attack.run(_supposing(observation, guess), seed, share)
+            best = self.attack.run(_supposing(observation, guess), seed, part(progress, i, len(guesses)))
             found.append(replace(best, details={**best.details, "epochs": float(guess.epochs)}))
         return min(found, key=rank)
 

@@ -110,17 +110,14 @@ class Gate:
             raise unknown_name("gate.metric", self.metric, SCALES)
         low, high = self.scale.range
         # A threshold at the far end can never be crossed: such a gate would pass everything.
-        if not (
-            low <= self.threshold <= high and self.threshold != (high if self.scale.higher_leaks else low)
-        ):
+        if not (low <= self.threshold <= high and self.threshold != (high if self.scale.higher_leaks else low)):
             raise UsageError(
                 f"gate.threshold must lie between {low:g} and {high:g} for {self.metric}, got "
                 f"{self.threshold:g}; an image {self.rule} counts as recovered."
             )
         if not 0 <= self.max_share < 1:
             raise UsageError(
-                f"gate.max_share must be a share of the images in [0, 1), got {self.max_share:g}; write 25 % "
-                "as 0.25."
+                f"gate.max_share must be a share of the images in [0, 1), got {self.max_share:g}; write 25 % as 0.25."
             )
 
     @property
@@ -188,9 +185,7 @@ class Gate:
         blank = [r for r in records if r.status == "done" and not self._judged(r)]
         if blank:
             why = _short(blank[0].skipped_metrics.get(self.metric, "no score for some image"))
-            problems.append(
-                f"{self.scale.title} is missing in {len(blank)} of {_count(total, 'case')} ({why})"
-            )
+            problems.append(f"{self.scale.title} is missing in {len(blank)} of {_count(total, 'case')} ({why})")
         if missing is None:
             problems.append("it was stopped before its end; run it again to continue")
         elif missing > 0:
@@ -206,9 +201,7 @@ class Gate:
         score = f"({self.rule}; best {self.scale.show(worst.best)})"
         found = f"recovered {worst.recovered} of {_count(worst.images, 'image')} {score}"
         if len(tallies) > 1:
-            sentence = (
-                f"{guilty} of {len(tallies)} attacks recovered private images: the worst, {worst.attack}, "
-            )
+            sentence = f"{guilty} of {len(tallies)} attacks recovered private images: the worst, {worst.attack}, "
             sentence += found
         else:
             sentence = f"{worst.attack} {found.replace(' image', ' private image', 1)}"

@@ -64,9 +64,7 @@ class Picture(_Frozen):
     def _inside(cls, value: str) -> str:
         path = PurePosixPath(value)
         if not value or path.is_absolute() or ".." in path.parts or "\\" in value:
-            raise ValueError(
-                f"a picture's path must be relative and inside the audit directory, got {value!r}"
-            )
+            raise ValueError(f"a picture's path must be relative and inside the audit directory, got {value!r}")
         return value
 
 
@@ -220,9 +218,7 @@ def claimed_digest(directory: Path) -> str | None:
         content = None
     digest = content.get("plan_digest") if isinstance(content, dict) else None
     if not isinstance(digest, str):
-        raise UsageError(
-            f"{path} is damaged (expected an object with plan_digest): choose another directory."
-        )
+        raise UsageError(f"{path} is damaged (expected an object with plan_digest): choose another directory.")
     return digest
 
 

@@ -110,9 +110,7 @@ def read_gate(path: Path) -> tuple[Gate, int]:
         fields: dict[str, Any] = summary.gate
         return Gate(**fields), summary.planned
     except (ValidationError, TypeError, FedglassError) as error:
-        raise AuditError(
-            f"{path} is damaged: delete it and run the audit again to have it rewritten."
-        ) from error
+        raise AuditError(f"{path} is damaged: delete it and run the audit again to have it rewritten.") from error
 
 
 def by_attack(records: Sequence[Record], gate: Gate) -> list[Group]:

@@ -59,9 +59,7 @@ def interval_plot(title: str, dots: Sequence[Dot], threshold: float | None, high
     if threshold is not None:
         x = axis.at(threshold)
         left, right = (x, WIDTH - EDGE) if higher_leaks else (EDGE, x)
-        parts.insert(
-            0, f'<rect class="zone" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{bottom}"/>'
-        )
+        parts.insert(0, f'<rect class="zone" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{bottom}"/>')
         parts.append(f'<line class="limit" x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{bottom}"/>')
     for row, dot in enumerate(dots):
         parts += _dot_row(dot, axis, 16 + 36 * row)
@@ -93,9 +91,7 @@ def energy_chart(
     return _svg(title, parts, bottom + 38)
 
 
-def trade_off(
-    title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_title: str, y_title: str
-) -> Markup:
+def trade_off(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_title: str, y_title: str) -> Markup:
     """One quantity against another, the points of a series joined from left to right."""
     top, bottom, left = 22, 190, 46
     everything = [point for points in series.values() for point in points]

@@ -146,7 +146,9 @@ def _all_evidence(records: Sequence[Record], gate: Gate, album: Album) -> list[E
 def _evidence(record: Record, cases: Sequence[Case], gate: Gate, album: Album) -> Evidence:
     values = [v for v in record.metrics.get(gate.metric, []) if v is not None]
     hits = sum(map(gate.recovered, values))
-    score, tone = f"{hits} of {len(values)} recovered", "leak" if hits else "clear"
+    doubtful = any(flag.severity == "serious" for flag in record.flags)
+    score = f"{hits} of {len(values)} recovered"
+    tone = "leak" if hits else "inconclusive" if doubtful else "clear"
     if values:
         score += f", best {gate.scale.show(gate.scale.best(values))}"
     else:

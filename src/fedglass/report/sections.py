@@ -110,8 +110,7 @@ def utility_table(groups: Sequence[Group], gate: Gate) -> tuple[Table | None, Fi
         return None, None
     title = gate.scale.title
     rows: list[list[Cell | str]] = [
-        [_name(g), *(_plain(g.utility.get(n)) for n in names), _share(g), _mean(g, gate.metric)]
-        for g in groups
+        [_name(g), *(_plain(g.utility.get(n)) for n in names), _share(g), _mean(g, gate.metric)] for g in groups
     ]
     series: dict[str, list[tuple[float, float]]] = {}
     for g in groups:
@@ -119,9 +118,7 @@ def utility_table(groups: Sequence[Group], gate: Gate) -> tuple[Table | None, Fi
             series.setdefault(g.attack, []).append((g.utility[names[0]], g.metrics[gate.metric].mean))
     plot = None
     if len({x for points in series.values() for x, _ in points}) > 1:
-        plot = Figure(
-            f"{title} against {names[0]}", trade_off("Utility and leakage", series, names[0], title)
-        )
+        plot = Figure(f"{title} against {names[0]}", trade_off("Utility and leakage", series, names[0], title))
     return Table(["attack", *names, "recovered", title], rows), plot
 
 
@@ -174,9 +171,7 @@ def _figures_row(group: Group, metrics: Sequence[str], gate: Gate) -> list[Cell 
 
 
 def _name(group: Group) -> Cell:
-    return Cell(
-        group.attack, note=group.view or "", badge="oracle" if group.oracle else "", tone="inconclusive"
-    )
+    return Cell(group.attack, note=group.view or "", badge="oracle" if group.oracle else "", tone="inconclusive")
 
 
 def _share(group: Group) -> Cell:
@@ -193,9 +188,7 @@ def _mean(group: Group, metric: str) -> Cell:
     if found.low is None or found.high is None:
         return Cell(scale.show(found.mean), note="one image, no interval")
     star = "*" if found.resampled == "images" else ""
-    return Cell(
-        scale.show(found.mean), note=f"{found.low:.{scale.digits}f} to {found.high:.{scale.digits}f}{star}"
-    )
+    return Cell(scale.show(found.mean), note=f"{found.low:.{scale.digits}f} to {found.high:.{scale.digits}f}{star}")
 
 
 def _dot(group: Group, found: Interval, text: str) -> Dot:

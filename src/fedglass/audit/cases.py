@@ -1,0 +1,54 @@
+"""The cases of an audit: one attack on one target, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedglass.attack.attack import Attack
+from fedglass.audit.digest import digest, spelled
+from fedglass.audit.sources import Sight, Source
+from fedglass.core.rng import derive
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attack on one target, once. `key` is its identity: equal cases have equal keys on every machine."""
+
+    key: str
+    source: int
+    """The position of its source in the audit."""
+    target: int
+    """The position of its target in the source."""
+    sight: Sight
+    attack_name: str
+    attack: Attack
+    repeat: int
+    seed: int
+    """What the attack's random numbers are drawn from."""
+
+    @property
+    def title(self) -> str:
+        again = f" (repeat {self.repeat + 1})" if self.repeat else ""
+        return f"{self.attack_name}: {self.sight.words}{again}"
+
+
+def enumerate_cases(
+    sources: Sequence[Source], attacks: Mapping[str, Attack], metrics: Sequence[str], repeats: int, seed: int
+) -> tuple[Case, ...]:
+    """Every attack on every target, `repeats` times.
+
+    Attacks that meet the same target in the same repeat share their seed, so that they are compared from the
+    same start.
+    """
+    cases = []
+    for i, source in enumerate(sources):
+        identity = source.identity()
+        for j, sight in enumerate(source.sights()):
+            for name, attack in attacks.items():
+                for repeat in range(repeats):
+                    case_seed = derive(seed, "case", source.name, sight.spec, repeat)
+                    facts = [identity, sight.spec, name, spelled(attack), *metrics, str(case_seed)]
+                    key = digest(*facts)[:32]
+                    cases.append(Case(key, i, j, sight, name, attack, repeat, case_seed))
+    return tuple(cases)

@@ -1,0 +1,133 @@
+"""What an audit attacks: a federation that is simulated, or messages that were recorded from a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from fedglass.audit.digest import digest, of_model, of_params, of_tensor, spelled
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Observation
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.truth import Truth
+from fedglass.rounds.views import Knows, ServerView, View
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One message with all that belongs to it; `truth` is None where nobody recorded it."""
+
+    observation: Observation
+    truth: Truth | None
+    class_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is known of a target before the federation has run."""
+
+    spec: str
+    """The view as printed: a part of the case's identity."""
+    words: str
+    round: int
+    """Counted from 1, as in `words`."""
+
+
+class Source(Protocol):
+    """Something that yields targets."""
+
+    @property
+    def name(self) -> str: ...
+
+    def identity(self) -> str:
+        """A hash of everything that decides the messages."""
+        ...
+
+    def sights(self) -> Sequence[Sight]: ...
+
+    def targets(self, progress: Callable[[int, int], None]) -> Sequence[Target]:
+        """The targets, in the order of `sights`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """A federation that trains for some rounds, and the views of it that are attacked."""
+
+    federation: Federation
+    rounds: int = 1
+    views: tuple[View, ...] = (ServerView(),)
+    knows: Knows = field(default_factory=Knows)
+    name: str = ""
+    class_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UsageError(f"federation.rounds must be at least 1, got {self.rounds}.")
+        if not self.views:
+            raise UsageError("The adversary needs at least one view, such as ServerView(client=0), got none.")
+        for view in self.views:
+            self._check(view)
+
+    def _check(self, view: View) -> None:
+        """Say before the training what `see` would only say after it."""
+        index, clients = getattr(view, "round", 0), len(self.federation.clients)
+        if not 0 <= index < self.rounds:
+            raise UsageError(
+                f"adversary.round must be one of 0 to {self.rounds - 1}, got {index}: the federation runs "
+                f"{self.rounds} rounds; choose an earlier round or raise federation.rounds."
+            )
+        if isinstance(view, ServerView) and not 0 <= view.client < clients:
+            raise UsageError(
+                f"adversary.client must be one of 0 to {clients - 1}, got {view.client}: choose another "
+                "client or raise federation.clients."
+            )
+
+    def identity(self) -> str:
+        f = self.federation
+        clients = [
+            part
+            for c in f.clients
+            for part in (c.name, of_tensor(c.images), of_tensor(c.labels), spelled(c.gradient), spelled(c.release))
+        ]
+        facts = [f.training, f.classes, f.whitening, f.aggregator, f.participation, f.seed, self.rounds, self.knows]
+        return digest("simulated", self.name, of_model(f.model), *map(spelled, facts), *clients)
+
+    def sights(self) -> Sequence[Sight]:
+        before = f"{self.name}: " if self.name else ""
+        return [Sight(spelled(v), before + v.describe(), getattr(v, "round", 0) + 1) for v in self.views]
+
+    def targets(self, progress: Callable[[int, int], None]) -> Sequence[Target]:
+        transcript = self.federation.run(self.rounds, progress)
+        return [Target(*view.see(transcript, self.knows), self.class_names) for view in self.views]
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A message from a real federation, with the data behind it where its owner has them."""
+
+    observation: Observation
+    truth: Truth | None = None
+    name: str = ""
+    class_names: tuple[str, ...] | None = None
+
+    def identity(self) -> str:
+        seen, truth = self.observation, self.truth
+        data = ["no truth"] if truth is None else [of_tensor(truth.images), of_tensor(truth.labels)]
+        knows = seen.knows
+        facts = [(name, of_tensor(v) if isinstance(v, torch.Tensor) else v) for name, v in vars(knows).items()]
+        messages = [of_params(p) for p in (seen.before, seen.buffers, seen.update)]
+        return digest("recorded", self.name, spelled(seen.model), spelled(facts), *messages, *data)
+
+    def sights(self) -> Sequence[Sight]:
+        clients = self.observation.knows.clients
+        words = "the recorded update of one client"
+        if clients > 1:
+            words = f"the recorded aggregate of {clients} clients' updates"
+        return [Sight("recorded", f"{self.name}: {words}" if self.name else words, 1)]
+
+    def targets(self, progress: Callable[[int, int], None]) -> Sequence[Target]:
+        return [Target(self.observation, self.truth, self.class_names)]
