@@ -45,7 +45,7 @@ def of_tensor(tensor: Tensor) -> str:
     """
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     state = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    state.update(memoryview(flat.view(torch.uint8).numpy()))
+    state.update(flat.view(torch.uint8).numpy().data)
     return state.hexdigest()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from fedglass.audit.cases import Case
 from fedglass.audit.flags import Findings, State, flags_of
 from fedglass.audit.gate import Gate
+from fedglass.audit.judgement import Judgement, clipped, energy_blind, grey, judge
 from fedglass.audit.machine import peak_mib, reset_peak, versions
 from fedglass.audit.records import Record
 from fedglass.audit.sources import Target
@@ -19,9 +21,6 @@ from fedglass.audit.watched import moved
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import FedglassError
 from fedglass.core.types import Observation, Reconstruction
-from fedglass.metrics.catalogue import Scores, score
-from fedglass.metrics.labels import label_errors
-from fedglass.rounds.truth import Truth
 
 FAILURES = (FedglassError, RuntimeError, MemoryError)
 """What may go wrong in one case without ending the audit. Anything else is a fault of fedglass."""
@@ -45,10 +44,10 @@ class Outcome:
 
     record: Record
     reconstruction: Reconstruction | None = None
-    shown: Tensor | None = None
-    """What was scored, in the order of the originals.  # (n, c, h, w)"""
-    truth: Truth | None = None
-    class_names: tuple[str, ...] | None = None
+    shown: Tensor | None = None  # (n, c, h, w): as scored, in the order of the originals
+    originals: Tensor | None = None  # (n, c, h, w)
+    labels: tuple[str, ...] = ()
+    """The true classes in words or digits."""
 
 
 def play(work: Work, progress: Callable[[int, int], None]) -> Outcome:
@@ -60,13 +59,7 @@ def play(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     except FAILURES as error:
         outcome = Outcome(failed(work, f"{type(error).__name__}: {error}"))
     spent = {"seconds": time.perf_counter() - start, "peak_mib": peak_mib()}
-    return Outcome(
-        outcome.record.model_copy(update=spent),
-        outcome.reconstruction,
-        outcome.shown,
-        outcome.truth,
-        outcome.class_names,
-    )
+    return replace(outcome, record=outcome.record.model_copy(update=spent))
 
 
 def failed(work: Work, why: str) -> Record:
@@ -74,52 +67,89 @@ def failed(work: Work, why: str) -> Record:
     return Record.model_validate({**_identity(work), "status": "failed", "error": why})
 
 
+def state_of(seen: Observation) -> State:
+    """Whether there is a message to invert."""
+    if not all(bool(torch.isfinite(t).all()) for t in seen.update.values()):
+        return "non-finite"
+    return "sound" if any(bool(t.any()) for t in seen.update.values()) else "zero"
+
+
 def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
-    case, target = work.case, work.target
-    seen, knows = moved(target.observation, work.device)
+    case, truth = work.case, work.target.truth
+    seen, knows = moved(work.target.observation, work.device)
     state = state_of(seen)
-    found = case.attack.run(seen, case.seed, progress) if state == "sound" else grey(seen)
-    oracle = knows.oracle_used  # read before the audit itself looks at the labels
-    record: dict[str, object] = {
-        **_identity(work),
+    attack = case.attack if state == "sound" else None
+    found = _guess(seen) if attack is None else attack.run(seen, case.seed, progress)
+    oracle = knows.oracle_used
+    findings = Findings(work.gate, state, energy=found.energy, oracle=oracle, notes=found.notes)
+    fields = {**_identity(work), **_of_run(case, found), "oracle": bool(oracle)}
+    if attack is not None:
+        fields["energy_blind"] = energy_blind(attack, seen, found)
+    if truth is None:
+        fields["skipped_metrics"] = dict.fromkeys(work.metrics, NO_TRUTH)
+        fields["flags"] = flags_of(replace(findings, truth=False))
+        return Outcome(Record.model_validate(fields), found, clipped(found.images, seen))
+    judged = judge(attack, seen, found, truth, work.metrics)
+    fields |= _of_truth(judged, truth.labels.tolist(), fields["extra"])
+    fields["flags"] = flags_of(
+        replace(
+            findings,
+            metrics=judged.scores.values,
+            energy_truth=judged.energy_truth,
+            energy_decoys=judged.energy_decoys,
+            label_errors=judged.label_errors,
+        )
+    )
+    names = work.target.class_names
+    labels = tuple(str(i) if names is None else names[i] for i in truth.labels.tolist())
+    return Outcome(Record.model_validate(fields), found, judged.shown, truth.images, labels)
+
+
+def _guess(seen: Observation) -> Reconstruction:
+    """What remains without a message: grey images under the first class."""
+    n = seen.knows.examples
+    return Reconstruction(grey(seen, n), torch.zeros(n, dtype=torch.int64), float("nan"))
+
+
+def _of_run(case: Case, found: Reconstruction) -> dict[str, Any]:
+    return {
         "status": "done",
-        "oracle": bool(oracle),
         "energy": found.energy,
         "trace": list(found.trace),
         "labels_recovered": found.labels.tolist(),
         "iterations": getattr(case.attack.stages[-1].solver, "iterations", None),
-        "skipped_metrics": {} if target.truth else dict.fromkeys(work.metrics, NO_TRUTH),
+        "extra": {"notes": list(found.notes), "details": dict(found.details)},
     }
-    findings = {"gate": work.gate, "update": state, "energy": found.energy, "oracle": oracle, "notes": found.notes}
-    shown = clipped(found.images, seen)
-    if target.truth is None:
-        flags = flags_of(Findings(**findings, truth=False))
-        return Outcome(_record(record, flags), found, shown, None, target.class_names)
-    scores = score(shown, target.truth.images, work.metrics)
-    judged = _judged(work, seen, found, scores, state)
-    flags = flags_of(
-        Findings(
-            **findings,
-            metrics=scores.values,
-            label_errors=judged["label_errors"],
-            energy_truth=judged["energy_truth"],
-            energy_decoys=judged["extra"]["energy_decoys"],
-        )
-    )
-    ordered = scores.matching.apply(shown)
-    return Outcome(_record({**record, **judged}, flags), found, ordered, target.truth, target.class_names)
 
 
-def _identity(work: Work) -> dict[str, object]:
+def _of_truth(judged: Judgement, labels: list[int], extra: dict[str, Any]) -> dict[str, Any]:
+    scores = judged.scores
+    more = {
+        "matching": list(scores.matching.partner),
+        "energy_decoys": list(judged.energy_decoys),
+        "blind": {name: list(values) for name, values in judged.blind.items()},
+    }
+    return {
+        "metrics": {name: list(values) for name, values in scores.values.items()},
+        "skipped_metrics": dict(scores.skipped),
+        "labels_true": labels,
+        "labels_recovered": list(judged.labels),
+        "label_errors": judged.label_errors,
+        "energy_truth": judged.energy_truth,
+        "extra": {**extra, **more},
+    }
+
+
+def _identity(work: Work) -> dict[str, Any]:
     case, target = work.case, work.target
-    clients = () if target.truth is None else target.truth.clients
+    clients = ("recorded",) if target.truth is None else target.truth.clients
     return {
         "key": case.key,
         "attack": case.attack_name,
         "attack_repr": repr(case.attack),
         "view": case.sight.words,
         "round": case.sight.round,
-        "client": ", ".join(clients[:3]) + (" ..." if len(clients) > 3 else "") if clients else "recorded",
+        "client": ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else ""),
         "repeat": case.repeat,
         "seed": case.seed,
         "knows": knowledge_in_words(target.observation.knows),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fedglass.audit.digest import digest, of_model, of_params, of_tensor, spelled
 from fedglass.core.errors import UsageError
-from fedglass.core.types import Observation
-from fedglass.rounds.federation import Federation
+from fedglass.core.types import BatchNorm, Observation
+from fedglass.models.network import Network
+from fedglass.rounds.federation import Federation, Transcript
 from fedglass.rounds.truth import Truth
 from fedglass.rounds.views import Knows, ServerView, View
+
+AT_ONCE = 256
+"""Test images classified at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +28,8 @@ class Target:
     observation: Observation
     truth: Truth | None
     class_names: tuple[str, ...] | None = None
+    utility: Mapping[str, float] = field(default_factory=dict)
+    """How good the model is that the federation trained."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,11 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def labels_known(self) -> bool:
+        """Whether the adversary is given the true labels (oracle)."""
+        ...
+
     def identity(self) -> str:
         """A hash of everything that decides the messages."""
         ...
@@ -54,6 +66,14 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Examples:
+    """Labelled images that nobody trains on."""
+
+    images: Tensor  # (n, c, h, w), pixels in [0, 1]
+    labels: Tensor  # (n,)
+
+
+@dataclass(frozen=True, eq=False)
 class Simulated:
     """A federation that trains for some rounds, and the views of it that are attacked."""
 
@@ -63,6 +83,8 @@ class Simulated:
     knows: Knows = field(default_factory=Knows)
     name: str = ""
     class_names: tuple[str, ...] | None = None
+    test: Examples | None = None
+    """Examples of no client, on which the trained model is measured."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -86,6 +108,10 @@ class Simulated:
                 "client or raise federation.clients."
             )
 
+    @property
+    def labels_known(self) -> bool:
+        return self.knows.labels
+
     def identity(self) -> str:
         f = self.federation
         clients = [
@@ -94,7 +120,8 @@ class Simulated:
             for part in (c.name, of_tensor(c.images), of_tensor(c.labels), spelled(c.gradient), spelled(c.release))
         ]
         facts = [f.training, f.classes, f.whitening, f.aggregator, f.participation, f.seed, self.rounds, self.knows]
-        return digest("simulated", self.name, of_model(f.model), *map(spelled, facts), *clients)
+        test = [] if self.test is None else [of_tensor(self.test.images), of_tensor(self.test.labels)]
+        return digest("simulated", self.name, of_model(f.model), *map(spelled, facts), *clients, *test)
 
     def sights(self) -> Sequence[Sight]:
         before = f"{self.name}: " if self.name else ""
@@ -102,7 +129,21 @@ class Simulated:
 
     def targets(self, progress: Callable[[int, int], None]) -> Sequence[Target]:
         transcript = self.federation.run(self.rounds, progress)
-        return [Target(*view.see(transcript, self.knows), self.class_names) for view in self.views]
+        utility = {} if self.test is None else {"test accuracy": accuracy(transcript, self.test)}
+        return [Target(*view.see(transcript, self.knows), self.class_names, utility) for view in self.views]
+
+
+def accuracy(transcript: Transcript, test: Examples) -> float:
+    """The share of the test examples that the model after the last round classifies rightly."""
+    federation, last = transcript.federation, transcript.rounds[-1]
+    network = Network(federation.model, last.buffers, BatchNorm.FROZEN)
+    weights, right = [last.after[name] for name in network.names], 0
+    with torch.no_grad():
+        for rows in torch.split(torch.arange(len(test.labels)), AT_ONCE):
+            images, labels = test.images[rows], test.labels[rows]
+            logits = network(weights, federation.whitening.whiten(images))
+            right += int((logits.argmax(1) == labels).sum())
+    return right / len(test.labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +155,15 @@ class Recorded:
     name: str = ""
     class_names: tuple[str, ...] | None = None
 
+    @property
+    def labels_known(self) -> bool:
+        return self.observation.knows.labels is not None
+
     def identity(self) -> str:
         seen, truth = self.observation, self.truth
         data = ["no truth"] if truth is None else [of_tensor(truth.images), of_tensor(truth.labels)]
         knows = seen.knows
-        facts = [(name, of_tensor(v) if isinstance(v, torch.Tensor) else v) for name, v in vars(knows).items()]
+        facts = [(name, of_tensor(v) if isinstance(v, Tensor) else v) for name, v in vars(knows).items()]
         messages = [of_params(p) for p in (seen.before, seen.buffers, seen.update)]
         return digest("recorded", self.name, spelled(seen.model), spelled(facts), *messages, *data)
 

@@ -11,11 +11,6 @@ from fedglass.attack.parts import Evaluation
 from fedglass.attack.terms.term import Term
 
 
-def dot(left: Tensor, right: Tensor) -> Tensor:
-    """Inner product of two tensors without a temporary of their size."""
-    return torch.dot(left.reshape(-1), right.reshape(-1))
-
-
 @dataclass(frozen=True)
 class SquaredError(Term):
     """sum_l |g_l - y_l|^2 [Zhu et al., 2019, Eq. 4]."""
@@ -33,12 +28,21 @@ class Cosine(Term):
     """
 
     def value(self, at: Evaluation) -> Tensor:
-        product = torch.stack([dot(g, y) for g, y in zip(at.predicted, at.target, strict=True)]).sum()
-        norm = torch.stack([dot(g, g) for g in at.predicted]).sum().sqrt()
-        return 1 - product / (norm * self._target_norm(at))
+        target, target_norm = self._target(at)
+        product: Tensor | float = 0.0
+        square: Tensor | float = 0.0
+        for g, y in zip(at.predicted, target, strict=True):
+            # A dot product of vectors needs no temporary of their size.
+            flat = g.reshape(-1)
+            product = product + torch.dot(flat, y)
+            square = square + torch.dot(flat, flat)
+        return 1 - product / (torch.sqrt(torch.as_tensor(square)) * target_norm)
 
-    def _target_norm(self, at: Evaluation) -> Tensor:
-        norm: Tensor | None = at.memo.get(self)
-        if norm is None:
-            norm = at.memo[self] = torch.stack([dot(y, y) for y in at.target]).sum().sqrt()
-        return norm
+    def _target(self, at: Evaluation) -> tuple[list[Tensor], Tensor]:
+        """The target's tensors as vectors and their common norm, computed once for a stage."""
+        found: tuple[list[Tensor], Tensor] | None = at.memo.get(self)
+        if found is None:
+            flat = [y.reshape(-1) for y in at.target]
+            norm = torch.stack([torch.dot(y, y) for y in flat]).sum().sqrt()
+            found = at.memo[self] = flat, norm
+        return found

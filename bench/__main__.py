@@ -1,0 +1,28 @@
+"""`python -m bench [loop fedavg quality]`: prints what was measured beside what is demanded."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import fedavg, loop, quality
+
+PARTS = {"loop": loop.measure, "fedavg": fedavg.measure, "quality": quality.measure}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    console = Console()
+    for name in sys.argv[1:] or PARTS:
+        table = Table("measured on one thread", "figure", "demanded", title=name)
+        with console.status(f"measuring {name}"):
+            for row in PARTS[name]():
+                table.add_row(*row)
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()

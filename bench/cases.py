@@ -1,0 +1,36 @@
+"""The federations that are measured: small enough for a laptop, with the networks of the papers."""
+
+from __future__ import annotations
+
+import torch
+
+from fedglass.core.rng import stream
+from fedglass.core.types import Observation, Training
+from fedglass.data.glyphs import glyphs
+from fedglass.data.photos import photos
+from fedglass.data.whitening import CIFAR100, FEMNIST
+from fedglass.models.catalogue import build
+from fedglass.models.init import LeCunTruncatedNormal, PyTorchDefault, Uniform
+from fedglass.rounds.client import Client
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.truth import Truth
+from fedglass.rounds.views import Knows, ServerView
+
+
+def colour(n: int, training: Training, network: str = "cifar_cnn", seed: int = 0) -> tuple[Observation, Truth]:
+    """n photo crops at 32x32 with labels drawn from 100 classes; repeated, mirrored, where n is larger than the set."""
+    images = photos().resized(32).images
+    images = torch.cat([images, images.flip(-1), images.flip(-2)])[:n]
+    labels = torch.randint(0, 100, (n,), generator=stream(seed, "labels"))
+    init = Uniform() if network == "lenet" else PyTorchDefault()
+    model = build(network, shape=(3, 32, 32), classes=100, init=init, seed=seed)
+    federation = Federation(model, [Client("bench", images, labels)], training, 100, CIFAR100, seed=seed)
+    return ServerView().see(federation.run(), Knows(labels=True))
+
+
+def grey(n: int, training: Training, seed: int = 0) -> tuple[Observation, Truth]:
+    """n characters of one writer with their own labels, on the FEMNIST network with DLFA's initialisation."""
+    data = glyphs(writers=1, per_writer=n, seed=seed)
+    model = build("femnist_cnn", shape=(1, 28, 28), classes=62, init=LeCunTruncatedNormal(), seed=seed)
+    federation = Federation(model, [Client("bench", data.images, data.labels)], training, 62, FEMNIST, seed=seed)
+    return ServerView().see(federation.run(), Knows(labels=True))

@@ -1,0 +1,4 @@
+"""placeholder"""
+from __future__ import annotations
+def measure() -> list[tuple[str, str, str]]:
+    return []

@@ -1,0 +1,111 @@
+"""The public face: an audit in a few lines of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedglass.attack.attack import Attack
+from fedglass.audit.audit import Job, Result, run
+from fedglass.audit.compile import read_job
+from fedglass.audit.gate import Gate
+from fedglass.audit.machine import device_named
+from fedglass.audit.progress import Progress
+from fedglass.audit.sources import Simulated, Source
+from fedglass.core.errors import UsageError
+from fedglass.metrics.catalogue import names
+from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.report.html import write_report
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.views import Knows, ServerView, View
+
+PLACE = Path("audits")
+"""Where an audit is kept whose directory is not named."""
+
+Attacks = Mapping[str, Attack] | Iterable[str]
+
+
+@dataclass(eq=False)
+class Audit:
+    """Plays attacks against a federation and judges what they recovered.
+
+    `attacks` are names of recipes, or attacks under names of your own. `run` keeps its records in a directory
+    and continues there if it was stopped; `report` writes the page of the last run.
+    """
+
+    federation: Federation
+    attacks: Attacks
+    views: Sequence[View] = (ServerView(),)
+    knows: Knows = field(default_factory=Knows)
+    rounds: int = 1
+    metrics: Sequence[str] = field(default_factory=names)
+    gate: Gate = field(default_factory=Gate)
+    repeats: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        source = Simulated(self.federation, self.rounds, tuple(self.views), self.knows)
+        self._bind([source])
+
+    def _bind(self, sources: Sequence[Source]) -> None:
+        self._job = Job(sources, composed(self.attacks), tuple(self.metrics), self.gate, self.repeats, self.seed)
+        self._result: Result | None = None
+
+    def run(
+        self,
+        directory: str | Path | None = None,
+        *,
+        workers: int = 1,
+        device: str = "cpu",
+        progress: Progress | None = None,
+    ) -> Result:
+        """Play all cases that have not been played yet, and write the report into the directory.
+
+        With more than one worker, keep the calling script under `if __name__ == "__main__":`.
+        """
+        place = PLACE / self._job.digest[:12] if directory is None else Path(directory)
+        self._result = run_and_report(self._job, place, workers=workers, device=device, progress=progress)
+        return self._result
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page of the last run as one self-contained file."""
+        if self._result is None:
+            raise UsageError("There is nothing to report yet: call run() first.")
+        return write_report(self._result.directory, Path(path))
+
+
+def audit_plan(
+    plan: str | Path,
+    directory: str | Path,
+    *,
+    workers: int = 1,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Result:
+    """Audit what a plan file describes, as `fedglass audit` does."""
+    job = read_job(Path(plan))
+    return run_and_report(job, Path(directory), workers=workers, device=device, progress=progress)
+
+
+def run_and_report(job: Job, directory: Path, *, workers: int, device: str, progress: Progress | None) -> Result:
+    """Run a job and leave its page beside its records."""
+    result = run(job, directory, workers=workers, device=device_named(device), progress=progress)
+    write_report(directory)
+    return result
+
+
+def composed(attacks: Attacks) -> dict[str, Attack]:
+    """Attacks by the names under which they are reported.
+
+    >>> list(composed(["idlg", "dlg"]))
+    ['idlg', 'dlg']
+    """
+    if isinstance(attacks, Mapping):
+        return dict(attacks)
+    if isinstance(attacks, str) or not all(isinstance(name, str) for name in attacks):
+        raise UsageError(
+            "attacks must be a list of recipes' names, or a mapping from names of your own to attacks, such as "
+            f'{{"strong": recipe("idlg", restarts=4)}}; known recipes: {", ".join(RECIPES)}.'
+        )
+    return {name: recipe(name) for name in attacks}

@@ -1,0 +1,159 @@
+"""An audit as a value, and its run: from sources and attacks to records and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from fedglass.attack.attack import Attack
+from fedglass.attack.labels.given import OracleLabels
+from fedglass.audit.cases import Case, enumerate_cases
+from fedglass.audit.digest import digest
+from fedglass.audit.evidence import save_outcome
+from fedglass.audit.gate import Gate, Verdict
+from fedglass.audit.machine import one_thread
+from fedglass.audit.play import Outcome, Work
+from fedglass.audit.progress import Progress, Silent
+from fedglass.audit.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim, write_atomic
+from fedglass.audit.sources import Source, Target
+from fedglass.audit.summary import Summary, summarise
+from fedglass.audit.workers import in_process, in_workers
+from fedglass.core.errors import UsageError
+from fedglass.metrics.catalogue import metric, names
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What is attacked, by which attacks, and how the outcome is judged."""
+
+    sources: Sequence[Source]
+    attacks: Mapping[str, Attack]
+    metrics: tuple[str, ...] = field(default_factory=names)
+    gate: Gate = field(default_factory=Gate)
+    repeats: int = 1
+    seed: int = 0
+    plan: str | None = None
+    """The plan file's text, kept in the audit directory."""
+
+    def __post_init__(self) -> None:
+        if not self.sources or not self.attacks:
+            raise UsageError("An audit needs at least one federation or recording, and at least one attack.")
+        if self.repeats < 1:
+            raise UsageError(f"repeats must be at least 1, got {self.repeats}.")
+        for name in self.metrics:
+            metric(name)
+        if self.gate.metric not in self.metrics:
+            raise UsageError(
+                f"gate.metric is {self.gate.metric!r}, which is not among the metrics "
+                f"({', '.join(self.metrics)}): add it to metrics.names or gate on one of them."
+            )
+        self._check_oracles()
+        titles = [source.name for source in self.sources]
+        if len(set(titles)) != len(titles):
+            raise UsageError(f"Federations need different names, got {titles}.")
+
+    def _check_oracles(self) -> None:
+        told = all(source.labels_known for source in self.sources)
+        for name, attack in self.attacks.items():
+            if isinstance(attack.labels, OracleLabels) and not told:
+                raise UsageError(
+                    f"Attack {name!r} uses the true labels, but the adversary does not know them: set "
+                    "adversary.knows_labels = true, or choose labels that are recovered from the message."
+                )
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """Every attack on every target, repeated."""
+        return enumerate_cases(self.sources, self.attacks, self.metrics, self.repeats, self.seed)
+
+    @cached_property
+    def digest(self) -> str:
+        """The identity of the whole; the gate is no part of it, since it can be judged anew at any time."""
+        return digest(*(case.key for case in self.cases))
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What an audit came to."""
+
+    directory: Path
+    verdict: Verdict
+    records: Sequence[Record]
+    summary: Summary
+
+
+def run(
+    job: Job,
+    directory: Path,
+    *,
+    workers: int = 1,
+    device: torch.device = CPU,
+    progress: Progress | None = None,
+) -> Result:
+    """Play every case that the directory has no finished record of, and judge them all.
+
+    Records do not depend on the number of workers: every attack runs on one thread.
+    """
+    if workers < 1:
+        raise UsageError(f"workers must be at least 1, got {workers}.")
+    said = Silent() if progress is None else progress
+    claim(directory, job.digest)
+    if job.plan is not None:
+        write_atomic(directory / PLAN, job.plan)
+    file = RecordFile(directory / RECORDS)
+    done = file.keys_done()
+    todo = [case for case in job.cases if case.key not in done]
+    said.planned(len(job.cases), len(job.cases) - len(todo))
+    # Written before the work too: a report of an audit that was stopped then knows what is missing.
+    _summed_up(job, directory, file)
+    for work, outcome in _outcomes(job, todo, workers, device, said):
+        record = save_outcome(directory, outcome)
+        file.append(record)
+        said.finished(work.case, record)
+    summary = _summed_up(job, directory, file)
+    records = file.read()
+    missing = max(0, len(job.cases) - len(records))
+    return Result(directory, job.gate.judge(records, missing), records, summary)
+
+
+def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
+    summary = summarise(file.read(), job.gate, len(job.cases))
+    summary.write(directory / SUMMARY)
+    return summary
+
+
+def _outcomes(
+    job: Job, todo: Sequence[Case], workers: int, device: torch.device, said: Progress
+) -> Iterator[tuple[Work, Outcome]]:
+    targets = _targets(job, {case.source for case in todo}, said)
+    works = [Work(case, targets[case.source][case.target], job.metrics, job.gate, device) for case in todo]
+
+    def started(work: Work) -> None:
+        said.started(work.case)
+
+    def moved(work: Work, done: int, total: int) -> None:
+        said.moved(work.case, done, total)
+
+    if workers == 1 or len(works) == 1:
+        return in_process(works, started, moved)
+    return in_workers(works, workers, started, moved)
+
+
+def _targets(job: Job, wanted: set[int], said: Progress) -> dict[int, Sequence[Target]]:
+    """The messages of those sources that have something left to do."""
+    targets: dict[int, Sequence[Target]] = {}
+    for index in sorted(wanted):
+        source = job.sources[index]
+
+        def trained(done: int, total: int, name: str = source.name) -> None:
+            said.trained(name, done, total)
+
+        with one_thread():
+            targets[index] = source.targets(trained)
+    return targets

@@ -1,0 +1,94 @@
+"""What the truth says about a reconstruction: scores, label errors, and the energies to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.attack import Attack
+from fedglass.core.types import Observation, Reconstruction
+from fedglass.metrics.catalogue import Scores, score
+from fedglass.metrics.labels import label_errors
+from fedglass.rounds.truth import Truth
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """A reconstruction beside the truth, in the order of the true images."""
+
+    scores: Scores
+    shown: Tensor  # (n, c, h, w): what was scored
+    labels: tuple[int, ...]
+    """Recovered labels, those of the matched images first."""
+    label_errors: int
+    energy_truth: float | None
+    energy_decoys: tuple[float, ...]
+    blind: Mapping[str, tuple[float, ...]]
+    """Scores of a plain grey image: what anybody could have guessed."""
+
+
+def judge(
+    attack: Attack | None,
+    seen: Observation,
+    found: Reconstruction,
+    truth: Truth,
+    metrics: Sequence[str],
+) -> Judgement:
+    """Score a reconstruction; `attack` is None where none was played, so that there are no energies."""
+    shown = clipped(found.images, seen)
+    scores = score(shown, truth.images, metrics)
+    partners = [p for p in scores.matching.partner if p is not None]
+    order = [*partners, *(i for i in range(len(found.labels)) if i not in set(partners))]
+    cheap = [name for name in metrics if name != "lpips"]
+    return Judgement(
+        scores=scores,
+        shown=scores.matching.apply(shown),
+        labels=tuple(found.labels[order].tolist()),
+        label_errors=label_errors(found.labels, truth.labels, seen.knows.classes),
+        energy_truth=None if attack is None else _energy(attack, seen, truth.images, truth.labels, found),
+        energy_decoys=()
+        if attack is None
+        else tuple(_energy(attack, seen, other, truth.labels, found) for other in decoys(truth.images)),
+        blind=score(grey(seen, len(truth.images)).cpu(), truth.images, cheap).values,
+    )
+
+
+def energy_blind(attack: Attack, seen: Observation, found: Reconstruction) -> float:
+    """The energy of a plain grey image under the labels that the attack found."""
+    return _energy(attack, seen, grey(seen, len(found.labels)), found.labels, found)
+
+
+def clipped(images: Tensor, seen: Observation) -> Tensor:
+    """Reconstructed pixels inside the range that the adversary knows them to lie in; NaN stays NaN.
+
+    Scored are the images as an adversary would show them. Figures in papers are often taken without this.
+    """
+    return images.detach().cpu().clamp(seen.knows.low, seen.knows.high)
+
+
+def grey(seen: Observation, count: int) -> Tensor:
+    """The mean colour of the data, everywhere: the best guess without a message.  # (count, c, h, w)"""
+    knows = seen.knows
+    device = next(iter(seen.update.values())).device
+    pixels = knows.whitening.unwhiten(torch.zeros(count, *knows.shape, device=device))
+    return pixels.clamp(knows.low, knows.high)
+
+
+def decoys(images: Tensor) -> list[Tensor]:
+    """Images that are as smooth as the given ones but show something else.
+
+    Inverted in brightness, and mirrored or shifted by half: total variation, and so a prior's share of the
+    energy, stays (nearly) what it was, and what differs is the fit to the message.
+    """
+    high, low = images.max(), images.min()
+    inverted = high + low - images
+    half = (images.shape[-2] // 2, images.shape[-1] // 2)
+    return [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
+
+
+def _energy(attack: Attack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
+    device = next(iter(seen.update.values())).device
+    return attack.energy_of(seen, images.to(device), labels.to(device), like)

@@ -1,0 +1,57 @@
+"""Options of a recipe or a defence that come from a file: their names, types and ranges are checked."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedglass.core.errors import UsageError, unknown_name
+
+PLAIN = (int, float, bool, str)
+POSITIVE = ("iterations", "restarts")
+
+
+def checked_options(where: str, make: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, fit to be passed to `make`.
+
+    >>> def recipe(iterations: int = 10, tv: float = 0.1): ...
+    >>> checked_options("attack 'x'", recipe, {"tv": 1})
+    {'tv': 1.0}
+    >>> checked_options("attack 'x'", recipe, {"iterations": "many"})
+    Traceback (most recent call last):
+    fedglass.core.errors.UsageError: attack 'x': iterations must be of type int, got 'many'.
+    """
+    hints = typing.get_type_hints(make)
+    plain = {name: hints[name] for name in inspect.signature(make).parameters if _is_plain(hints.get(name))}
+    for name in options:
+        if name not in plain:
+            raise UsageError(f"{where}: {unknown_name('option', name, plain)}")
+    return {name: _checked(where, name, plain[name], value) for name, value in options.items()}
+
+
+def _is_plain(hint: Any) -> bool:
+    """Whether a value of that type can be written in a plan."""
+    if hint in PLAIN or hint is type(None) or hint is Ellipsis:
+        return True
+    parts = typing.get_args(hint)
+    return bool(parts) and all(map(_is_plain, parts))
+
+
+def _checked(where: str, name: str, hint: Any, value: Any) -> Any:
+    try:
+        # Strict where a type has one spelling in TOML: "5" is not 5. Lists stand for tuples.
+        found = TypeAdapter(hint).validate_python(value, strict=None if isinstance(value, list) else True)
+    except ValidationError as error:
+        kind = hint.__name__ if isinstance(hint, type) else str(hint)
+        raise UsageError(f"{where}: {name} must be of type {kind}, got {value!r}.") from error
+    for number in found if isinstance(found, tuple | list) else (found,):
+        if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
+            raise UsageError(f"{where}: {name} must be a finite number of at least 0, got {value!r}.")
+    if name in POSITIVE and found < 1:
+        raise UsageError(f"{where}: {name} must be at least 1, got {value!r}.")
+    return found

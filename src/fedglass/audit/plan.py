@@ -1,0 +1,235 @@
+"""The plan file: what is audited, against whom, by which attacks, and where the limit lies."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+
+from fedglass.audit.gate import Gate
+from fedglass.audit.plan_errors import in_one_sentence
+from fedglass.core.errors import UsageError
+from fedglass.core.types import BatchNorm, Training, Whitening
+
+LONGEST = 2**20
+"""Bytes of a plan file."""
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Index = Annotated[int, Field(ge=0, strict=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Numbers = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=16)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrainingTable(_Table):
+    """How a client trains."""
+
+    lr: Rate
+    epochs: Count = 1
+    batch_size: Count | None = None
+    batch_norm: Literal["frozen", "batch"] = "frozen"
+
+    def value(self) -> Training:
+        return Training(self.lr, self.epochs, self.batch_size, BatchNorm(self.batch_norm))
+
+
+class WhiteningTable(_Table):
+    """Channel means and deviations, where the dataset's own are not wanted."""
+
+    mean: Numbers
+    std: Numbers
+
+    def value(self) -> Whitening:
+        return Whitening(tuple(self.mean), tuple(self.std))
+
+
+class FederationTable(_Table):
+    """A federation to simulate."""
+
+    name: str = ""
+    data: Name
+    split: Literal["train", "test"] = "train"
+    size: Count | None = None
+    classes: Annotated[int, Field(ge=2, strict=True)] | None = None
+    relabel_classes: Annotated[int, Field(ge=2, strict=True)] | None = None
+    clients: Count = 1
+    examples: Count | Annotated[list[Count], Field(min_length=1)] | None = None
+    test_examples: Index = 0
+    partition: Literal["iid", "dirichlet", "writers"] = "iid"
+    alpha: Rate | None = None
+    model: Name = "lenet"
+    init: Name = "default"
+    rounds: Count = 1
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    training: TrainingTable
+    whitening: WhiteningTable | None = None
+    seed: Seed | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FederationTable:
+        if (self.partition == "dirichlet") != (self.alpha is not None):
+            raise ValueError('alpha goes with partition = "dirichlet", expected both or neither')
+        if isinstance(self.examples, list) and len(self.examples) != self.clients:
+            raise ValueError(
+                f"examples must be one number, or one for each of the {self.clients} clients, got "
+                f"{len(self.examples)} numbers"
+            )
+        return self
+
+
+class RecordingTable(_Table):
+    """A message that was recorded from a real federation."""
+
+    name: str = ""
+    model: Name
+    before: Name
+    after: Name | None = None
+    update: Name | None = None
+    buffers: Name | None = None
+    truth: Name | None = None
+    classes: Annotated[int, Field(ge=2, strict=True)]
+    shape: Annotated[list[Count], Field(min_length=3, max_length=3)] | None = None
+    examples: Count | None = None
+    clients: Count = 1
+    training: TrainingTable | None = None
+    whitening: WhiteningTable
+
+    @model_validator(mode="after")
+    def _one_message(self) -> RecordingTable:
+        if (self.after is None) == (self.update is None):
+            raise ValueError("give either after (the weights after training) or update (after - before)")
+        if self.truth is None and (self.shape is None or self.examples is None):
+            raise ValueError("without truth, shape = [channels, height, width] and examples must be given")
+        return self
+
+
+class AdversaryTable(_Table):
+    """Who attacks, what it sees and what it knows."""
+
+    view: Literal["server", "aggregate"] = "server"
+    client: Index | Annotated[list[Index], Field(min_length=1)] | Literal["all"] = 0
+    round: Index = 0
+    knows_training: Flag = True
+    knows_steps: Flag = False
+    knows_labels: Flag = False
+    knows_batch_labels: Flag = False
+
+
+class AttackTable(BaseModel):
+    """A published attack; keys that are not named here are options of its recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: Name
+    label: Name | None = None
+    labels: Name | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class DefenceTable(BaseModel):
+    """A defence; keys beside its name are its options."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: Name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class MetricsTable(_Table):
+    """Which figures are computed."""
+
+    names: Annotated[list[Name], Field(min_length=1)] = ["psnr", "ssim", "rmse", "lpips"]
+
+
+class GateTable(_Table):
+    """Where the limit lies."""
+
+    metric: Name = "psnr"
+    threshold: Annotated[float, Field(allow_inf_nan=False)] = 20.0
+    max_share: float = 0.0
+    inconclusive_fails: Flag = False
+
+    def value(self) -> Gate:
+        return Gate(self.metric, self.threshold, self.max_share, self.inconclusive_fails)
+
+
+class Plan(_Table):
+    """A whole plan file."""
+
+    title: str = ""
+    seed: Seed = 0
+    repeats: Count = 1
+    federation: list[FederationTable] = []
+    recording: list[RecordingTable] = []
+    adversary: AdversaryTable = AdversaryTable()
+    defences: list[DefenceTable] = []
+    attacks: Annotated[list[AttackTable], Field(min_length=1)]
+    metrics: MetricsTable = MetricsTable()
+    gate: GateTable = GateTable()
+
+    @field_validator("federation", "recording", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        """`[federation]` is short for a single `[[federation]]`."""
+        return [value] if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        if bool(self.federation) == bool(self.recording):
+            raise ValueError("a plan has either [federation] tables to simulate or [recording] tables to read")
+        if self.recording and self.defences:
+            raise ValueError("defences are applied to simulated federations only; a recorded update has passed its own")
+        labels = [attack.label or attack.name for attack in self.attacks]
+        twice = sorted({name for name in labels if labels.count(name) > 1})
+        if twice:
+            raise ValueError(f"attacks need different names, {twice[0]!r} comes twice: give one a label of its own")
+        return self
+
+
+def read_plan(path: Path) -> tuple[Plan, str]:
+    """The plan in a file, and its text."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LONGEST + 1)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read the plan {path}: {error.strerror}; `fedglass init` writes one to start from."
+        ) from error
+    if len(raw) > LONGEST:
+        raise UsageError(f"The plan {path} is longer than {LONGEST} bytes: it is another file.")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The plan {path} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
+    return parse_plan(text, str(path)), text
+
+
+def parse_plan(text: str, where: str = "plan") -> Plan:
+    """The plan in a text.
+
+    >>> plan = parse_plan('[federation]\\ndata = "photos"\\ntraining.lr = 0.1\\n[[attacks]]\\nname = "idlg"')
+    >>> plan.federation[0].model, plan.attacks[0].name
+    ('lenet', 'idlg')
+    """
+    try:
+        content = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{where} is not valid TOML: {error}.") from error
+    try:
+        return Plan.model_validate(content)
+    except ValidationError as error:
+        raise UsageError(f"{where}: {in_one_sentence(error, Plan, content)}") from error

@@ -1,0 +1,183 @@
+"""Messages that a real federation has sent, read from safetensors files and checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fedglass.audit.plan import AdversaryTable, RecordingTable
+from fedglass.audit.sources import Recorded
+from fedglass.core.errors import DataError, UpdateError, UsageError
+from fedglass.core.params import Params, buffers_of, check_update, subtract, weights_of
+from fedglass.core.types import Knowledge, Observation
+from fedglass.data.dataset import Dataset
+from fedglass.data.npz import read_npz
+from fedglass.models.catalogue import build
+from fedglass.rounds.truth import Truth
+
+COUNTER = "num_batches_tracked"
+
+
+def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
+    """The observation that the files hold, and the truth where it was given."""
+    _check_adversary(table, adversary)
+    data = None if table.truth is None else _truth(table, _path(table.truth, folder))
+    shape = data.shape if data is not None else _shape(table)
+    model = build(table.model, shape=shape, classes=table.classes)
+    before, buffers = _weights("recording.before", _path(table.before, folder), model)
+    if table.buffers is not None:
+        buffers |= _tensors("recording.buffers", _path(table.buffers, folder), buffers_of(model))
+    _check_buffers(model, buffers)
+    update = _update(table, folder, model, before)
+    training = None if table.training is None else table.training.value()
+    labels = None if data is None else data.labels.sort().values
+    examples = table.examples if data is None else len(data)
+    assert examples is not None, "the plan's validation demands it"
+    steps = None if training is None else training.steps(max(1, examples // table.clients))
+    knows = Knowledge(
+        shape=shape,
+        classes=table.classes,
+        examples=examples,
+        whitening=table.whitening.value(),
+        training=training if adversary.knows_training else None,
+        steps=steps if adversary.knows_training or adversary.knows_steps else None,
+        clients=table.clients,
+        labels=labels if adversary.knows_labels else None,
+    )
+    _check_whitening(knows)
+    truth = None if data is None else Truth(data.images, data.labels, ("recorded",))
+    names = None if data is None else data.class_names
+    return Recorded(Observation(model, before, buffers, update, knows), truth, table.name, names)
+
+
+def _check_adversary(table: RecordingTable, adversary: AdversaryTable) -> None:
+    if adversary.knows_labels and table.truth is None:
+        raise UsageError("adversary.knows_labels needs recording.truth, from which the labels would come.")
+    if adversary.knows_batch_labels:
+        raise UsageError("adversary.knows_batch_labels needs a simulated federation: a recording has no batches.")
+
+
+def _check_whitening(knows: Knowledge) -> None:
+    if len(knows.whitening.mean) != knows.shape[0]:
+        raise UsageError(
+            f"recording.whitening must have one mean per channel, expected {knows.shape[0]}, got "
+            f"{len(knows.whitening.mean)}."
+        )
+
+
+def _path(text: str, folder: Path) -> Path:
+    return folder / Path(text).expanduser()
+
+
+def _shape(table: RecordingTable) -> tuple[int, int, int]:
+    assert table.shape is not None, "the plan's validation demands it"
+    channels, height, width = table.shape
+    return channels, height, width
+
+
+def _truth(table: RecordingTable, path: Path) -> Dataset:
+    data = read_npz(path)
+    if table.shape is not None and tuple(table.shape) != data.shape:
+        raise DataError(
+            f"recording.truth {path}: expected images of shape {tuple(table.shape)} as recording.shape says, "
+            f"got {data.shape}: correct one of them."
+        )
+    if int(data.labels.max()) >= table.classes:
+        raise DataError(
+            f"recording.truth {path}: labels must lie in 0 to {table.classes - 1}, got "
+            f"{int(data.labels.max())}: correct the labels or raise recording.classes."
+        )
+    if table.examples is not None and table.examples != len(data):
+        raise DataError(
+            f"recording.examples is {table.examples}, but recording.truth {path} holds {len(data)} images: "
+            "give all images behind the message, or leave recording.examples out."
+        )
+    return data
+
+
+def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Params) -> Params:
+    if table.update is not None:
+        update = _tensors("recording.update", _path(table.update, folder), weights_of(model))
+    else:
+        assert table.after is not None, "the plan's validation demands it"
+        after, _ = _weights("recording.after", _path(table.after, folder), model)
+        update = subtract(after, before)
+    check_update(update, before)
+    return update
+
+
+def _weights(field: str, path: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and, where the file has them, buffers."""
+    parameters, buffers = weights_of(model), buffers_of(model)
+    held = _tensors(field, path, {**parameters, **buffers}, optional=set(buffers))
+    return (
+        {name: held[name] for name in parameters},
+        {name: held[name] for name in buffers if name in held},
+    )
+
+
+def _check_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    needed = [n for n, b in buffers_of(model).items() if b.is_floating_point() and n in model.state_dict()]
+    lacking = [name for name in needed if name not in buffers]
+    if lacking:
+        raise UpdateError(
+            f"recording.buffers is missing: the model has running statistics such as {lacking[0]!r}, expected "
+            "them in recording.before or in a file of their own: save the model's whole state_dict."
+        )
+
+
+def _tensors(
+    field: str, path: Path, like: Params, optional: set[str] | frozenset[str] = frozenset()
+) -> dict[str, Tensor]:
+    """The named tensors of a file; names and shapes are compared before anything is loaded."""
+    if not path.is_file():
+        raise DataError(f"{field}: no such file: {path}.")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+            _check_names(field, path, shapes, like, optional)
+            tensors = {name: file.get_tensor(name) for name in like if name in shapes}
+    except (SafetensorError, OSError) as error:
+        raise DataError(
+            f"{field}: {path} can not be read as safetensors ({error}): it is truncated, corrupt or of another "
+            "format. Save it again with safetensors.torch.save_file."
+        ) from error
+    return {name: _sound(field, path, name, tensor) for name, tensor in tensors.items()}
+
+
+def _check_names(
+    field: str, path: Path, shapes: Mapping[str, tuple[int, ...]], like: Params, optional: set[str] | frozenset[str]
+) -> None:
+    missing = [name for name in like if name not in shapes and name not in optional and not name.endswith(COUNTER)]
+    extra = [name for name in shapes if name not in like]
+    if missing or extra:
+        said = [f"lacks {missing[0]!r} ({len(missing)} in all)"] * bool(missing)
+        said += [f"has the unknown {extra[0]!r} ({len(extra)} in all)"] * bool(extra)
+        raise UpdateError(
+            f"{field}: {path} does not fit the model: it {' and '.join(said)}. Expected its {len(like)} tensor "
+            "names: check that recording.model is the architecture that was trained."
+        )
+    for name, shape in shapes.items():
+        if shape != tuple(like[name].shape):
+            raise UpdateError(
+                f"{field}: {path} does not fit the model: {name!r} has shape {shape}, expected "
+                f"{tuple(like[name].shape)}: check recording.model, recording.classes and the images' shape."
+            )
+
+
+def _sound(field: str, path: Path, name: str, tensor: Tensor) -> Tensor:
+    if name.endswith(COUNTER):
+        return tensor
+    if not tensor.is_floating_point():
+        raise UpdateError(f"{field}: {path}: {name!r} must hold floats, got {tensor.dtype}.")
+    single = tensor.float()
+    if not torch.isfinite(single).all():
+        raise UpdateError(
+            f"{field}: {path}: {name!r} holds NaN or infinity: the client's training diverged or the file is "
+            "damaged. Lower the client's learning rate or record it again."
+        )
+    return single
