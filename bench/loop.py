@@ -8,12 +8,12 @@ from bench import bare, cases
 from bench.timing import peak_mib, side_by_side
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Training
-from fedglass.recipes.inverting_gradients import inverting_gradients
+from fedglass.recipes.inverting_gradients import inverting_gradients_published
 
 
 def ours(network: str, n: int, iterations: int) -> None:
     observation, _ = cases.colour(n, Training(lr=0.1), network)
-    inverting_gradients(labels=OracleLabels(), iterations=iterations).run(observation)
+    inverting_gradients_published(labels=OracleLabels(), iterations=iterations).run(observation)
 
 
 def theirs(network: str, n: int, iterations: int) -> None:
@@ -26,7 +26,7 @@ def measure() -> list[tuple[str, str, str]]:
     rows = []
     for network, n, iterations, rounds, bar in (("cifar_cnn", 10, 20, 5, 1.05), ("lenet", 1, 300, 6, 1.10)):
         observation, _ = cases.colour(n, Training(lr=0.1), network)
-        attack = inverting_gradients(labels=OracleLabels(), iterations=iterations)
+        attack = inverting_gradients_published(labels=OracleLabels(), iterations=iterations)
         runs = {"ours": partial(attack.run, observation), "bare": partial(bare.invert, observation, iterations)}
         seconds = side_by_side(runs, rounds)
         each = {name: 1000 * s / iterations for name, s in seconds.items()}

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedglass.core.rng import stream
+from fedglass.core.types import Candidate, Observation, Training, Whitening
+from fedglass.fl.local import schedule
+from fedglass.rounds.client import Client
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.views import Knows, ServerView
+
+# The same examples in every run, and no clock: a busy machine must not fail a law.
+settings.register_profile("calm", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("calm")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,3 +39,91 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip("no shared data: set FEDGLASS_SHARED to a folder that holds it")
     return path
+
+
+WHITENING = Whitening((0.4,), (0.3,))
+SIDE = 8
+
+
+class Toy:
+    """A world of 8x8 grey pictures in which every attack takes a moment."""
+
+    classes = 5
+
+    def dense(self, activation: type[nn.Module] = nn.Sigmoid) -> nn.Module:
+        """64 - 32 - 5, two dense layers."""
+        return _seeded(
+            nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 32), activation(), nn.Linear(32, self.classes)),
+        )
+
+    def normalised(self) -> nn.Module:
+        """A convolution, batch normalisation with statistics of its own, a dense layer."""
+        norm = nn.BatchNorm2d(3)
+        model = nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1), norm, nn.Sigmoid(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(12, 5)
+        )
+        _seeded(model)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm.running_mean.copy_(torch.tensor([0.1, -0.2, 0.3]))
+        norm.running_var.copy_(torch.tensor([0.5, 1.5, 2.0]))
+        return model
+
+    def images(self, n: int, *name: str | int) -> Tensor:
+        """Smooth pictures with pixels in [0, 1].  # (n, 1, 8, 8)"""
+        coarse = torch.rand(n, 1, 3, 3, generator=stream(7, "toy images", *name))
+        return F.interpolate(coarse, (SIDE, SIDE), mode="bilinear", align_corners=True).clamp(0, 1)
+
+    def client(self, index: int = 0, examples: int = 4, **parts: Any) -> Client:
+        labels = torch.randint(self.classes, (examples,), generator=stream(7, "toy labels", index))
+        return Client(f"client {index}", self.images(examples, index), labels, **parts)
+
+    def federation(
+        self, training: Training, model: nn.Module | None = None, clients: int = 1, examples: int = 4, **facts: Any
+    ) -> Federation:
+        members = [self.client(i, examples) for i in range(clients)]
+        chosen = self.dense() if model is None else model
+        return Federation(chosen, members, training, self.classes, WHITENING, **facts)
+
+    def observation(
+        self, training: Training = Training(lr=0.1), knows: Knows = Knows(labels=True), **facts: Any
+    ) -> Observation:
+        """What the server sees of the one client's first round."""
+        return ServerView().see(self.federation(training, **facts).run(), knows)[0]
+
+    def trained_on(self, federation: Federation, client: int = 0, round_index: int = 0) -> Candidate:
+        """The client's own examples, whitened, in the order in which each of its epochs took them."""
+        member, training = federation.clients[client], federation.training
+        shuffle = stream(federation.seed, "batches", member.name, round_index)
+        epochs: list[list[Tensor]] = [[] for _ in range(training.epochs)]
+        for batch in schedule(training, len(member.labels), shuffle):
+            assert isinstance(batch.rows, Tensor)
+            epochs[batch.epoch].append(batch.rows)
+        order = torch.stack([torch.cat(rows) for rows in epochs])  # (epochs, n)
+        return Candidate(federation.whitening.whiten(member.images)[order], member.labels[order])
+
+
+def _seeded(model: nn.Module) -> nn.Module:
+    """Weights from a stream of their own, wide enough that the gradients tell images apart."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            draw = torch.rand(parameter.shape, generator=stream(7, "toy weights", name))
+            parameter.copy_(draw - 0.5)
+    return model
+
+
+@pytest.fixture(scope="session")
+def toy() -> Toy:
+    return Toy()
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Any, Any], bool]:
+    """Whether two tensors, or two mappings of them, are bit-identical."""
+
+    def compare(left: Any, right: Any) -> bool:
+        if isinstance(left, Tensor):
+            return bool(torch.equal(left, right))
+        return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
+
+    return compare

@@ -27,7 +27,7 @@ _PLACES = {
     "recipe": "fedglass.recipes.catalogue",
 }
 
-__all__ = ["__version__", *_PLACES]  # noqa: PLE0604
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:

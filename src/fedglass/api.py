@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedglass.attack.attack import Attack
+from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.audit import Job, Result, run
 from fedglass.audit.compile import read_job
 from fedglass.audit.gate import Gate
 from fedglass.audit.machine import device_named
 from fedglass.audit.progress import Progress
-from fedglass.audit.sources import Simulated, Source
+from fedglass.audit.sources import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.metrics.catalogue import names
 from fedglass.recipes.catalogue import RECIPES, recipe
@@ -23,7 +23,7 @@ from fedglass.rounds.views import Knows, ServerView, View
 PLACE = Path("audits")
 """Where an audit is kept whose directory is not named."""
 
-Attacks = Mapping[str, Attack] | Iterable[str]
+Attacks = Mapping[str, AnyAttack] | Iterable[str]
 
 
 @dataclass(eq=False)
@@ -46,10 +46,8 @@ class Audit:
 
     def __post_init__(self) -> None:
         source = Simulated(self.federation, self.rounds, tuple(self.views), self.knows)
-        self._bind([source])
-
-    def _bind(self, sources: Sequence[Source]) -> None:
-        self._job = Job(sources, composed(self.attacks), tuple(self.metrics), self.gate, self.repeats, self.seed)
+        attacks, metrics = composed(self.attacks), tuple(self.metrics)
+        self._job = Job([source], attacks, metrics, self.gate, self.repeats, self.seed)
         self._result: Result | None = None
 
     def run(
@@ -95,7 +93,7 @@ def run_and_report(job: Job, directory: Path, *, workers: int, device: str, prog
     return result
 
 
-def composed(attacks: Attacks) -> dict[str, Attack]:
+def composed(attacks: Attacks) -> dict[str, AnyAttack]:
     """Attacks by the names under which they are reported.
 
     >>> list(composed(["idlg", "dlg"]))

@@ -27,7 +27,7 @@ from fedglass.attack.parts import (
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
-from fedglass.core.params import check_update
+from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Candidate, Observation, Reconstruction, Unknown
 from fedglass.fl.trajectory import per_epoch
@@ -55,6 +55,12 @@ class Attack:
     merge: Merge = field(default_factory=MatchAndAverage)
     refine: tuple[Refine, ...] = ()
     restarts: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise UsageError("An attack needs at least one stage, got none.")
+        if self.restarts < 1:
+            raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
         """Reconstruct; `progress` hears of iterations over all restarts and stages."""
@@ -112,7 +118,7 @@ class Attack:
         own: Sequence[Tensor],
         notes: Sequence[str],
     ) -> Reconstruction:
-        pixels = observation.knows.whitening.unwhiten(self.merge.merge(images))
+        pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
         hard = labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
         details = {_detail(i): float(t) for i, t in enumerate(own) if t.numel() == 1}
         return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), details)
@@ -125,9 +131,15 @@ def rank(run: Reconstruction) -> float:
 
 def check_observation(observation: Observation) -> None:
     """Refuse what no attack can work with, in words that say what to do."""
+    check_weights(observation.before, observation.model)
     check_update(observation.update, observation.before)
-    if observation.knows.examples < 1:
-        raise UsageError(f"knowledge.examples must be at least 1, got {observation.knows.examples}.")
+    knows = observation.knows
+    if knows.examples < 1:
+        raise UsageError(f"knowledge.examples must be at least 1, got {knows.examples}.")
+    if not 1 <= knows.clients <= knows.examples:
+        raise UsageError(
+            f"knowledge.clients must be between 1 and the number of examples, {knows.examples}, got {knows.clients}."
+        )
     if not any(bool(t.any()) for t in observation.update.values()):
         raise UsageError(
             "The update is zero everywhere, so that there is nothing to invert: check that the client trained "
@@ -145,7 +157,7 @@ def _energy(stage: Stage, observation: Observation, forward: BoundForward) -> _E
 
     def energy(candidate: Candidate, own: Sequence[Tensor], share: float) -> Tensor:
         predicted = forward.predict(candidate, own)
-        at = Evaluation(predicted, forward.target, forward.names, candidate, whitening, share, forward.steps, memo)
+        at = Evaluation(predicted, forward.target, forward.names, candidate, whitening, share, forward.batches, memo)
         return stage.objective.value(at)
 
     return energy

@@ -50,14 +50,16 @@ def hypotheses(observation: Observation) -> list[Training]:
     knows = observation.knows
     if knows.training is not None:
         return [knows.training]
-    if knows.steps is None or knows.lr is None:
+    if knows.steps is None or knows.steps < 1 or knows.lr is None:
         raise UsageError(
             "Trying numbers of epochs needs the number of local steps and the learning rate: set "
             "adversary.knows_steps = true."
         )
-    each = knows.examples // knows.clients
-    guesses = [(e, knows.steps // e) for e in range(1, knows.steps + 1) if knows.steps % e == 0]
-    return [Training(knows.lr, e, -(-each // batches)) for e, batches in guesses if batches <= each]
+    each = max(1, knows.examples // knows.clients)
+    divisors = [e for e in range(1, knows.steps + 1) if knows.steps % e == 0]
+    guesses = [Training(knows.lr, e, -(-each * e // knows.steps)) for e in divisors]
+    # Not every number of batches is reached: 10 examples make 5 batches of 2 or 10 of 1, but never 6.
+    return [guess for guess in guesses if guess.steps(each) == knows.steps]
 
 
 def _supposing(observation: Observation, training: Training) -> Observation:

@@ -54,8 +54,8 @@ class BoundForward:
     names: tuple[str, ...]
     unknowns: tuple[Unknown, ...] = ()
     """Unknowns of the operator's own, such as SME's alpha."""
-    steps: int = 1
-    """How many local steps the message sums up."""
+    batches: int = 1
+    """How many local steps of one epoch the message sums up."""
 
 
 class Forward(Protocol):
@@ -75,8 +75,8 @@ class Evaluation:
     whitening: Whitening
     progress: float = 1.0
     """Share of the solver's iterations that are done, in [0, 1]."""
-    steps: int = 1
-    """How many local steps the message sums up."""
+    batches: int = 1
+    """How many local steps of one epoch the message sums up."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """Tensors that a term computes once for a stage, keyed by the term."""
 
@@ -110,7 +110,7 @@ class Merge(Protocol):
     """One image for each example out of one for each example and epoch."""
 
     def merge(self, images: Tensor) -> Tensor:
-        """(epochs, n, c, h, w) -> (n, c, h, w), both whitened."""
+        """(epochs, n, c, h, w) -> (n, c, h, w), pixels before whitening."""
         ...
 
 

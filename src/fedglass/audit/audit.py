@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from fedglass.attack.attack import Attack
-from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.cases import Case, enumerate_cases
 from fedglass.audit.digest import digest
 from fedglass.audit.evidence import save_outcome
 from fedglass.audit.gate import Gate, Verdict
+from fedglass.audit.given import oracle_facts
 from fedglass.audit.machine import one_thread
 from fedglass.audit.play import Outcome, Work
 from fedglass.audit.progress import Progress, Silent
@@ -33,7 +33,7 @@ class Job:
     """What is attacked, by which attacks, and how the outcome is judged."""
 
     sources: Sequence[Source]
-    attacks: Mapping[str, Attack]
+    attacks: Mapping[str, AnyAttack]
     metrics: tuple[str, ...] = field(default_factory=names)
     gate: Gate = field(default_factory=Gate)
     repeats: int = 1
@@ -59,13 +59,14 @@ class Job:
             raise UsageError(f"Federations need different names, got {titles}.")
 
     def _check_oracles(self) -> None:
-        told = all(source.labels_known for source in self.sources)
         for name, attack in self.attacks.items():
-            if isinstance(attack.labels, OracleLabels) and not told:
-                raise UsageError(
-                    f"Attack {name!r} uses the true labels, but the adversary does not know them: set "
-                    "adversary.knows_labels = true, or choose labels that are recovered from the message."
-                )
+            for fact in sorted(oracle_facts(attack)):
+                if not all(fact in source.oracle for source in self.sources):
+                    raise UsageError(
+                        f"Attack {name!r} uses the true {fact.replace('_', ' ')}, but the adversary does not know "
+                        f"them: set adversary.knows_{fact} = true, or choose labels that are recovered from the "
+                        "message."
+                    )
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
@@ -140,7 +141,7 @@ def _outcomes(
     def moved(work: Work, done: int, total: int) -> None:
         said.moved(work.case, done, total)
 
-    if workers == 1 or len(works) == 1:
+    if workers == 1 or len(works) <= 1:
         return in_process(works, started, moved)
     return in_workers(works, workers, started, moved)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedglass.attack.attack import Attack
+from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.digest import digest, spelled
 from fedglass.audit.sources import Sight, Source
 from fedglass.core.rng import derive
@@ -22,7 +22,7 @@ class Case:
     """The position of its target in the source."""
     sight: Sight
     attack_name: str
-    attack: Attack
+    attack: AnyAttack
     repeat: int
     seed: int
     """What the attack's random numbers are drawn from."""
@@ -34,7 +34,7 @@ class Case:
 
 
 def enumerate_cases(
-    sources: Sequence[Source], attacks: Mapping[str, Attack], metrics: Sequence[str], repeats: int, seed: int
+    sources: Sequence[Source], attacks: Mapping[str, AnyAttack], metrics: Sequence[str], repeats: int, seed: int
 ) -> tuple[Case, ...]:
     """Every attack on every target, `repeats` times.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fedglass.audit.recording import recorded
 from fedglass.audit.sources import Examples, Simulated, Source
 from fedglass.core.errors import DataError, UsageError, unknown_name
 from fedglass.core.rng import stream
+from fedglass.core.types import Whitening
 from fedglass.data.catalogue import load
 from fedglass.data.catalogue import names as data_names
 from fedglass.data.dataset import Dataset
@@ -85,7 +87,7 @@ def defences_of(tables: Sequence[DefenceTable]) -> tuple[GradientFn, Release]:
         if hasattr(part, "gradient"):
             gradients.append(cast(GradientFn, part))
         else:
-            releases.append(cast(Release, part))
+            releases.append(part)
     if len(gradients) > 1:
         raise UsageError(
             f"defences: at most one may change the gradient of a local step, got {len(gradients)}: keep one."
@@ -144,12 +146,19 @@ def knows_of(adversary: AdversaryTable) -> Knows:
 
 def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
     whitening = None if table.whitening is None else table.whitening.value()
-    data = load(located(table.data, folder), split=table.split, size=table.size, whitening=whitening)
+    read = _embedded if table.data in ("glyphs", "photos") else load
+    data = read(located(table.data, folder), split=table.split, size=table.size, whitening=whitening)
     if table.relabel_classes is not None:
         data = data.relabelled(table.relabel_classes, stream(seed, "labels of", table.data))
     if table.classes is None or table.classes == data.classes:
         return data
     return replace(data, classes=table.classes, class_names=None)
+
+
+@functools.cache
+def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening | None) -> Dataset:
+    """Embedded sets never change, and drawing one takes seconds."""
+    return load(source, split=split, size=size, whitening=whitening)
 
 
 def located(source: str, folder: Path) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.attack import Attack
+from fedglass.attack.hypotheses import AnyAttack
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.metrics.catalogue import Scores, score
 from fedglass.metrics.labels import label_errors
@@ -31,7 +31,7 @@ class Judgement:
 
 
 def judge(
-    attack: Attack | None,
+    attack: AnyAttack | None,
     seen: Observation,
     found: Reconstruction,
     truth: Truth,
@@ -56,7 +56,7 @@ def judge(
     )
 
 
-def energy_blind(attack: Attack, seen: Observation, found: Reconstruction) -> float:
+def energy_blind(attack: AnyAttack, seen: Observation, found: Reconstruction) -> float:
     """The energy of a plain grey image under the labels that the attack found."""
     return _energy(attack, seen, grey(seen, len(found.labels)), found.labels, found)
 
@@ -89,6 +89,6 @@ def decoys(images: Tensor) -> list[Tensor]:
     return [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
 
 
-def _energy(attack: Attack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
+def _energy(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
     device = next(iter(seen.update.values())).device
     return attack.energy_of(seen, images.to(device), labels.to(device), like)

@@ -55,3 +55,19 @@ def _checked(where: str, name: str, hint: Any, value: Any) -> Any:
     if name in POSITIVE and found < 1:
         raise UsageError(f"{where}: {name} must be at least 1, got {value!r}.")
     return found
+
+
+def defaults_in_words(make: Callable[..., object]) -> str:
+    """The options of a recipe or a defence that a plan can set, with their defaults.
+
+    >>> def recipe(iterations: int = 10, tv: float = 0.1): ...
+    >>> defaults_in_words(recipe)
+    'iterations=10, tv=0.1'
+    """
+    hints = typing.get_type_hints(make)
+    shown = [
+        name if parameter.default is inspect.Parameter.empty else f"{name}={parameter.default!r}"
+        for name, parameter in inspect.signature(make).parameters.items()
+        if _is_plain(hints.get(name))
+    ]
+    return ", ".join(shown)

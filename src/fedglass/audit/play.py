@@ -13,11 +13,11 @@ from torch import Tensor
 from fedglass.audit.cases import Case
 from fedglass.audit.flags import Findings, State, flags_of
 from fedglass.audit.gate import Gate
+from fedglass.audit.given import handed, iterations_of, oracle_facts, told
 from fedglass.audit.judgement import Judgement, clipped, energy_blind, grey, judge
 from fedglass.audit.machine import peak_mib, reset_peak, versions
 from fedglass.audit.records import Record
 from fedglass.audit.sources import Target
-from fedglass.audit.watched import moved
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import FedglassError
 from fedglass.core.types import Observation, Reconstruction
@@ -76,11 +76,11 @@ def state_of(seen: Observation) -> State:
 
 def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     case, truth = work.case, work.target.truth
-    seen, knows = moved(work.target.observation, work.device)
+    seen = handed(work.target.observation, case.attack, work.device)
     state = state_of(seen)
     attack = case.attack if state == "sound" else None
     found = _guess(seen) if attack is None else attack.run(seen, case.seed, progress)
-    oracle = knows.oracle_used
+    oracle = oracle_facts(case.attack)
     findings = Findings(work.gate, state, energy=found.energy, oracle=oracle, notes=found.notes)
     fields = {**_identity(work), **_of_run(case, found), "oracle": bool(oracle)}
     if attack is not None:
@@ -117,7 +117,7 @@ def _of_run(case: Case, found: Reconstruction) -> dict[str, Any]:
         "energy": found.energy,
         "trace": list(found.trace),
         "labels_recovered": found.labels.tolist(),
-        "iterations": getattr(case.attack.stages[-1].solver, "iterations", None),
+        "iterations": iterations_of(case.attack),
         "extra": {"notes": list(found.notes), "details": dict(found.details)},
     }
 
@@ -152,7 +152,7 @@ def _identity(work: Work) -> dict[str, Any]:
         "client": ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else ""),
         "repeat": case.repeat,
         "seed": case.seed,
-        "knows": knowledge_in_words(target.observation.knows),
+        "knows": knowledge_in_words(told(target.observation.knows, case.attack)),
         "utility": dict(target.utility),
         "versions": versions(work.device),
     }

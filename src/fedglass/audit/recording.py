@@ -45,6 +45,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
         whitening=table.whitening.value(),
         training=training if adversary.knows_training else None,
         steps=steps if adversary.knows_training or adversary.knows_steps else None,
+        lr=None if training is None or not (adversary.knows_training or adversary.knows_steps) else training.lr,
         clients=table.clients,
         labels=labels if adversary.knows_labels else None,
     )
@@ -155,8 +156,8 @@ def _check_names(
     missing = [name for name in like if name not in shapes and name not in optional and not name.endswith(COUNTER)]
     extra = [name for name in shapes if name not in like]
     if missing or extra:
-        said = [f"lacks {missing[0]!r} ({len(missing)} in all)"] * bool(missing)
-        said += [f"has the unknown {extra[0]!r} ({len(extra)} in all)"] * bool(extra)
+        lists = {"lacks": missing, "has the unknown": extra}
+        said = [f"{verb} {names[0]!r} ({len(names)} in all)" for verb, names in lists.items() if names]
         raise UpdateError(
             f"{field}: {path} does not fit the model: it {' and '.join(said)}. Expected its {len(like)} tensor "
             "names: check that recording.model is the architecture that was trained."

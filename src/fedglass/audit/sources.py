@@ -50,8 +50,8 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     @property
-    def labels_known(self) -> bool:
-        """Whether the adversary is given the true labels (oracle)."""
+    def oracle(self) -> frozenset[str]:
+        """The oracle facts that the adversary is given."""
         ...
 
     def identity(self) -> str:
@@ -109,8 +109,9 @@ class Simulated:
             )
 
     @property
-    def labels_known(self) -> bool:
-        return self.knows.labels
+    def oracle(self) -> frozenset[str]:
+        given = {"labels": self.knows.labels, "batch_labels": self.knows.batch_labels}
+        return frozenset(name for name, told in given.items() if told)
 
     def identity(self) -> str:
         f = self.federation
@@ -156,8 +157,10 @@ class Recorded:
     class_names: tuple[str, ...] | None = None
 
     @property
-    def labels_known(self) -> bool:
-        return self.observation.knows.labels is not None
+    def oracle(self) -> frozenset[str]:
+        knows = self.observation.knows
+        given = {"labels": knows.labels, "batch_labels": knows.batch_labels}
+        return frozenset(name for name, told in given.items() if told is not None)
 
     def identity(self) -> str:
         seen, truth = self.observation, self.truth

@@ -25,6 +25,7 @@ def knowledge_in_words(knows: Knowledge) -> dict[str, str]:
         "examples": f"{knows.examples} behind the message",
         "clients": "one" if knows.clients == 1 else f"{knows.clients}, averaged in the message",
         "training": UNKNOWN if knows.training is None else training_in_words(knows.training),
+        "learning rate": UNKNOWN if knows.lr is None else f"{knows.lr:g}",
         "local steps": UNKNOWN if knows.steps is None else str(knows.steps),
         "labels": labels,
         "labels of each batch": batches,

@@ -48,6 +48,7 @@ def in_process(works: Iterable[Work], started: Started, moved: Moved) -> Iterato
 def in_workers(works: Sequence[Work], workers: int, started: Started, moved: Moved) -> Iterator[tuple[Work, Outcome]]:
     """The cases spread over worker processes, in the order in which they end."""
     waiting = deque(works)
+    _packed(works[0])  # what can not be sent is said before processes are started
     team = [_Worker.hired() for _ in range(min(workers, len(works)))]
     try:
         for worker in team:
@@ -61,8 +62,11 @@ def in_workers(works: Sequence[Work], workers: int, started: Started, moved: Mov
                     moved(work, *heard)
                     continue
                 if heard is None:
-                    team[team.index(worker)] = replacement = _Worker.hired()
-                    heard, worker = Outcome(failed(work, worker.obituary())), replacement
+                    team.remove(worker)
+                    heard = Outcome(failed(work, worker.obituary()))
+                    if waiting:
+                        worker = _Worker.hired()
+                        team.append(worker)
                 worker.take(waiting, started)
                 yield work, heard
     finally:
@@ -120,6 +124,7 @@ class _Worker:
         return heard
 
     def obituary(self) -> str:
+        self.pipe.close()
         self.process.join(PATIENCE)
         code = self.process.exitcode
         cause = "it was killed, perhaps because memory ran out" if code == -signal.SIGKILL else "see its last words"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedglass.core.errors import UpdateError
+from fedglass.core.errors import ModelError, UpdateError
 
 Params = Mapping[str, Tensor]
 Update = Mapping[str, Tensor]
@@ -52,6 +52,23 @@ def unflatten(vector: Tensor, like: Params) -> dict[str, Tensor]:
     """
     pieces = torch.split(vector, [t.numel() for t in like.values()])
     return {name: piece.view_as(t) for piece, (name, t) in zip(pieces, like.items(), strict=True)}
+
+
+def check_weights(weights: Params, model: nn.Module) -> None:
+    """Refuse weights that are not those of the model's architecture, or not finite."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    wrong = [n for n in (*shapes, *weights) if n not in weights or shapes.get(n) != tuple(weights[n].shape)]
+    if wrong:
+        raise ModelError(
+            f"The weights before training do not fit the model at {_some(list(dict.fromkeys(wrong)))}: check that they "
+            "were recorded from the same architecture."
+        )
+    broken = [name for name, tensor in weights.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        raise ModelError(
+            f"The weights before training hold NaN or infinity at {_some(broken)}: record them again, or choose a "
+            "round before the training diverged."
+        )
 
 
 def check_update(update: Update, like: Params) -> None:

@@ -22,5 +22,10 @@ def stream(seed: int, *name: str | int) -> torch.Generator:
 
 def derive(seed: int, *name: str | int) -> int:
     """A seed of its own for a named part, in [0, 2^63)."""
-    text = "/".join([str(seed), *map(str, name)])
+    text = "/".join([str(seed), *map(_escaped, name)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _escaped(part: str | int) -> str:
+    """The part with its slashes marked, so that ("a/b",) and ("a", "b") are two names."""
+    return str(part).replace("\\", "\\\\").replace("/", "\\/")

@@ -45,7 +45,9 @@ class MeanGradient:
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
         loss = F.cross_entropy(step.network(step.weights, step.inputs), step.targets)
-        return torch.autograd.grad(loss, list(step.weights), create_graph=step.differentiable)
+        # A parameter that the network does not use has the gradient zero.
+        weights = list(step.weights)
+        return torch.autograd.grad(loss, weights, create_graph=step.differentiable, materialize_grads=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,10 +25,14 @@ def fit(trajectory: Trajectory, images: Tensor, targets: Tensor, budget_mib: flo
     graph = graph_bytes(trajectory.step(0, trajectory.start, images, targets, second=True)) / MIB
     if steps * (graph + weights) <= budget_mib:
         return Memory(every=1, graphs=True)
-    for every in range(1, math.isqrt(steps) + 2):
-        if (math.ceil(steps / every) + every - (every == 1)) * weights + graph <= budget_mib:
+    needs = {
+        every: (math.ceil(steps / every) + every - (every == 1)) * weights + graph
+        for every in range(1, math.isqrt(steps) + 2)
+    }
+    for every, need in needs.items():
+        if need <= budget_mib:
             return Memory(every=every)
-    least = 2 * math.sqrt(steps) * weights + graph
+    least = min(needs.values())
     raise UsageError(
         f"Simulating {steps} local steps needs at least {math.ceil(least)} MiB, but budget_mib is "
         f"{budget_mib:g}: raise it, or attack with a method that does not simulate, such as sme."

@@ -114,7 +114,10 @@ class _Run:
         to_targets = torch.zeros_like(self.targets) if self.targets.is_floating_point() else None
         for t, step, gradient in self._steps_backward():
             wanted = [*step.weights, step.inputs] + [step.targets] * step.targets.requires_grad
-            found = torch.autograd.grad(gradient, wanted, adjoint, allow_unused=True)
+            moving = [i for i, g in enumerate(gradient) if g.requires_grad]  # not those of unused parameters
+            found = torch.autograd.grad(
+                [gradient[i] for i in moving], wanted, [adjoint[i] for i in moving], allow_unused=True
+            )
             n = len(step.weights)
             batch = self.of.batches[t]
             _subtract(to_images[batch.epoch % len(to_images)], batch.rows, found[n], self.of.lr)

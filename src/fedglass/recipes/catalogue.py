@@ -18,7 +18,7 @@ from fedglass.recipes.dlfa import (
 )
 from fedglass.recipes.dlg import dlg
 from fedglass.recipes.idlg import idlg
-from fedglass.recipes.inverting_gradients import inverting_gradients
+from fedglass.recipes.inverting_gradients import inverting_gradients, inverting_gradients_published
 from fedglass.recipes.sme import sme, sme_baseline_ig, sme_published
 
 
@@ -37,6 +37,8 @@ DLFA = (
 )
 SME = "Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, https://arxiv.org/abs/2306.00127"
 
+GEIPING = "Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS 2020, https://arxiv.org/abs/2003.14053"
+
 RECIPES: Mapping[str, Recipe] = {
     "dlg": Recipe(
         dlg,
@@ -49,9 +51,10 @@ RECIPES: Mapping[str, Recipe] = {
         "Zhao, Mopuri, Bilen: iDLG: Improved Deep Leakage from Gradients, 2020, https://arxiv.org/abs/2001.02610",
     ),
     "inverting_gradients": Recipe(
-        inverting_gradients,
-        "cosine distance and total variation, signed Adam",
-        "Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS 2020, https://arxiv.org/abs/2003.14053",
+        inverting_gradients, "cosine distance and total variation, signed Adam, observed residual", GEIPING
+    ),
+    "inverting_gradients_published": Recipe(
+        inverting_gradients_published, "cosine distance and total variation, signed Adam", GEIPING
     ),
     "dlfa_published": Recipe(dlfa_published, "simulates the local training, epoch prior; as released", DLFA),
     "dlfa_printed": Recipe(dlfa_printed, "simulates the local training, epoch prior; as printed (cosine)", DLFA),

@@ -7,7 +7,7 @@ the number of iterations. `setting` names one of the two sets of weights that th
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.one_gradient import RepeatedGradient
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.images.per_epoch import EpochPixels
 from fedglass.attack.images.pixels import FreePixels
@@ -46,13 +46,16 @@ def dlfa_shared(
 def dlfa_fedsgd_epoch(
     labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
 ) -> Attack:
-    """One batch of all examples for each epoch: "FedSGD-Epoch"."""
+    """One batch of all examples for each epoch: "FedSGD-Epoch".
+
+    Separate images for each epoch, matched and averaged, as the paper says; the scripts of its release share them.
+    """
     return _compose(UnrollEpochs(budget_mib), EpochPixels(), labels, setting, iterations)
 
 
 def dlfa_fedsgd(labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400) -> Attack:
     """The update as one gradient, no simulation [Geng et al., 2021]: "FedSGD"."""
-    return _compose(OneGradient(), FreePixels(), labels, setting, iterations)
+    return _compose(RepeatedGradient(), FreePixels(), labels, setting, iterations)
 
 
 def dlfa_printed(
@@ -69,7 +72,7 @@ def _compose(
     forward: Forward, images: Images, labels: Labels, setting: str, iterations: int, prior: Term | None = None
 ) -> Attack:
     chosen = settings(setting)
+    solver = Adam(rate=chosen.rate, iterations=iterations, schedule=chosen.decay)
     # The release counts its ramp in iterations, 200 of 400.
     objective = Ramp(LayeredSquaredError(), *chosen.ramp, until=200 / iterations) + chosen.priors()
-    solver = Adam(rate=chosen.rate, iterations=iterations, schedule=chosen.decay)
     return Attack(labels, (Stage(forward, images, objective if prior is None else objective + prior, solver),))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedglass.core.errors import DataError
 from fedglass.core.params import Params, Update
@@ -36,10 +37,15 @@ class Client:
                 f"Client {self.name!r}: images must have shape (examples, channels, height, width) with at "
                 f"least one example, got {tuple(self.images.shape)}."
             )
-        if self.labels.shape != (n,):
+        if not bool(((self.images >= 0) & (self.images <= 1)).all()):  # false for NaN too
             raise DataError(
-                f"Client {self.name!r}: expected one label for each of the {n} images, got labels of shape "
-                f"{tuple(self.labels.shape)}."
+                f"Client {self.name!r}: pixels must be finite and in [0, 1], got {float(self.images.min()):g} to "
+                f"{float(self.images.max()):g}: scale them, and leave the whitening to the federation."
+            )
+        if self.labels.shape != (n,) or self.labels.dtype != torch.int64:
+            raise DataError(
+                f"Client {self.name!r}: expected one int64 label for each of the {n} images, got labels of shape "
+                f"{tuple(self.labels.shape)} and type {self.labels.dtype}."
             )
 
 
@@ -95,7 +101,9 @@ def running_statistics(call: Call, weights: Params, batches: Sequence[Tensor]) -
     if call.training.batch_norm is BatchNorm.FROZEN or not call.buffers:
         return call.buffers
     buffers = {name: tensor.clone() for name, tensor in call.buffers.items()}
-    model = copy.deepcopy(call.model).train()
+    model = copy.deepcopy(call.model).eval()
+    for layer in model.modules():
+        layer.training = isinstance(layer, _NormBase)  # not dropout, which would draw from the global generator
     with torch.no_grad():
         for inputs in batches:
             functional_call(model, {**weights, **buffers}, (inputs,))

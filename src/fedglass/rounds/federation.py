@@ -75,6 +75,11 @@ class Federation:
                 f"Client {client.name!r} has images of shape {tuple(client.images.shape[1:])}, expected {shape} "
                 "as the first client's: bring all to one shape."
             )
+        if len(self.whitening.mean) not in (1, shape[0]):
+            raise DataError(
+                f"The whitening has {len(self.whitening.mean)} means, expected one for each of the {shape[0]} channels "
+                f"of the images of client {client.name!r}: give as many means and deviations as channels."
+            )
         outside = client.labels[(client.labels < 0) | (client.labels >= self.classes)]
         if len(outside):
             raise DataError(
@@ -108,9 +113,11 @@ class Federation:
         return [self.clients[i] for i in sorted(chosen.tolist())]
 
     def _aggregate(self, messages: Sequence[Message], index: int) -> Params:
-        stacked = torch.stack([flatten(m.update) for m in messages])  # (n, d)
+        first = messages[0].update
+        # In one order of names, whatever a release did to the order of its own.
+        stacked = torch.stack([flatten({name: m.update[name] for name in first}) for m in messages])  # (n, d)
         context = AggregationContext(example_counts(messages), index)
-        return unflatten(self.aggregator.aggregate(stacked, context), messages[0].update)
+        return unflatten(self.aggregator.aggregate(stacked, context), first)
 
 
 def example_counts(messages: Sequence[Message]) -> Tensor:

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedglass.attack.forward.target import leaves, mean_gradient, network_of
+from fedglass.attack.forward.target import (
+    full_batch,
+    gradient_sum,
+    known_training,
+    leaves,
+    mean_gradient,
+    network_of,
+)
 from fedglass.attack.parts import BoundForward
 from fedglass.core.types import Candidate, Observation
-from fedglass.fl.local import MeanGradient, Step
+from fedglass.fl.local import MeanGradient
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,27 @@ class OneGradient:
         rule = MeanGradient()
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            step = Step(network, weights, candidate.images[0], candidate.labels, differentiable=True)
-            return rule.gradient(step)
+            return rule.gradient(full_batch(network, weights, candidate))
 
         return BoundForward(mean_gradient(observation, network), predict, network.names)
+
+
+@dataclass(frozen=True)
+class RepeatedGradient:
+    """T times that gradient beside the sum of the gradients taken [Dimitrov et al., 2022, "FedSGD"].
+
+    The same direction as `OneGradient`, in the units in which the release of that paper weighs its priors.
+    """
+
+    def bind(self, observation: Observation) -> BoundForward:
+        training = known_training(observation)
+        network = network_of(observation)
+        weights = leaves(observation, network)
+        batches = len(training.batches(max(1, observation.knows.examples // observation.knows.clients)))
+        steps, rule = batches * training.epochs, MeanGradient()
+
+        def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
+            return [steps * g for g in rule.gradient(full_batch(network, weights, candidate))]
+
+        target = gradient_sum(observation, network, training.lr)
+        return BoundForward(target, predict, network.names, batches=batches)

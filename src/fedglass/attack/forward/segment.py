@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import leaves, mean_gradient, network_of
+from fedglass.attack.forward.target import full_batch, leaves, mean_gradient, network_of
 from fedglass.attack.parts import BoundForward
 from fedglass.core.types import Candidate, Observation, Unknown
-from fedglass.fl.local import MeanGradient, Step
+from fedglass.fl.local import MeanGradient
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class OnSegment:
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             weights = [torch.addcmul(w, unknowns[0], u) for w, u in zip(before, update, strict=True)]
-            return rule.gradient(Step(network, weights, candidate.images[0], candidate.labels, differentiable=True))
+            return rule.gradient(full_batch(network, weights, candidate))
 
-        zero, one = (torch.tensor(value, device=before[0].device) for value in (0.0, 1.0))
+        zero, one = (before[0].new_tensor(value) for value in (0.0, 1.0))
         alpha = Unknown(torch.full_like(zero, self.start), zero, one, self.rate, self.every)
         return BoundForward(mean_gradient(observation, network), predict, network.names, (alpha,))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fedglass.core.types import BatchNorm, Observation
+from fedglass.core.errors import UsageError
+from fedglass.core.types import BatchNorm, Candidate, Observation, Training
+from fedglass.fl.local import Step
+from fedglass.fl.trajectory import per_epoch
 from fedglass.models.network import Network
 
 
@@ -20,6 +24,23 @@ def leaves(observation: Observation, network: Network) -> list[Tensor]:
     return [observation.before[name].detach().clone().requires_grad_() for name in network.names]
 
 
+def known_training(observation: Observation) -> Training:
+    """The client's training, which a simulation can not do without."""
+    training = observation.knows.training
+    if training is None:
+        raise UsageError(
+            "Simulating the client needs its learning rate, epochs and batch size, which the adversary does not "
+            "know: set adversary.knows_training = true, or attack with sme or inverting_gradients."
+        )
+    return training
+
+
+def full_batch(network: Network, weights: list[Tensor], candidate: Candidate) -> Step:
+    """One step on all examples of the candidate's first epoch, to be differentiated twice."""
+    labels = candidate.labels[0] if per_epoch(candidate.labels) else candidate.labels
+    return Step(network, weights, candidate.images[0], labels, differentiable=True)
+
+
 def mean_gradient(observation: Observation, network: Network) -> tuple[Tensor, ...]:
     """-update / (lr T): the mean over the local steps of the gradients that were taken.
 
@@ -29,15 +50,42 @@ def mean_gradient(observation: Observation, network: Network) -> tuple[Tensor, .
     return tuple(observation.update[name] * scale for name in network.names)
 
 
+def gradient_sum(observation: Observation, network: Network, lr: float) -> tuple[Tensor, ...]:
+    """-update / lr: the sum over the local steps of the gradients that were taken."""
+    return tuple(observation.update[name] / -lr for name in network.names)
+
+
 def local_distance(observation: Observation) -> float:
     """lr T, the factor between an update and the mean gradient behind it; 1 where it is not known."""
+    lr, steps = learning_rate(observation), local_steps(observation)
+    return 1.0 if lr is None or steps is None else lr * steps
+
+
+def learning_rate(observation: Observation) -> float | None:
+    """The clients' learning rate, where it is known."""
+    training = observation.knows.training
+    return observation.knows.lr if training is None else training.lr
+
+
+def local_steps(observation: Observation) -> int | None:
+    """T, the number of each client's local steps, where it is known."""
     knows = observation.knows
-    if knows.training is None:
-        return 1.0
-    return knows.training.lr * knows.training.steps(max(1, knows.examples // knows.clients))
+    return knows.steps if knows.training is None else knows.training.steps(max(1, knows.examples // knows.clients))
+
+
+def head_weight(observation: Observation) -> str:
+    """The name of the weights of the last dense layer that is executed, which need not be the last one registered."""
+    network = network_of(observation)
+    like = next(iter(observation.before.values()))
+    with torch.no_grad():
+        # Two examples: a normalisation layer with batch statistics refuses one.
+        network.features(
+            [observation.before[name] for name in network.names],
+            torch.zeros(2, *observation.knows.shape, dtype=like.dtype, device=like.device),
+        )
+    return network.head[0]
 
 
 def head_gradient(observation: Observation) -> Tensor:
     """The gradient of the last linear layer's weights, up to a positive scale.  # (classes, features)"""
-    weight, _ = network_of(observation).head
-    return -observation.update[weight]
+    return -observation.update[head_weight(observation)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import leaves, network_of
+from fedglass.attack.forward.target import gradient_sum, known_training, leaves, network_of
 from fedglass.attack.parts import BoundForward
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Candidate, Observation, Training
@@ -38,28 +38,23 @@ class Unroll:
 class UnrollEpochs:
     """As `Unroll`, but with all examples in one batch per epoch: the paper's "FedSGD-Epoch" baseline.
 
-    The learning rate is multiplied by the number of batches that one step stands for, so that the simulated
-    weights travel as far as the client's.
+    The one step of an epoch is as long as all steps that it stands for, so that the simulated weights travel as
+    far as the client's.
     """
 
     budget_mib: float = 1024.0
 
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)
-        per_epoch = len(training.batches(examples_per_client(observation)))
-        whole = Training(training.lr * per_epoch, training.epochs, None, training.batch_norm)
-        return simulate(observation, whole, self.budget_mib)
+        batches = len(training.batches(examples_per_client(observation)))
+        whole = replace(training, lr=training.lr * batches, batch_size=None)
+        simulated = simulate(observation, whole, self.budget_mib)
 
+        def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
+            return [batches * g for g in simulated.predict(candidate, unknowns)]
 
-def known_training(observation: Observation) -> Training:
-    """The client's training, which a simulation can not do without."""
-    training = observation.knows.training
-    if training is None:
-        raise UsageError(
-            "Simulating the client needs its learning rate, epochs and batch size, which the adversary does not "
-            "know: set adversary.knows_training = true, or attack with sme or inverting_gradients."
-        )
-    return training
+        target = gradient_sum(observation, network_of(observation), training.lr)
+        return BoundForward(target, predict, simulated.names, batches=batches)
 
 
 def examples_per_client(observation: Observation) -> int:
@@ -84,17 +79,35 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
     def fitted(candidate: Candidate) -> Trajectory:
         if not memo:
             memory = fit(trajectory, candidate.images, candidate.labels, budget_mib / clients)
-            memo.append(Trajectory(network, trajectory.start, batches, training.lr, memory))
+            memo.append(replace(trajectory, memory=memory))
         return memo[0]
 
     def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
         run = fitted(candidate)
         images = torch.split(candidate.images, each, dim=1)
         labels = torch.split(candidate.labels, each, dim=int(per_epoch(candidate.labels)))
-        sums = [run.gradient_sum(x, y) for x, y in zip(images, labels, strict=True)]
+        sums = [run.gradient_sum(in_each_order(x, y), y) for x, y in zip(images, labels, strict=True)]
         if clients == 1:
             return sums[0]
         return [torch.stack(parts).mean(0) for parts in zip(*sums, strict=True)]
 
-    target = tuple(observation.update[name] / -training.lr for name in network.names)
-    return BoundForward(target, predict, network.names, steps=len(batches))
+    target = gradient_sum(observation, network, training.lr)
+    return BoundForward(target, predict, network.names, batches=len(batches) // training.epochs)
+
+
+def in_each_order(images: Tensor, labels: Tensor) -> Tensor:
+    """Images that the epochs share, in each epoch's own order where the labels have one.
+
+    An image keeps its label: the k-th image of a class in the first epoch is the k-th of it in every other.
+    # images (1 or epochs, n, c, h, w), labels (n,), (n, classes) or (epochs, n)
+
+    >>> images, labels = torch.tensor([[10.0, 20.0, 30.0]]), torch.tensor([[1, 2, 3], [3, 1, 2]])
+    >>> in_each_order(images.view(1, 3, 1, 1, 1), labels).flatten(1)
+    tensor([[10., 20., 30.],
+            [30., 10., 20.]])
+    """
+    if len(images) > 1 or not per_epoch(labels) or len(labels) == 1:
+        return images
+    sorting = labels.argsort(dim=1, stable=True)  # (epochs, n): where each epoch has its labels in ascending order
+    order = torch.empty_like(sorting).scatter_(1, sorting, sorting[:1].expand_as(sorting).contiguous())
+    return images[0][order]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.unroll import known_training
+from fedglass.attack.forward.target import known_training
 from fedglass.attack.images.pixels import whitened_noise
 from fedglass.attack.parts import Bound
 from fedglass.core.types import Observation, Unknown

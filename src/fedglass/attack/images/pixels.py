@@ -34,17 +34,22 @@ class FreePixels:
 
 
 def whitened_noise(observation: Observation, generator: torch.Generator, epochs: int) -> Tensor:
-    """Standard normal images on the observation's device.  # (epochs, n, c, h, w)"""
+    """Standard normal images on the message's device, of its type.  # (epochs, n, c, h, w)"""
     knows = observation.knows
     noise = torch.randn(epochs, knows.examples, *knows.shape, generator=generator)
-    return noise.to(device_of(observation))
+    return noise.to(like(observation))
 
 
 def whitened_bounds(observation: Observation) -> tuple[Tensor, Tensor]:
-    """The pixel bounds, whitened, on the observation's device.  # (c, 1, 1) each"""
+    """The pixel bounds, whitened, on the message's device, of its type.  # (c, 1, 1) each"""
     low, high = observation.knows.bounds()
-    return low.to(device_of(observation)), high.to(device_of(observation))
+    return low.to(like(observation)), high.to(like(observation))
+
+
+def like(observation: Observation) -> Tensor:
+    """A tensor of the message, whose device and type are those of the attack's own."""
+    return next(iter(observation.update.values()))
 
 
 def device_of(observation: Observation) -> torch.device:
-    return next(iter(observation.update.values())).device
+    return like(observation).device

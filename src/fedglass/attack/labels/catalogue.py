@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.parts import Labels
@@ -21,6 +22,14 @@ class LabelsEntry:
     paper: str
 
 
+GENG = (
+    "Geng, Mou, Li, Li, Beyan, Decker, Rong: Towards General Deep Leakage in Federated Learning, 2021, arXiv 2110.09074"
+)
+DLFA = (
+    "Dimitrov, Balunović, Konstantinov, Vechev: Data Leakage in Federated Averaging, TMLR 2022, "
+    "https://openreview.net/forum?id=e7A0B99zJf"
+)
+
 LABELS: Mapping[str, LabelsEntry] = {
     "sign_rule": LabelsEntry(
         SignRule,
@@ -32,8 +41,16 @@ LABELS: Mapping[str, LabelsEntry] = {
         "free logits, optimised together with the images",
         "Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, https://arxiv.org/abs/1906.08935",
     ),
+    "counts_before": LabelsEntry(CountsBefore, "label counts from the last layer, at the weights before", GENG),
+    "counts_after": LabelsEntry(CountsAfter, "label counts from the last layer, at the weights after", GENG),
+    "interpolated_counts": LabelsEntry(
+        InterpolatedCounts, "label counts from the last layer, averaged over the way from before to after", DLFA
+    ),
     "oracle": LabelsEntry(
         OracleLabels, "ORACLE: the true labels, in no particular order; needs adversary.knows_labels", ""
+    ),
+    "oracle_batches": LabelsEntry(
+        OracleBatchLabels, "ORACLE: the true labels of each local batch; needs adversary.knows_batch_labels", ""
     ),
 }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import network_of
+from fedglass.attack.forward.target import head_weight, learning_rate, local_steps, network_of
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
@@ -22,6 +22,8 @@ from fedglass.core.types import Observation
 
 DUMMIES = 3000
 """How many random images stand in for the client's, as in DLFA's release."""
+CHUNK = 500
+"""How many of them are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class CountsBefore:
 
 @dataclass(frozen=True)
 class CountsAfter:
-    """Counts with p and O at the weights after training."""
+    """Counts with p and O at the weights after training; DLFA's release takes the point (T - 1) / T of the way."""
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         return _bind(observation, generator, lambda steps: [1.0])
@@ -54,24 +56,16 @@ class InterpolatedCounts:
 
 def _bind(observation: Observation, generator: torch.Generator, shares: Callable[[int], list[float]]) -> Bound:
     n, steps = observation.knows.examples, local_steps(observation)
+    if steps is None:
+        raise UsageError(
+            "Label counts need the number of local steps, which the adversary does not know: set "
+            "adversary.knows_training or adversary.knows_steps = true."
+        )
     counts = raw_counts(observation, generator, shares(steps), steps)
     whole = round_to_sum(counts, n)
     labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
     # In random order: which batch a label belongs to is not known.
     return known(labels[torch.randperm(n, generator=generator)].to(counts.device))
-
-
-def local_steps(observation: Observation) -> int:
-    """T, from the training or as it is."""
-    knows = observation.knows
-    if knows.training is not None:
-        return knows.training.steps(knows.examples // knows.clients)
-    if knows.steps is not None:
-        return knows.steps
-    raise UsageError(
-        "Label counts need the number of local steps, which the adversary does not know: set "
-        "adversary.knows_training or adversary.knows_steps = true."
-    )
 
 
 def raw_counts(observation: Observation, generator: torch.Generator, shares: Sequence[float], steps: int) -> Tensor:
@@ -81,28 +75,36 @@ def raw_counts(observation: Observation, generator: torch.Generator, shares: Seq
     p0, o0 = head_statistics(observation, generator.clone_state(), 0.0)
     p1, o1 = head_statistics(observation, generator, 1.0)
     each = [n * torch.lerp(p0, p1, s) - n * row / (steps * torch.lerp(o0, o1, s)) for s in shares]
-    return torch.stack(each).mean(0)
+    counts = torch.stack(each).mean(0)
+    if not torch.isfinite(counts).all():
+        raise UsageError(
+            "Label counts can not be read off this message: the last hidden activations add up to zero on random "
+            "images. Choose another way to find the labels, such as sign_rule."
+        )
+    return counts
 
 
 def accumulated_head_gradient(observation: Observation) -> Tensor:
     """The sum over local steps of the last layer's gradient, (before - after) / lr.  # (classes, features)"""
-    training = observation.knows.training
-    if training is None:
+    lr = learning_rate(observation)
+    if lr is None:
         raise UsageError(
             "Label counts need the client's learning rate, which the adversary does not know: set "
-            "adversary.knows_training = true."
+            "adversary.knows_training or adversary.knows_steps = true."
         )
-    weight, _ = network_of(observation).head
-    return observation.update[weight] / -training.lr
+    return observation.update[head_weight(observation)] / -lr
 
 
 def head_statistics(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:
     """Mean softmax and mean sum of the last hidden activations over random images.  # (classes,), ()"""
     network = network_of(observation)
     weights = [observation.before[name] + share * observation.update[name] for name in network.names]
-    dummies = torch.randn(DUMMIES, *observation.knows.shape, generator=generator).to(weights[0])
+    sizes = [CHUNK] * (DUMMIES // CHUNK)
     with torch.no_grad():
-        parts = [network.features(weights, chunk) for chunk in torch.split(dummies, 500)]
+        parts = [
+            network.features(weights, torch.randn(n, *observation.knows.shape, generator=generator).to(weights[0]))
+            for n in sizes
+        ]
     probability = torch.cat([logits for logits, _ in parts]).softmax(-1).mean(0)
     activation = torch.cat([hidden for _, hidden in parts]).flatten(1).sum(1).mean()
     return probability, activation

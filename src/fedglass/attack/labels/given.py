@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedglass.attack.images.pixels import device_of
 from fedglass.attack.labels.known import known
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
@@ -23,11 +24,18 @@ class OracleLabels:
                 "OracleLabels needs the true labels, but the adversary does not know them: set "
                 "adversary.knows_labels = true, or choose labels that are recovered from the message."
             )
-        if len(knows.labels) != knows.examples:
+        told = knows.labels.to(device_of(observation))
+        if told.shape != (knows.examples,):
             raise UsageError(
-                f"The adversary is told {len(knows.labels)} labels for {knows.examples} examples: give one for each."
+                f"The adversary is told labels of shape {tuple(told.shape)} for {knows.examples} examples: give one "
+                "for each."
             )
-        each = torch.split(knows.labels, knows.examples // knows.clients)  # the clients' labels are told apart
+        if int(told.min()) < 0 or int(told.max()) >= knows.classes:
+            raise UsageError(
+                f"The adversary is told labels from {int(told.min())} to {int(told.max())}, expected 0 to "
+                f"{knows.classes - 1}: correct them or the number of classes."
+            )
+        each = torch.split(told, knows.examples // knows.clients)  # the clients' labels are told apart
         return known(torch.cat([labels[torch.randperm(len(labels), generator=generator)] for labels in each]))
 
 
@@ -42,5 +50,10 @@ class OracleBatchLabels:
                 "OracleBatchLabels needs the true labels of each batch and the training: set "
                 "adversary.knows_batch_labels and adversary.knows_training = true."
             )
-        flat = torch.tensor([label for batch in batches for label in batch])
+        flat = torch.tensor([label for batch in batches for label in batch], device=device_of(observation))
+        if len(flat) != training.epochs * observation.knows.examples:
+            raise UsageError(
+                f"The adversary is told the labels of {len(flat)} examples in all batches, expected "
+                f"{training.epochs} epochs of {observation.knows.examples}: give those of every batch."
+            )
         return known(flat.view(training.epochs, observation.knows.examples))

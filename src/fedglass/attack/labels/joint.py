@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedglass.attack.images.pixels import device_of
+from fedglass.attack.images.pixels import like
 from fedglass.attack.parts import Bound
 from fedglass.core.types import Observation, Unknown
 
@@ -22,5 +22,5 @@ class JointLabels:
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         knows = observation.knows
-        start = torch.randn(knows.examples, knows.classes, generator=generator).to(device_of(observation))
+        start = torch.randn(knows.examples, knows.classes, generator=generator).to(like(observation))
         return Bound((Unknown(start, rate=self.rate),), lambda tensors: tensors[0].softmax(dim=-1))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+LARGEST = 2.0**40
+"""Counts beyond this carry no information; cut off, they can be added up without overflow."""
+
 
 def round_to_sum(counts: Tensor, total: int) -> Tensor:
     """Whole non-negative counts of the given sum, as DLFA's release makes them [Dimitrov et al., 2022].
@@ -17,15 +20,19 @@ def round_to_sum(counts: Tensor, total: int) -> Tensor:
     >>> round_to_sum(torch.tensor([2.1, 1.9]), 2)
     tensor([1, 1])
     """
-    counts = counts.detach().double().cpu()
+    counts = counts.detach().double().cpu().clamp(-LARGEST, LARGEST)
     whole = counts.floor().clamp(min=0).long()
     while (missing := total - int(whole.sum())) != 0:
         remainder = counts - whole
-        if missing > 0:
-            rows = remainder.argsort(descending=True)[:missing]
-            whole[rows] += 1
-        else:
-            positive = torch.where(whole > 0, remainder, torch.inf)
-            rows = positive.argsort()[: min(-missing, int((whole > 0).sum()))]
-            whole[rows] -= 1
+        open_rows = torch.arange(len(whole)) if missing > 0 else whole.nonzero().flatten()
+        sign = 1 if missing > 0 else -1
+        # As many full turns over all classes at once as fit, which leave the order of the remainders alone.
+        turns = abs(missing) // len(open_rows)
+        if missing < 0:
+            turns = min(turns, int(whole[open_rows].min()))
+        if turns:
+            whole[open_rows] += sign * turns
+            continue
+        order = remainder[open_rows].argsort(descending=missing > 0, stable=True)
+        whole[open_rows[order[: abs(missing)]]] += sign
     return whole

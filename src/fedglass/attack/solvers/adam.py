@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Problem, Progress, Solution
+from fedglass.attack.solvers.check import check_iterations
 from fedglass.attack.solvers.keep import Keep, Last
 from fedglass.attack.solvers.schedules import Constant, Schedule
 from fedglass.core.types import Unknown
@@ -33,6 +34,9 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        check_iterations(self.iterations)
+
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         return _run(self, problem, progress, lambda gradient: gradient)
 
@@ -48,6 +52,9 @@ class SignedAdam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        check_iterations(self.iterations)
+
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         return _run(self, problem, progress, torch.sign)
 
@@ -55,8 +62,8 @@ class SignedAdam:
 def _run(
     spec: Adam | SignedAdam, problem: Problem, progress: Progress, direction: Callable[[Tensor], Tensor]
 ) -> Solution:
-    """The hot loop. `alive` turns false, on the device, at the first non-finite energy or gradient, and
-    from then on every step leaves the iterate where it was: the last finite one."""
+    """The hot loop. `alive` turns false, on the device, at the first iterate of non-finite energy or gradient; that
+    step goes back to the iterate before it, and every later one stays there."""
     n = spec.iterations
     moving = [_Moving(unknown, spec) for unknown in problem.unknowns]
     tensors = tuple(m.tensor for m in moving)
@@ -67,7 +74,7 @@ def _run(
     for k in range(n):
         energy = problem.energy(tensors, k / n)
         due = [m for m in moving if k % m.every == 0]
-        gradients = torch.autograd.grad(energy, [m.tensor for m in due])
+        gradients = torch.autograd.grad(energy, [m.tensor for m in due]) if due else ()
         with torch.no_grad():
             trace[k] = energy
             # A sum is finite only where all its entries are.
@@ -81,11 +88,17 @@ def _run(
         if k % report_every == 0:
             progress(k, n)
     final = problem.energy(tensors, 1.0).detach()
+    if not math.isfinite(float(final)):  # here, at the end, the device may be waited for
+        alive.fill_(False)
+        with torch.no_grad():
+            for m in moving:
+                m.tensor.copy_(m.safe)
+        final = problem.energy(tensors, 1.0).detach()
     trace[n] = final
     kept.offer(final, tensors)
-    chosen, energy = kept.choose(final, tensors)
+    chosen, chosen_energy = kept.choose(final, tensors)
     progress(n, n)
-    return Solution(chosen, float(energy), trace.cpu(), finite=bool(alive))
+    return Solution(chosen, float(chosen_energy), trace.cpu(), finite=bool(alive))
 
 
 class _Moving:
@@ -93,6 +106,8 @@ class _Moving:
 
     def __init__(self, unknown: Unknown, spec: Adam | SignedAdam) -> None:
         self.tensor = unknown.start.detach().clone().requires_grad_()
+        self.safe = self.tensor.detach().clone()
+        """The last iterate of finite energy and gradient."""
         self.low, self.high = unknown.low, unknown.high
         self.rate = spec.rate * unknown.rate
         self.betas, self.eps = spec.betas, spec.eps
@@ -109,5 +124,5 @@ class _Moving:
         moved = torch.addcdiv(self.tensor, self.mean, scale, value=-self.rate * factor / (1 - b1**k))
         if self.low is not None or self.high is not None:
             moved = torch.clamp(moved, self.low, self.high)
-        torch.where(alive, moved, self.tensor, out=moved)
-        self.tensor.copy_(moved)
+        torch.where(alive, self.tensor, self.safe, out=self.safe)
+        torch.where(alive, moved, self.safe, out=self.tensor)

@@ -55,7 +55,7 @@ class _KeepLowest:
         self.energy = torch.full((), math.inf, device=tensors[0].device, dtype=tensors[0].dtype)
 
     def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None:
-        lower = energy < self.energy  # false for NaN
+        lower = (energy < self.energy) & torch.isfinite(energy)
         self.energy = torch.where(lower, energy.detach(), self.energy)
         for kept, tensor in zip(self.best, tensors, strict=True):
             torch.where(lower, tensor.detach(), kept, out=kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Problem, Progress, Solution
+from fedglass.attack.solvers.check import check_iterations
 
 
 @dataclass(frozen=True)
@@ -25,35 +27,46 @@ class LBFGS:
     inner: int = 20
     history: int = 100
 
+    def __post_init__(self) -> None:
+        check_iterations(self.iterations)
+
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        tensors = tuple(u.start.detach().clone().requires_grad_() for u in problem.unknowns)
+        tensors = tuple(u.start.detach().clone(memory_format=torch.contiguous_format) for u in problem.unknowns)
+        for tensor in tensors:
+            tensor.requires_grad_()
         optimiser = torch.optim.LBFGS(tensors, lr=self.rate, max_iter=self.inner, history_size=self.history)
         trace = torch.full((self.iterations + 1,), math.nan)
         safe = [t.detach().clone() for t in tensors]
-        energy, finite = math.inf, True
+        finite = True
         for k in range(self.iterations):
-            # `step` returns the energy before the step: that of the iterate in `safe`.
+            here = [t.detach().clone() for t in tensors]
             evaluate = partial(_closure, problem, tensors, k / self.iterations)
+            # `step` returns the energy before the step: that of `here`.
             energy = float(optimiser.step(evaluate))  # type: ignore[no-untyped-call] # torch does not annotate it
             trace[k] = energy
+            safe = here if math.isfinite(energy) else safe
             finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
             if not finite:
                 break
             _project(problem, tensors)
-            for kept, tensor in zip(safe, tensors, strict=True):
-                kept.copy_(tensor.detach())
             progress(k, self.iterations)
-        last = problem.energy([t.requires_grad_() for t in safe], 1.0).detach()
+        last = _energy(problem, tensors) if finite else math.nan
+        if not math.isfinite(last):
+            finite, tensors, last = False, tuple(safe), _energy(problem, safe)
         trace[self.iterations] = last
         progress(self.iterations, self.iterations)
-        return Solution(tuple(t.detach() for t in safe), float(last), trace, finite=finite)
+        return Solution(tuple(t.detach() for t in tensors), last, trace, finite=finite)
 
 
 def _closure(problem: Problem, tensors: tuple[Tensor, ...], share: float) -> float:
     energy = problem.energy(tensors, share)
     for tensor, gradient in zip(tensors, torch.autograd.grad(energy, tensors), strict=True):
-        tensor.grad = gradient
+        tensor.grad = gradient.contiguous()  # which the optimiser's flattening asks for
     return float(energy.detach())
+
+
+def _energy(problem: Problem, tensors: Sequence[Tensor]) -> float:
+    return float(problem.energy([t.detach().requires_grad_() for t in tensors], 1.0).detach())
 
 
 @torch.no_grad()

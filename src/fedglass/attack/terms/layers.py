@@ -14,10 +14,11 @@ from fedglass.attack.terms.term import Term
 
 @dataclass(frozen=True)
 class LayeredSquaredError(Term):
-    """sum_l e^(-decay l) |g_l - y_l|^2 / T, layers counted from the input, a bias with its weight.
+    """sum_l e^(-decay l) |g_l - y_l|^2 / B, layers counted from the input, a bias with its weight.
 
-    The distance of DLFA's release [Dimitrov et al., 2022], whose paper prints a cosine. T is the number of
-    local steps that the message sums up.
+    The distance of DLFA's release [Dimitrov et al., 2022], whose paper prints a cosine. B is the number of local
+    batches that the candidate's images fill: all local steps where each epoch has its own images, those of one
+    epoch where the epochs share them.
     """
 
     decay: float = 1.0
@@ -30,7 +31,7 @@ class LayeredSquaredError(Term):
             math.exp(-self.decay * d) * (g - y).square().sum()
             for d, g, y in zip(depth, at.predicted, at.target, strict=True)
         ]
-        return torch.stack(errors).sum() / at.steps
+        return torch.stack(errors).sum() / (at.batches * at.candidate.images.shape[0])
 
 
 @dataclass(frozen=True)

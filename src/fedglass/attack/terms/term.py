@@ -58,7 +58,7 @@ class Scaled(Term):
         return self.weight * self.term.value(at)
 
     def __repr__(self) -> str:
-        inner = f"({self.term!r})" if isinstance(self.term, Sum) else repr(self.term)
+        inner = f"({self.term!r})" if isinstance(self.term, Sum | Scaled) else repr(self.term)
         return f"{self.weight!r} * {inner}"
 
 

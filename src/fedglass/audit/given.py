@@ -1,0 +1,81 @@
+"""What an attack is handed: a copy on its device, with oracle facts only where its parts ask for them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.core.params import Params
+from fedglass.core.types import Knowledge, Observation
+
+
+def oracle_facts(attack: object) -> frozenset[str]:
+    """The oracle facts that the parts of an attack use.
+
+    >>> from fedglass.recipes.catalogue import recipe
+    >>> oracle_facts(recipe("inverting_gradients", labels=OracleLabels()))
+    frozenset({'labels'})
+    """
+    asked = {OracleLabels: "labels", OracleBatchLabels: "batch_labels"}
+    return frozenset(asked[type(part)] for part in _parts(attack) if type(part) in asked)
+
+
+def told(knows: Knowledge, attack: object) -> Knowledge:
+    """The knowledge without the oracle facts that the attack has no part for.
+
+    So an attack can not use them unmarked.
+    """
+    asked = oracle_facts(attack)
+    return replace(
+        knows,
+        labels=knows.labels if "labels" in asked else None,
+        batch_labels=knows.batch_labels if "batch_labels" in asked else None,
+    )
+
+
+def handed(observation: Observation, attack: object, device: torch.device) -> Observation:
+    """The observation as one attack sees it, sharing no tensor with the original.
+
+    Tensors are copied also where they are on the device already: fresh ones are aligned alike in every
+    process, on which the last bits of a matrix product may depend.
+    """
+    knows = told(observation.knows, attack)
+    facts = {f.name: _copied(getattr(knows, f.name), device) for f in fields(Knowledge)}
+    tensors = (observation.before, observation.buffers, observation.update)
+    before, buffers, update = (_copied_all(params, device) for params in tensors)
+    # `to` moves a module in place: the observation's own must stay where it is.
+    model = observation.model if device.type == "cpu" else copy.deepcopy(observation.model).to(device)
+    return Observation(model, before, buffers, update, Knowledge(**facts))
+
+
+def iterations_of(attack: object) -> int | None:
+    """How many iterations the last solver of an attack makes, if it says so."""
+    found = [getattr(part, "iterations", None) for part in _parts(attack)]
+    return next((n for n in reversed(found) if isinstance(n, int)), None)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The value and everything that it is composed of."""
+    yield value
+    if isinstance(value, tuple):
+        children = value
+    elif is_dataclass(value):
+        children = tuple(getattr(value, f.name) for f in fields(value))
+    else:
+        return
+    for child in children:
+        yield from _parts(child)
+
+
+def _copied(value: Any, device: torch.device) -> Any:
+    return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
+
+
+def _copied_all(params: Params, device: torch.device) -> dict[str, Tensor]:
+    return {name: _copied(tensor, device) for name, tensor in params.items()}

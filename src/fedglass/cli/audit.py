@@ -1,0 +1,89 @@
+"""`fedglass audit`: run a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedglass.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedglass.audit.audit import Job, Result
+
+DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
+
+
+@click.command(short_help="Run a plan and write the report.")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The audit directory.  [default: audits/PLAN]")
+@click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+@click.option("--device", type=DEVICES, default="auto", show_default=True, help="Where the attacks run.")
+@click.option(
+    "--resume/--no-resume",
+    default=True,
+    show_default=True,
+    help="Continue an audit that was stopped, or refuse a directory that holds records.",
+)
+@click.pass_context
+def audit(ctx: click.Context, plan: Path, output: Path | None, workers: int | None, device: str, resume: bool) -> None:
+    """Play the attacks of PLAN and judge what they recovered.
+
+    The directory holds records.jsonl (one line per case), summary.json, the reconstructions and report.html.
+    If the audit is stopped, even by a power cut, the same command continues where it was.
+
+    \b
+    Examples:
+      fedglass audit plan.toml -o out
+      fedglass audit plan.toml -o out --workers 4 --device cpu
+
+    \b
+    Exit codes: 0 gate passed, 1 gate failed, 2 bad usage or plan, 3 could not complete.
+    """
+    from fedglass.audit.compile import read_job
+
+    directory = output or Path("audits") / plan.stem
+    if not resume:
+        refuse_records(directory)
+    make_importable(plan.resolve().parent)
+    result = perform(read_job(plan), directory, workers, device)
+    ctx.exit(result.verdict.exit_code)
+
+
+def perform(job: Job, directory: Path, workers: int | None, device: str) -> Result:
+    """Run a job with progress on stderr, and say what came out on stdout."""
+    from fedglass.api import run_and_report
+    from fedglass.audit.machine import device_named
+    from fedglass.cli.screen import Screen, say_result
+
+    kind = device_named(device).type
+    # Processes that share one accelerator only get in each other's way.
+    count = workers or (cores() if kind == "cpu" else 1)
+    with Screen() as screen:
+        result = run_and_report(job, directory, workers=count, device=kind, progress=screen)
+    say_result(result, kind)
+    return result
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_importable(folder: Path) -> None:
+    """A plan's own model may lie beside it, or where the command was called."""
+    import sys
+
+    for path in (str(folder), str(Path.cwd())):
+        if path not in sys.path:
+            sys.path.append(path)
+
+
+def refuse_records(directory: Path) -> None:
+    from fedglass.audit.records import RECORDS
+
+    if (directory / RECORDS).exists():
+        raise UsageError(f"{directory} holds the records of an audit already: leave out --no-resume to continue it.")

@@ -1,0 +1,33 @@
+"""`fedglass demo`: audit a small embedded federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fedglass.cli.audit import DEVICES
+
+
+@click.command(short_help="Audit a small embedded federation, in a minute or two.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default="demo", show_default=True, help="Where to.")
+@click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+@click.option("--device", type=DEVICES, default="cpu", show_default=True, help="Where the attacks run.")
+def demo(output: Path, workers: int | None, device: str) -> None:
+    """Audit embedded pictures and characters: single gradients, and updates of federated averaging.
+
+    The clients have no defence, so the attacks succeed and the gate fails; the demo exits with 0 all the same.
+
+    \b
+    Example:
+      fedglass demo -o demo
+    """
+    from fedglass.audit.compile import compile_plan
+    from fedglass.audit.plan import parse_plan
+    from fedglass.cli.audit import perform
+    from fedglass.cli.template import DEMO
+
+    job = compile_plan(parse_plan(DEMO), Path.cwd(), DEMO)
+    result = perform(job, output, workers, device)
+    if result.verdict.exit_code:
+        click.echo(f"In a pipeline, `fedglass audit` would have exited with {result.verdict.exit_code} here.")

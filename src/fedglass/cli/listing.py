@@ -1,0 +1,125 @@
+"""`fedglass list`: what can be named in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import click
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A table of names."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def attacks() -> Listing:
+    from fedglass.audit.options import defaults_in_words
+    from fedglass.recipes.catalogue import RECIPES
+
+    rows = [[name, r.summary, defaults_in_words(r.make), r.paper] for name, r in RECIPES.items()]
+    return Listing(["attack", "what it does", "options", "paper"], rows)
+
+
+def defences() -> Listing:
+    from fedglass.audit.options import defaults_in_words
+    from fedglass.defend.catalogue import DEFENCES
+
+    rows = [[name, d.summary, defaults_in_words(d.make), d.paper] for name, d in DEFENCES.items()]
+    return Listing(["defence", "what it does", "options", "paper"], rows)
+
+
+def labels() -> Listing:
+    from fedglass.attack.labels.catalogue import LABELS
+
+    rows = [[name, entry.summary, entry.paper] for name, entry in LABELS.items()]
+    return Listing(["labels", "how they are found", "paper"], rows)
+
+
+def models() -> Listing:
+    from fedglass.models.catalogue import names
+
+    own = ["package.module:factory", "your own: called with shape and classes, returns a torch.nn.Module"]
+    return Listing(["model", "what it is"], [*map(list, names().items()), own])
+
+
+def datasets() -> Listing:
+    from fedglass.data.catalogue import names
+
+    return Listing(["dataset", "what it is"], [list(item) for item in names().items()])
+
+
+def initialisations() -> Listing:
+    from fedglass.models.init import names
+
+    return Listing(["initialisation", "what it is"], [list(item) for item in names().items()])
+
+
+def metrics() -> Listing:
+    from fedglass.metrics.catalogue import METRICS
+
+    rows = [[m.name, m.title, m.unit or "-", f"{m.leaks.value} leaks more"] for m in METRICS.values()]
+    return Listing(["metric", "what it is", "unit", "reading"], rows)
+
+
+def partitions() -> Listing:
+    return Listing(
+        ["partition", "what it is"],
+        [
+            ["iid", "shuffled and dealt out evenly"],
+            ["dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"],
+            ["writers", "one writer per client, for datasets that name them"],
+        ],
+    )
+
+
+def views() -> Listing:
+    return Listing(
+        ["view", "what the adversary sees"],
+        [
+            ["server", "the update of a client, as a curious server does"],
+            ["aggregate", "only the aggregate of all clients, as a server behind secure aggregation does"],
+        ],
+    )
+
+
+KINDS: dict[str, Callable[[], Listing]] = {
+    "attacks": attacks,
+    "defences": defences,
+    "labels": labels,
+    "models": models,
+    "datasets": datasets,
+    "initialisations": initialisations,
+    "partitions": partitions,
+    "views": views,
+    "metrics": metrics,
+}
+
+
+@click.command(name="list", short_help="List attacks, models, datasets and all else that a plan can name.")
+@click.argument("kind", type=click.Choice(list(KINDS)))
+def list_known(kind: str) -> None:
+    """List what a plan can name, with one line about each and where it comes from.
+
+    \b
+    Examples:
+      fedglass list attacks
+      fedglass list models
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    found = KINDS[kind]()
+    if not found.rows:
+        click.echo(f"No {kind} are known to this version.")
+        return
+    table = Table(show_lines=len(found.columns) > 3)
+    for i, column in enumerate(found.columns):
+        table.add_column(column, no_wrap=i == 0, overflow="fold")
+    for row in found.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(highlight=False).print(table)

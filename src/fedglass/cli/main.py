@@ -1,0 +1,83 @@
+"""The command line. `fedglass --help` must not wait for torch: commands import what they need when they run."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+import click
+
+from fedglass import __version__
+from fedglass.cli.audit import audit
+from fedglass.cli.check import check
+from fedglass.cli.demo import demo
+from fedglass.cli.init import init
+from fedglass.cli.listing import list_known
+from fedglass.cli.report import report
+from fedglass.cli.reproduce import reproduce
+from fedglass.core.errors import FedglassError, UsageError
+
+BAD_REQUEST, NOT_COMPLETED = 2, 3
+
+
+class Commands(click.Group):
+    """Turns every refusal into one message on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FedglassError as error:
+            click.echo(f"fedglass: {error}", err=True)
+            ctx.exit(BAD_REQUEST if isinstance(error, UsageError) else NOT_COMPLETED)
+        except KeyboardInterrupt:
+            click.echo("\nfedglass: stopped; run the same command again to continue where it was.", err=True)
+            ctx.exit(NOT_COMPLETED)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="fedglass")
+def cli() -> None:
+    """Audit federated learning: what do the clients' messages give away?
+
+    fedglass plays published reconstruction attacks against your federation, simulated or recorded, and
+    reports what each of them recovered.
+
+    \b
+    First steps:
+      fedglass demo                    audit a small embedded federation, with pictures
+      fedglass init plan.toml          write a commented plan to start from
+      fedglass check plan.toml         see the threat model in plain words
+      fedglass audit plan.toml -o out  run it; out/report.html has the answer
+
+    \b
+    Exit codes:
+      0  the gate passed
+      1  the gate failed: private images were recovered
+      2  the command or the plan is wrong
+      3  the audit could not complete
+    """
+
+
+for command in (demo, init, check, audit, report, list_known, reproduce):
+    cli.add_command(command)
+
+
+class _Crash:
+    """A fault of fedglass itself must not look like a verdict: traceback, and exit code 3."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and error is not None and not issubclass(kind, SystemExit):
+            sys.excepthook(kind, error, trace)
+            raise SystemExit(NOT_COMPLETED)
+
+
+def main() -> None:
+    """The entry point of the `fedglass` command."""
+    with _Crash():
+        cli()

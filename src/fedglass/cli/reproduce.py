@@ -1,0 +1,172 @@
+"""`fedglass reproduce`: re-create the published tables and figures."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedglass.core.errors import AuditError, UsageError
+from fedglass.reproduce.tables import Figure, Table, choose_rows, figure, names, table
+
+if TYPE_CHECKING:
+    from fedglass.reproduce.cases import Cell
+
+LIST = "list"
+STRUCTURE = "dlfa-table5"
+SHARED = "FEDGLASS_SHARED"
+
+
+@click.command(short_help="Re-create a table or figure of the papers.")
+@click.argument("name")
+@click.argument("of", required=False)
+@click.option("--clients", type=int, default=3, show_default=True, help="Clients in each row; the papers have 100.")
+@click.option("--rows", multiple=True, help="Such as 1,3-4 or dataset=FEMNIST,epochs=10.  [default: all]")
+@click.option("--methods", multiple=True, help="Names of `list TABLE`, separated by commas.  [default: the paper's]")
+@click.option("--data", multiple=True, help="LEAF's json files or CIFAR-100; repeat it to give both.")
+@click.option(
+    "--stand-ins",
+    type=click.Path(path_type=Path),
+    help=f"A folder of npz files for data that are not given.  [default: ${SHARED}, or embedded images]",
+)
+@click.option("--iterations", type=click.IntRange(1), help="Of each attack.  [default: the release's]")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
+@click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+@click.option("--dry-run", is_flag=True, help="Say what would be run and how long it would take.")
+def reproduce(
+    name: str,
+    of: str | None,
+    clients: int,
+    rows: tuple[str, ...],
+    methods: tuple[str, ...],
+    data: tuple[str, ...],
+    stand_ins: Path | None,
+    iterations: int | None,
+    seed: int,
+    output: Path,
+    workers: int | None,
+    dry_run: bool,
+) -> None:
+    """Re-create NAME, a published table or figure, and print the paper's numbers beside the measured ones.
+
+    `fedglass reproduce list` names all of them, `fedglass reproduce list NAME` the rows and methods of one.
+    The directory keeps a record of every run, and NAME.html with the pictures; whatever is finished there is
+    not run again, also where another table asks for the same.
+
+    \b
+    Examples:
+      fedglass reproduce dlfa-table1 --clients 3 --rows 4 --methods prior,fedsgd
+      fedglass reproduce sme-table2 --data leaf:femnist/data --data cifar100:cifar-100-binary
+    """
+    if name == LIST:
+        return _list(of)
+    if of is not None:
+        raise UsageError(f"Expected one table or figure, got {name!r} and {of!r}.")
+    if clients < 1:
+        raise UsageError(f"clients must be at least 1, got {clients}.")
+    asked = figure(name)
+    printed = table(asked.table)
+    if printed.name == STRUCTURE:
+        return _structure(printed)
+    chosen = rows or (",".join(map(str, asked.rows)),) * bool(asked.rows)
+    wanted = [m.strip() for given in methods for m in given.split(",")] or list(asked.methods)
+    cells = _cells(printed, chosen, wanted, clients, data, stand_ins, iterations, seed)
+    return _run(asked, printed, cells, output, workers, dry_run)
+
+
+def _cells(
+    of: Table,
+    rows: Sequence[str],
+    methods: Sequence[str],
+    clients: int,
+    data: Sequence[str],
+    stand_ins: Path | None,
+    iterations: int | None,
+    seed: int,
+) -> list[Cell]:
+    from fedglass.reproduce.cases import cells, choose_methods, data_kinds
+    from fedglass.reproduce.populations import populations
+    from fedglass.reproduce.request import Request
+
+    selected, used = choose_rows(of, rows), choose_methods(of, methods)
+    folder = stand_ins or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
+    found = populations(data_kinds(of, selected, used), data, folder, seed)
+    return cells(of, selected, used, clients, found, Request(iterations), seed)
+
+
+def _run(asked: Figure, of: Table, cells: Sequence[Cell], output: Path, workers: int | None, dry_run: bool) -> None:
+    from fedglass.cli.audit import cores
+    from fedglass.cli.reproduced import RecreationScreen, say_before, say_table
+    from fedglass.reproduce.compare import lines
+    from fedglass.reproduce.page import write_recreation
+    from fedglass.reproduce.run import run, unfinished
+
+    count = workers or cores()
+    say_before(asked, of, cells, unfinished(cells, output), count)
+    if dry_run:
+        return
+    with RecreationScreen() as screen:
+        records = run(cells, output, count, screen)
+    found = lines(of, cells, records)
+    say_table(of, cells, found)
+    click.echo(f"Page: {write_recreation(output, asked, of, cells, records, _command())}")
+    if failed := sum(line.failed for line in found):
+        raise AuditError(f"{failed} of {sum(line.planned for line in found)} runs failed; the page says why.")
+
+
+def _list(name: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    from fedglass.reproduce.compare import number, shown
+
+    console = Console(highlight=False)
+    if name is None:
+        width = max(map(len, names()))
+        for known, title in names().items():
+            console.print(f"{known:<{width}}  {title}", markup=False, soft_wrap=True)
+        return
+    asked = figure(name)
+    of = table(asked.table)
+    console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
+    grid = Grid("row", *of.columns.values(), "method", *(measure.title for measure in of.measures.values()))
+    for row in of.rows:
+        for method, values in row.values.items():
+            setting = [shown(row.setting[field]) for field in of.columns]
+            texts = [number(values[key], measure.digits) for key, measure in of.measures.items()]
+            grid.add_row(str(row.number), *setting, method, *texts)
+    console.print(grid)
+    if of.name != STRUCTURE:
+        from fedglass.reproduce.cases import known_methods
+
+        for method, title in known_methods(of).items():
+            published = "" if method in of.methods else " (not in the paper)"
+            console.print(f"--methods {method}: {title}{published}", markup=False, soft_wrap=True)
+
+
+def _structure(of: Table) -> None:
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    from fedglass.reproduce.structure import compare_layers
+
+    console = Console(highlight=False)
+    console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
+    grid = Grid("data set", "layer", "paper", "here", "")
+    for layer in compare_layers(of):
+        grid.add_row(of.methods[layer.data], str(layer.number), layer.published, layer.built, "" if layer.same else "*")
+    console.print(grid)
+    for note in of.notes:
+        console.print(note, markup=False, soft_wrap=True)
+
+
+def _command() -> str:
+    """The command line as it was given, for the page."""
+    import sys
+
+    return shlex.join(["fedglass", *sys.argv[1:]])

@@ -1,0 +1,106 @@
+"""What the user sees of a re-creation: its cost before, bars on the way, the table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.table import Table as Grid
+from rich.text import Text
+
+from fedglass.audit.records import Record
+from fedglass.reproduce.cases import Case, Cell
+from fedglass.reproduce.compare import Line, iterations_in_words, measures_of, spread_in_words
+from fedglass.reproduce.estimate import duration, in_words
+from fedglass.reproduce.page import data_in_words
+from fedglass.reproduce.tables import Figure, Table
+
+
+def say_before(asked: Figure, of: Table, cells: Sequence[Cell], todo: Sequence[Case], workers: int) -> None:
+    """What is going to be run, on what, and what it will cost, on stderr."""
+    console = Console(stderr=True, highlight=False)
+    whole = len({case.key for cell in cells for case in cell.cases})
+    console.print(Text(f"{asked.name}: {asked.title}", style="bold"), soft_wrap=True)
+    for words in data_in_words(cells):
+        console.print(Text(words, style="yellow" if words.startswith("STAND-IN") else ""), soft_wrap=True)
+    if whole > len(todo):
+        console.print(Text(f"{whole - len(todo)} of {whole} runs are done already.", style="dim"), soft_wrap=True)
+    console.print(Text(in_words(todo, workers)), soft_wrap=True)
+
+
+def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line]) -> None:
+    """Paper and measurement side by side, on stdout."""
+    console = Console(highlight=False)
+    wide = Console(highlight=False, width=max(console.width, 60 + 14 * len(of.columns) + 30 * len(of.measures)))
+    out = console if console.is_terminal else wide
+    out.print(Text(f"{of.name}: {of.title}", style="bold"), soft_wrap=True)
+    for words in data_in_words(cells):
+        out.print(Text(words), soft_wrap=True)
+    heads = [f"{m.title}\n{whose}" for m in of.measures.values() for whose in ("paper", "measured")]
+    grid = Grid(*of.columns.values(), "method", *heads, "clients", "time\nof one", "peak\nMiB")
+    for line in found:
+        numbers = [Text(t) for name in of.measures for t in (line.published[name], line.measured[name])]
+        clients = f"{line.done}/{line.planned}" + (f" ({line.failed} failed)" if line.failed else "")
+        time = "-" if line.seconds is None else duration(line.seconds)
+        memory = "-" if line.peak_mib is None else f"{line.peak_mib:.0f}"
+        grid.add_row(*line.setting, line.method, *numbers, clients, time, memory)
+    out.print(grid)
+    out.print(Text(f"Measured: mean {spread_in_words(of)}. Paper: {of.clients} clients."), soft_wrap=True)
+    for note in [*iterations_in_words(cells), *of.notes]:
+        out.print(Text(note, style="dim"), soft_wrap=True)
+
+
+class RecreationScreen:
+    """Progress bars on stderr; where that is no terminal, every finished run leaves a line."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        text = TextColumn(
+            "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        )
+        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
+        self.whole: TaskID | None = None
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> RecreationScreen:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+    def planned(self, cases: int, done: int) -> None:
+        self.whole = self.bars.add_task(f"{cases} runs", total=cases, completed=done)
+
+    def trained(self, name: str, done: int, total: int) -> None:
+        if name not in self.tasks:
+            self.tasks[name] = self.bars.add_task(f"training {name}", total=total)
+        self.bars.update(self.tasks[name], completed=done, visible=done < total)
+
+    def started(self, case: Case) -> None:
+        self.tasks[case.key] = self.bars.add_task(case.title, total=None)
+
+    def moved(self, case: Case, done: int, total: int) -> None:
+        self.bars.update(self.tasks[case.key], completed=done, total=total)
+
+    def finished(self, case: Case, record: Record) -> None:
+        self.bars.remove_task(self.tasks.pop(case.key))
+        if self.whole is not None:
+            self.bars.advance(self.whole)
+        style = "red" if record.status == "failed" else ""
+        self.console.print(Text(f"{case.title}: {_in_words(record)}", style=style), soft_wrap=True)
+
+
+def _in_words(record: Record) -> str:
+    if record.status == "failed":
+        return f"failed ({record.error})"
+    known = measures_of(record)
+    told = [f"{name} {known[name]:.3g}" for name in ("psnr", "recovered", "lsim", "label_errors") if name in known]
+    told += [f"{name} {known[name]:.3f}" for name in ("min_share", "cosine_before", "cosine_best") if name in known]
+    return f"{', '.join(told)}, {record.seconds:.0f} s"

@@ -1,0 +1,112 @@
+"""What the user sees while an audit runs and when it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from fedglass.audit.audit import Result
+from fedglass.audit.cases import Case
+from fedglass.audit.gate import scale_of
+from fedglass.audit.records import REPORT, Record
+
+STYLES = {"leak": "bold red", "clear": "bold green", "inconclusive": "bold yellow", "incomplete": "bold yellow"}
+TITLES = {
+    "leak": "LEAK FOUND",
+    "clear": "NO LEAK FOUND",
+    "inconclusive": "INCONCLUSIVE",
+    "incomplete": "AUDIT INCOMPLETE",
+}
+
+
+class Screen:
+    """Progress bars on stderr: one for the audit and one for each running case.
+
+    Where stderr is no terminal, as in a pipeline, every finished case leaves a line.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        text = TextColumn(
+            "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        )
+        self.bars = Progress(
+            SpinnerColumn(),
+            text,
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            expand=True,
+        )
+        self.whole: TaskID | None = None
+        self.running: dict[str, TaskID] = {}
+        self.training: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Screen:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+    def planned(self, cases: int, done: int) -> None:
+        if done:
+            self._line(f"{done} of {cases} cases are done already", "dim")
+        self.whole = self.bars.add_task(f"audit of {cases} cases", total=cases, completed=done)
+
+    def trained(self, source: str, done: int, total: int) -> None:
+        if source not in self.training:
+            self.training[source] = self.bars.add_task(f"training {source}".rstrip(), total=total)
+        self.bars.update(self.training[source], completed=done, visible=done < total)
+
+    def started(self, case: Case) -> None:
+        self.running[case.key] = self.bars.add_task(case.title, total=None)
+
+    def moved(self, case: Case, done: int, total: int) -> None:
+        self.bars.update(self.running[case.key], completed=done, total=total)
+
+    def finished(self, case: Case, record: Record) -> None:
+        self.bars.remove_task(self.running.pop(case.key))
+        if self.whole is not None:
+            self.bars.advance(self.whole)
+        self._line(f"{case.title}: {outcome_in_words(record)}", "red" if record.status == "failed" else "")
+
+    def _line(self, text: str, style: str) -> None:
+        self.console.print(Text(text, style=style), soft_wrap=True)
+
+
+def outcome_in_words(record: Record) -> str:
+    """One record in a phrase: its best scores and its flags."""
+    if record.status == "failed":
+        return f"failed after {record.seconds:.0f} s ({record.error})"
+    scores = [
+        f"{scale_of(name).title} {scale_of(name).show(scale_of(name).best(known))}"
+        for name in ("psnr", "ssim")
+        if (known := [v for v in record.metrics.get(name, []) if v is not None])
+    ]
+    flags = [flag.name for flag in record.flags if flag.severity != "info"]
+    noted = f" [{', '.join(flags)}]" if flags else ""
+    return f"{'best ' + ', '.join(scores) if scores else 'not scored'}, {record.seconds:.0f} s{noted}"
+
+
+def say_result(result: Result, device: str) -> None:
+    """The verdict, the flags behind it and the report's place, on stdout."""
+    console = Console(highlight=False)
+    verdict = result.verdict
+    console.print(Text(TITLES[verdict.state], style=STYLES[verdict.state]))
+    console.print(Text(verdict.sentence), soft_wrap=True)
+    counts = Counter(flag.name for record in result.records for flag in record.flags)
+    if counts:
+        said = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
+        console.print(Text(f"Flags, explained in the report: {said}", style="dim"), soft_wrap=True)
+    console.print(Text(f"Device: {device}", style="dim"))
+    console.print(Text(f"Report: {result.directory / REPORT}"), soft_wrap=True)

@@ -1,0 +1,129 @@
+"""The plans that come with the command line."""
+
+from __future__ import annotations
+
+PLAN = """\
+# A fedglass plan: what is audited, against whom, by which attacks, and where the limit lies.
+#   fedglass check THIS   says in plain words what it means
+#   fedglass audit THIS -o out
+title = "My first audit"
+seed = 0         # the same plan and seed give the same records
+repeats = 1      # how often each attack is played, from different starts
+
+# ---- What is audited: a federation to simulate ... -------------------------------------------------------------
+[federation]
+data = "photos"          # `fedglass list datasets`; or your own: "npz:faces.npz", "folder:pictures", "idx:mnist" ...
+size = 32                # bring the images to 32 x 32 (leave out to keep their size)
+# classes = 10           # more classes than the data have
+# relabel_classes = 100  # draw labels anew: a stand-in for data with more classes
+clients = 2
+examples = 1             # of each client; a list gives each its own number
+partition = "iid"        # or "dirichlet" (with alpha = 0.5), "writers"
+model = "lenet"          # `fedglass list models`; or your own: "package.module:factory"
+init = "uniform"         # `fedglass list initialisations`; or "file:weights.safetensors"
+rounds = 1
+participation = 1.0      # share of the clients that each round calls
+# test_examples = 100    # kept from all clients, to measure the trained model
+
+[federation.training]    # what a client does in a round
+lr = 0.1
+epochs = 1               # one epoch on all examples at once is FedSGD
+# batch_size = 8         # more local steps: FedAvg
+# batch_norm = "frozen"  # or "batch"
+
+# ... or a message that your own federation has sent (then leave [federation] out):
+# [recording]
+# model = "mypackage.models:make"
+# classes = 10
+# before = "before.safetensors"    # the model's state_dict before the client trained
+# after = "after.safetensors"      # and after; or update = "..." with after - before
+# truth = "client.npz"             # images and labels, to score; without it: shape = [3, 32, 32], examples = 8
+# whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }
+# training = { lr = 0.1, epochs = 1, batch_size = 8 }
+
+# ---- Against whom -----------------------------------------------------------------------------------------------
+[adversary]
+view = "server"            # sees a client's update; "aggregate": only the sum (secure aggregation)
+client = "all"             # which client(s) it looks at: 0, [0, 3] or "all"
+round = 0                  # in which round, counted from 0
+knows_training = true      # learning rate, epochs and batch size
+knows_labels = false       # ORACLE: the true labels; a real adversary has to recover them
+# knows_batch_labels = false
+# knows_steps = false      # the number of local steps alone
+
+# ---- What protects the clients: `fedglass list defences` --------------------------------------------------------
+# [[defences]]
+# name = "..."
+
+# ---- By which attacks: `fedglass list attacks` ------------------------------------------------------------------
+[[attacks]]
+name = "inverting_gradients"
+iterations = 600
+tv = 0.01
+
+[[attacks]]
+name = "idlg"
+iterations = 60
+# label = "idlg, short"    # its name in the report
+
+# ---- Where the limit lies ---------------------------------------------------------------------------------------
+[metrics]
+names = ["psnr", "ssim", "rmse", "lpips"]
+
+[gate]
+metric = "psnr"            # an image counts as recovered when its PSNR
+threshold = 20.0           # is above 20 dB (below, for lpips and rmse);
+max_share = 0.0            # the audit fails when an attack recovers more than this share of the images
+inconclusive_fails = false # true: an audit that can not tell exits with 3 instead of 0
+"""
+
+DEMO = """\
+# The plan of `fedglass demo`: three small federations and two attacks.
+title = "Demo"
+seed = 0
+
+[[federation]]
+name = "photos, one gradient"
+data = "photos"
+size = 32
+clients = 2
+examples = 1
+model = "lenet"
+init = "uniform"
+training = { lr = 0.1 }
+
+[[federation]]
+name = "glyphs, one gradient"
+data = "glyphs"
+clients = 2
+examples = 1
+partition = "writers"
+model = "lenet"
+init = "uniform"
+training = { lr = 0.1 }
+
+[[federation]]
+name = "glyphs, federated averaging"
+data = "glyphs"
+clients = 2
+examples = 4
+partition = "writers"
+model = "femnist_cnn"
+training = { lr = 0.05, epochs = 2, batch_size = 2 }
+
+[adversary]
+view = "server"
+client = "all"
+
+[[attacks]]
+name = "inverting_gradients"
+iterations = 500
+
+[[attacks]]
+name = "idlg"
+iterations = 40
+
+[gate]
+metric = "psnr"
+threshold = 20.0
+"""

@@ -1,0 +1,189 @@
+"""What differentially private training spends: (epsilon, delta) by several accountants, which disagree.
+
+All take one mechanism: the Gaussian mechanism on batches to which each example belongs with a probability of its
+own (Poisson sampling). Training on slices of a shuffled epoch is customarily accounted for in the same way, although
+its exact budget is another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Training
+from fedglass.defend import checks
+from fedglass.defend.dpsgd import DPSGD
+from fedglass.integrations import opacus
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The Gaussian mechanism on random batches, some steps of it."""
+
+    noise_multiplier: float
+    sample_rate: float
+    """The probability that a given example is in the batch of a step."""
+    steps: int
+
+    def __post_init__(self) -> None:
+        checks.at_least_zero(self, "noise_multiplier")
+        checks.positive(self, "sample_rate")
+        checks.closed_share(self, "sample_rate")
+        if self.steps < 1:
+            raise UsageError(f"Mechanism.steps must be at least 1, got {self.steps}.")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One accountant's epsilon at a delta.
+
+    >>> str(Budget("CLT", 2.29, 1e-05, bound=False))
+    'ε ≈ 2.29 at δ = 1e-05 (CLT: an approximation, not a bound)'
+    """
+
+    accountant: str
+    epsilon: float
+    delta: float
+    bound: bool
+    """Whether the true epsilon is at most this one."""
+
+    def __str__(self) -> str:
+        sign, remark = ("≤", "") if self.bound else ("≈", ": an approximation, not a bound")
+        return f"ε {sign} {self.epsilon:.3g} at δ = {self.delta:g} ({self.accountant}{remark})"
+
+
+def client_mechanism(defence: DPSGD, training: Training, examples: int, rounds: int = 1) -> Mechanism:
+    """The mechanism of a client that trains with DP-SGD.
+
+    >>> client_mechanism(DPSGD(clip=1.0, noise_multiplier=2.0), Training(lr=0.1, epochs=3, batch_size=10), 50)
+    Mechanism(noise_multiplier=2.0, sample_rate=0.2, steps=15)
+    """
+    size = examples if training.batch_size is None else min(training.batch_size, examples)
+    return Mechanism(defence.noise_multiplier, size / examples, training.steps(examples) * rounds)
+
+
+def budgets(mechanism: Mechanism, delta: float) -> tuple[Budget, ...]:
+    """Every accountant's epsilon: RDP and PRV where Opacus is installed, and one that always is.
+
+    >>> [b.accountant for b in budgets(Mechanism(2.0, sample_rate=1.0, steps=1), 1e-5)][-1]
+    'Gaussian'
+    """
+    found = []
+    if opacus.installed():
+        found.append(Budget("RDP", rdp_epsilon(mechanism, delta), delta, bound=True))
+        found.append(Budget("PRV", prv_epsilon(mechanism, delta), delta, bound=True))
+    if mechanism.sample_rate == 1:
+        found.append(Budget("Gaussian", gaussian_epsilon(mechanism, delta), delta, bound=True))
+    else:
+        found.append(Budget("CLT", clt_epsilon(mechanism, delta), delta, bound=False))
+    return tuple(found)
+
+
+def rdp_epsilon(mechanism: Mechanism, delta: float) -> float:
+    """An upper bound by Rényi differential privacy [Mironov et al., 2019]; needs `fedglass[dp]`."""
+    _check(delta)
+    if mechanism.noise_multiplier == 0:
+        return math.inf
+    return opacus.rdp_epsilon(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps, delta)
+
+
+def prv_epsilon(mechanism: Mechanism, delta: float) -> float:
+    """An upper bound by privacy loss random variables [Gopi et al., 2021]; needs `fedglass[dp]`."""
+    _check(delta)
+    if mechanism.noise_multiplier == 0:
+        return math.inf
+    return opacus.prv_epsilon(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps, delta)
+
+
+def clt_epsilon(mechanism: Mechanism, delta: float) -> float:
+    """An APPROXIMATION by the central limit theorem of Gaussian DP [Bu et al., 2020].
+
+    mu = q sqrt(T (exp(1 / z^2) - 1)) for T steps of sampling rate q and noise multiplier z. It can lie below the
+    true epsilon, so it is not a bound.
+
+    >>> round(clt_epsilon(Mechanism(noise_multiplier=1.1, sample_rate=0.01, steps=1000), 1e-5), 3)
+    1.377
+    """
+    _check(delta)
+    z = mechanism.noise_multiplier
+    if z == 0 or z**-2 > 700:  # exp overflows
+        return math.inf
+    return _epsilon(mechanism.sample_rate * math.sqrt(mechanism.steps * math.expm1(z**-2)), delta)
+
+
+def gaussian_epsilon(mechanism: Mechanism, delta: float) -> float:
+    """Exact where every step sees all examples: T Gaussian mechanisms are one of mu = sqrt(T) / z.
+
+    [Dong, Roth and Su, 2022, Corollary 3.3; Balle and Wang, 2018, Theorem 8]. With a sampling rate below 1 it is a
+    bound that forgoes the gain of sampling.
+
+    >>> round(gaussian_epsilon(Mechanism(noise_multiplier=1.0, sample_rate=1.0, steps=1), 1e-5), 3)
+    4.377
+    """
+    _check(delta)
+    if mechanism.noise_multiplier == 0:
+        return math.inf
+    return _epsilon(math.sqrt(mechanism.steps) / mechanism.noise_multiplier, delta)
+
+
+def noise_multiplier_for(
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    accountant: Callable[[Mechanism, float], float],
+) -> float:
+    """The noise multiplier that spends epsilon by the given accountant.
+
+    >>> round(noise_multiplier_for(4.377, 1e-5, 1.0, 1, gaussian_epsilon), 3)
+    1.0
+    """
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise UsageError(f"epsilon must be a finite number above 0, got {epsilon!r}.")
+
+    def excess(log_noise: float) -> float:
+        spent = accountant(Mechanism(math.exp(log_noise), sample_rate, steps), delta)
+        return min(spent, 1e300) - epsilon
+
+    low, high = _bracket(excess, -1.0, 1.0)
+    return math.exp(brentq(excess, low, high, xtol=1e-6))
+
+
+def _bracket(excess: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """Widened until the decreasing function changes its sign between the two ends."""
+    for _ in range(6):
+        if excess(low) >= 0 >= excess(high):
+            return low, high
+        low, high = (2 * low, high) if excess(low) < 0 else (low, 2 * high)
+    raise UsageError("No noise multiplier spends that epsilon by this accountant: choose another epsilon or delta.")
+
+
+def _epsilon(mu: float, delta: float) -> float:
+    """epsilon of mu-Gaussian DP at delta."""
+
+    def excess(epsilon: float) -> float:
+        return _delta(mu, epsilon) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+    return float(brentq(excess, 0.0, high, xtol=1e-10))
+
+
+def _delta(mu: float, epsilon: float) -> float:
+    """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), without overflow [Dong, Roth and Su, 2022, Corollary 2.13]."""
+    first = float(log_ndtr(-epsilon / mu + mu / 2))
+    second = epsilon + float(log_ndtr(-epsilon / mu - mu / 2))
+    return -math.exp(first) * math.expm1(min(0.0, second - first))
+
+
+def _check(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise UsageError(f"delta must be in (0, 1), got {delta!r}.")

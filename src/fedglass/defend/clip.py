@@ -1,0 +1,37 @@
+"""Flat clipping of an update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.core.params import Update
+from fedglass.defend import checks
+
+
+@dataclass(frozen=True)
+class Clip:
+    """u / max(1, ||u|| / norm), with the L2 norm over all parameters together [Abadi et al., 2016, Section 3.1].
+
+    >>> Clip(norm=1.0).release({"w": torch.tensor([3.0, 4.0])}, torch.Generator())
+    {'w': tensor([0.6000, 0.8000])}
+    """
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        checks.positive(self, "norm")
+
+    def release(self, update: Update, generator: torch.Generator) -> Update:
+        length = norm_of(update)
+        if length <= self.norm:
+            return update
+        return {name: tensor * (self.norm / length) for name, tensor in update.items()}
+
+
+def norm_of(update: Update) -> Tensor:
+    """The L2 norm over all parameters together."""
+    length: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in update.values()]))
+    return length

@@ -1,0 +1,41 @@
+"""Gaussian noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedglass.core.params import Update
+from fedglass.defend import checks
+from fedglass.defend.draws import normal
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """u + n with independent n ~ N(0, std^2) at every entry [Dimitrov et al., 2022, Appendix C.1].
+
+    `std` is absolute: it does not follow the size of the update. On an update it is in the unit of the weights,
+    that is, the learning rate times what it would be on one gradient.
+
+    >>> GaussianNoise(std=0.0).release({"w": torch.ones(2)}, torch.Generator())
+    {'w': tensor([1., 1.])}
+    """
+
+    std: float
+
+    def __post_init__(self) -> None:
+        checks.at_least_zero(self, "std")
+
+    def release(self, update: Update, generator: torch.Generator) -> Update:
+        noise = self.mean_noise(update, 1, generator)
+        return {name: tensor + noise[name] for name, tensor in update.items()}
+
+    def mean_noise(self, like: Update, examples: int, generator: torch.Generator) -> Update:
+        """The mean of the noise of that many examples, drawn at once.
+
+        The mean of n independent N(0, std^2) is N(0, std^2 / n): the same distribution, for 1/n of the work.
+        """
+        std = self.std / math.sqrt(examples)
+        return {name: std * normal(tensor, generator) for name, tensor in like.items()}

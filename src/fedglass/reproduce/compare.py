@@ -1,0 +1,112 @@
+"""Paper and measurement side by side."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedglass.audit.records import Record
+from fedglass.reproduce.cases import Cell, known_methods
+from fedglass.reproduce.tables import Printed, Table
+
+DEVIATION = "standard deviation"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row and method: what the paper prints and what was measured."""
+
+    setting: Sequence[str]
+    method: str
+    published: Mapping[str, str]
+    """Measure -> as text; a dash where the paper has none."""
+    measured: Mapping[str, str]
+    done: int
+    failed: int
+    planned: int
+    seconds: float | None
+    peak_mib: float | None
+
+
+def lines(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Line]:
+    """The table of all cells, in order."""
+    titles = known_methods(of)
+    return [_line(of, cell, titles[cell.method], records) for cell in cells]
+
+
+def measures_of(record: Record) -> dict[str, float]:
+    """All that was measured in one case; hours are those of 100 such cases, as the papers give them."""
+    found = record.extra.get("measures")
+    known = {k: float(v) for k, v in found.items() if isinstance(v, int | float)} if isinstance(found, dict) else {}
+    known["hours"] = record.seconds * 100 / 3600
+    if record.peak_mib is not None:
+        known["gigabytes"] = record.peak_mib * 2**20 / 1e9
+    return known
+
+
+def spread_in_words(of: Table) -> str:
+    """What stands after ± in the measured columns."""
+    return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
+
+
+def iterations_in_words(cells: Sequence[Cell]) -> list[str]:
+    """What the reader must know where the published number of iterations was changed."""
+    asked = {cell.iterations for cell in cells if cell.iterations is not None}
+    return [f"Every attack was given {n} iterations, not as many as published." for n in sorted(asked)]
+
+
+def number(value: Printed | str | None, digits: int) -> str:
+    """A published value as text.
+
+    >>> number(Printed(30.3, 0.3), 1), number(None, 1)
+    ('30.3 ± 0.3', '-')
+    """
+    if isinstance(value, str) or value is None:
+        return value or "-"
+    spread = "" if value.spread is None else f" ± {value.spread:.{digits}f}"
+    return f"{value.mean:.{digits}f}{spread}"
+
+
+def summarised(values: Sequence[float], of: Table) -> Printed | None:
+    """Mean and spread over clients, the spread of the paper's kind; none for a single client.
+
+    Clients are the units: the images of one client share its message and are not independent.
+    """
+    if not values:
+        return None
+    if len(values) == 1:
+        return Printed(values[0])
+    deviation = statistics.stdev(values)
+    return Printed(statistics.fmean(values), deviation if of.spread == DEVIATION else deviation / len(values) ** 0.5)
+
+
+def _line(of: Table, cell: Cell, title: str, records: Mapping[str, Record]) -> Line:
+    found = [records[case.key] for case in cell.cases if case.key in records]
+    done = [record for record in found if record.status == "done"]
+    printed = cell.row.values.get(cell.method, {})
+    known = [measures_of(record) for record in done]
+    values = {name: [m[name] for m in known if name in m] for name in of.measures}
+    peaks = [record.peak_mib for record in done if record.peak_mib is not None]
+    return Line(
+        [shown(cell.row.setting[field]) for field in of.columns],
+        title,
+        {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
+        {name: number(summarised(values[name], of), measure.digits) for name, measure in of.measures.items()},
+        len(done),
+        len(found) - len(done),
+        len(cell.cases),
+        statistics.fmean(record.seconds for record in done) if done else None,
+        max(peaks) if peaks else None,
+    )
+
+
+def shown(value: object) -> str:
+    """A field of a setting as text.
+
+    >>> shown(True), shown(0.0), shown("FEMNIST")
+    ('yes', '-', 'FEMNIST')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value == 0 else str(value)

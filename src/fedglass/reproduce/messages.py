@@ -1,0 +1,106 @@
+"""The message of one experiment: a federation of the setup's clients, and what the adversary sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from fedglass.core.params import buffers_of, subtract, weights_of
+from fedglass.core.rng import derive, stream
+from fedglass.core.types import Observation
+from fedglass.fl.local import schedule, train
+from fedglass.models.catalogue import build
+from fedglass.models.network import Network
+from fedglass.models.weights import load_weights
+from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
+from fedglass.reproduce.populations import KINDS, Population
+from fedglass.rounds.client import Client, Message
+from fedglass.rounds.federation import Federation, Round, Transcript
+from fedglass.rounds.truth import Truth
+from fedglass.rounds.views import AggregateView, ServerView
+
+MOST_WRITERS = 100
+"""Clients that a warm-up draws from, where the data have more writers."""
+
+
+def members(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
+    """The clients behind the message at that position: one, or as many as are averaged in it."""
+    first, own_labels = index * setup.clients, setup.warm_up is not None
+    drawn = [population.client(first + i, setup.examples, own_labels) for i in range(setup.clients)]
+    return tuple(Client(name, images, labels, setup.gradient) for name, images, labels in drawn)
+
+
+def observe(
+    experiment: Experiment, clients: Sequence[Client], seed: int, weights: str | None = None
+) -> tuple[Observation, Truth]:
+    """What the adversary sees of these clients, and the truth behind it.
+
+    `weights` is the file of a network that `warmed_up` has trained.
+    """
+    setup = experiment.setup
+    model = network_of(setup, seed)
+    if weights is not None:
+        load_weights(model, weights)
+    federation = _federation(setup, model, clients, seed)
+    transcript = federation.run() if setup.shuffled else _unshuffled(federation)
+    view = ServerView() if setup.clients == 1 else AggregateView()
+    seen, truth = view.see(transcript, experiment.knows)
+    if experiment.supposed is not None:
+        seen = replace(seen, knows=replace(seen.knows, training=experiment.supposed))
+    return seen, truth
+
+
+def network_of(setup: Setup, seed: int) -> nn.Module:
+    """The server's network before any training."""
+    kind = KINDS[setup.data]
+    return build(setup.network, shape=kind.shape, classes=kind.classes, init=setup.init, seed=seed)
+
+
+def warmed_up(setup: Setup, population: Population, seed: int, progress: Callable[[int, int], None]) -> nn.Module:
+    """The network after the rounds of the setup's warm-up, which keeps the data's own labels."""
+    warm_up = setup.warm_up
+    model = network_of(setup, seed)
+    if warm_up is None:
+        return model
+    clients = _crowd(warm_up, population)
+    share = min(1.0, warm_up.called / len(clients))
+    plan = replace(setup, training=warm_up.training)
+    for index in range(warm_up.rounds):
+        # One round at a time: a transcript of all of them would hold every client's update.
+        federation = _federation(plan, model, clients, derive(seed, "warm-up", index), share)
+        model.load_state_dict(dict(federation.run().rounds[0].after), strict=False)
+        progress(index + 1, warm_up.rounds)
+    return model
+
+
+def _crowd(warm_up: WarmUp, population: Population) -> list[Client]:
+    count = min(population.writers() or MOST_WRITERS, MOST_WRITERS)
+    members = (population.client(i, warm_up.examples, own_labels=True) for i in range(count))
+    return [Client(name, images, labels) for name, images, labels in members]
+
+
+def _federation(
+    setup: Setup, model: nn.Module, clients: Sequence[Client], seed: int, participation: float = 1.0
+) -> Federation:
+    kind = KINDS[setup.data]
+    return Federation(
+        model, clients, setup.training, kind.classes, kind.whitening, participation=participation, seed=seed
+    )
+
+
+def _unshuffled(federation: Federation) -> Transcript:
+    """A round of one client whose batches are the same in each epoch."""
+    client, training = federation.clients[0], federation.training
+    before, buffers = weights_of(federation.model), buffers_of(federation.model)
+    network = Network(federation.model, buffers, training.batch_norm)
+    batches = list(schedule(training, len(client.labels), None))
+    inputs = federation.whitening.whiten(client.images)
+    noise = stream(federation.seed, "noise", client.name)
+    start = [before[name] for name in network.names]
+    after = train(network, start, inputs, client.labels, batches, training.lr, client.gradient, noise)
+    update = subtract(dict(zip(network.names, after, strict=True)), before)
+    labels = tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
+    message = Message(client, update, buffers, labels)
+    return Transcript(federation, (Round(before, buffers, (message,), update),))

@@ -1,0 +1,61 @@
+"""Strips of originals and of what was made of them, to be laid under each other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedglass.audit.evidence import png
+from fedglass.audit.records import PICTURES
+from fedglass.core.errors import AuditError
+from fedglass.reproduce.experiment import Finding
+
+SHOWN = 16
+"""Images in a strip, as in SME's figures."""
+GAP = 2
+
+
+def save_pictures(directory: Path, key: str, finding: Finding) -> dict[str, object]:
+    """Write the strips of one case and return where they are, relative to the directory."""
+    if finding.originals is None or finding.shown is None:
+        return {}
+    strips = {"original": finding.originals, "reconstruction": finding.shown}
+    places: dict[str, object] = {name: _store(directory, f"{key}-{name}.png", strip(s)) for name, s in strips.items()}
+    if finding.by_epoch is not None:
+        epochs = [_store(directory, f"{key}-epoch{i}.png", strip(e)) for i, e in enumerate(finding.by_epoch, 1)]
+        places["epochs"] = epochs
+    return places
+
+
+def strip(images: Tensor) -> Tensor:
+    """The first images side by side on white.  # (n, c, h, w) -> (c, h, min(n, 16) * (w + gap) - gap)
+
+    >>> strip(torch.zeros(3, 1, 4, 4)).shape
+    torch.Size([1, 4, 16])
+    """
+    _, c, h, _ = images.shape
+    gap = torch.ones(c, h, GAP)
+    parts = [piece for image in images[:SHOWN] for piece in (gap, image.detach().cpu().float())]
+    return torch.cat(parts[1:], dim=-1)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """In one step, so that a killed run leaves no torn file under a final name."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        raise AuditError(
+            f"Cannot write {path}: {error.strerror}; make room or fix permissions, then run the same command again: "
+            "it continues where it stopped."
+        ) from error
+
+
+def _store(directory: Path, name: str, image: Tensor) -> str:
+    write_bytes(directory / PICTURES / name, png(image))
+    return f"{PICTURES}/{name}"

@@ -1,0 +1,119 @@
+"""An attack on the images, scored as the papers score it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedglass.analysis.segment import cosine
+from fedglass.attack.attack import Attack
+from fedglass.attack.labels.given import OracleBatchLabels
+from fedglass.attack.merge import MatchAndAverage
+from fedglass.attack.parts import Progress
+from fedglass.core.assignment import assign, squared_distances
+from fedglass.core.types import Candidate, Observation, Reconstruction
+from fedglass.metrics.labels import label_errors
+from fedglass.metrics.matching import Matching, match, match_by_psnr
+from fedglass.metrics.psnr import psnr
+from fedglass.metrics.recovered import share_above
+from fedglass.reproduce.experiment import Finding
+from fedglass.rounds.truth import Truth
+
+
+class Pairing(Protocol):
+    """Which reconstruction is compared with which original."""
+
+    def pair(self, reconstructed: Tensor, original: Tensor) -> Matching: ...
+
+
+@dataclass(frozen=True)
+class ByError:
+    """Least total squared error, as SME reports."""
+
+    def pair(self, reconstructed: Tensor, original: Tensor) -> Matching:
+        return match(reconstructed, original)
+
+
+@dataclass(frozen=True)
+class ByPsnr:
+    """Greatest total PSNR, as DLFA reports."""
+
+    def pair(self, reconstructed: Tensor, original: Tensor) -> Matching:
+        return match_by_psnr(reconstructed, original)
+
+
+@dataclass(frozen=True)
+class Reconstruct:
+    """Mean PSNR (range 1, not clipped), share of recovered images, and 1 - cosine of the predicted update."""
+
+    attack: Attack
+    threshold: float
+    """PSNR above which an image counts as recovered."""
+    pairing: Pairing
+
+    def measure(self, seen: Observation, truth: Truth, seed: int, progress: Progress) -> Finding:
+        watch = _Watch()
+        found = replace(self.attack, merge=watch).run(seen, seed, progress)
+        matching = self.pairing.pair(found.images, truth.images)
+        shown = matching.apply(found.images)
+        scores = psnr(shown, truth.images).tolist()
+        measures = {
+            "psnr": sum(scores) / len(scores),
+            "recovered": 100 * share_above(scores, self.threshold),
+            "label_errors": float(label_errors(found.labels, truth.labels, seen.knows.classes)),
+        }
+        if (similarity := _similarity(self.attack, seen, found, watch.images)) is not None:
+            measures["lsim"] = similarity
+        return Finding(
+            measures,
+            {"psnr": tuple(scores)},
+            truth.images,
+            shown,
+            _by_epoch(watch.images, matching),
+            record=self._record(seen, truth, found, measures["label_errors"]),
+        )
+
+    def _record(self, seen: Observation, truth: Truth, found: Reconstruction, errors: float) -> dict[str, object]:
+        return {
+            "labels_true": truth.labels.tolist(),
+            "labels_recovered": found.labels.tolist(),
+            "label_errors": int(errors),
+            "energy": found.energy,
+            "energy_truth": self.attack.energy_of(seen, truth.images, truth.labels, found),
+            "trace": list(found.trace),
+            "iterations": getattr(self.attack.stages[-1].solver, "iterations", None),
+            "extra": {"notes": list(found.notes), "details": dict(found.details)},
+        }
+
+
+class _Watch:
+    """Matches and averages, and remembers what was merged."""
+
+    images: Tensor  # (epochs, n, c, h, w), pixels
+
+    def merge(self, images: Tensor) -> Tensor:
+        self.images = images
+        return MatchAndAverage().merge(images)
+
+
+def _similarity(attack: Attack, seen: Observation, found: Reconstruction, images: Tensor) -> float | None:
+    """1 - cosine between the message and what the reconstruction would have sent, each epoch's images its own."""
+    if isinstance(attack.labels, OracleBatchLabels):
+        return None  # the order of the labels in each epoch is not part of a reconstruction
+    forward = attack.stages[-1].forward.bind(seen)
+    ends = [found.details[f"unknown {i}"] for i in range(len(forward.unknowns))]
+    own = [torch.full_like(u.start, end) for u, end in zip(forward.unknowns, ends, strict=True)]
+    whitened = seen.knows.whitening.whiten(images)
+    predicted = forward.predict(Candidate(whitened, found.labels), own)
+    return 1 - cosine(predicted, forward.target)
+
+
+def _by_epoch(images: Tensor, matching: Matching) -> Tensor | None:
+    """Each epoch's images in the order of the originals.  # (epochs, n, c, h, w)"""
+    if len(images) == 1:
+        return None
+    partners = [assign(squared_distances(images[0], later)) for later in images]
+    return torch.stack([matching.apply(epoch[partner]) for epoch, partner in zip(images, partners, strict=True)])

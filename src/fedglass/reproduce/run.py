@@ -1,0 +1,102 @@
+"""Run what a re-creation still lacks, on all cores, and keep every record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from safetensors.torch import save
+
+from fedglass.audit.machine import one_thread
+from fedglass.audit.records import RECORDS, Record, RecordFile
+from fedglass.core.errors import UsageError
+from fedglass.reproduce.cases import Case, Cell, warm_up_key
+from fedglass.reproduce.messages import members, warmed_up
+from fedglass.reproduce.pictures import save_pictures, write_bytes
+from fedglass.reproduce.play import Played, Work, lost, play
+from fedglass.reproduce.pool import Lost, Pool
+
+TRAINED = "trained"
+
+
+class Progress(Protocol):
+    """Hears of a re-creation's way."""
+
+    def planned(self, cases: int, done: int) -> None: ...
+
+    def trained(self, name: str, done: int, total: int) -> None: ...
+
+    def started(self, case: Case) -> None: ...
+
+    def moved(self, case: Case, done: int, total: int) -> None: ...
+
+    def finished(self, case: Case, record: Record) -> None: ...
+
+
+def unfinished(cells: Sequence[Cell], directory: Path) -> list[Case]:
+    """The cases without a finished record, each once, client by client so that every cell soon has a number."""
+    done = RecordFile(directory / RECORDS).keys_done()
+    every = sorted((case for cell in cells for case in cell.cases), key=lambda case: case.client)
+    return list({case.key: case for case in every if case.key not in done}.values())
+
+
+def run(cells: Sequence[Cell], directory: Path, workers: int, progress: Progress) -> dict[str, Record]:
+    """Run the unfinished cases; the records of all of them by key. Failed ones are tried again."""
+    if workers < 1:
+        raise UsageError(f"workers must be at least 1, got {workers}.")
+    _make(directory)
+    file = RecordFile(directory / RECORDS)
+    todo = unfinished(cells, directory)
+    keys = {case.key for cell in cells for case in cell.cases}
+    progress.planned(len(keys), len(keys) - len(todo))
+    works = [_work(case, directory, progress) for case in todo]
+    pool: Pool[Work, Played] = Pool(
+        play, workers, lambda work: progress.started(work.case), lambda work, *way: progress.moved(work.case, *way)
+    )
+    for work, result in pool.run(works):
+        record = _kept(directory, lost(work, result.why) if isinstance(result, Lost) else result)
+        file.append(record)
+        progress.finished(work.case, record)
+    return {record.key: record for record in file.read() if record.key in keys}
+
+
+def _kept(directory: Path, played: Played) -> Record:
+    """The record with the places of its pictures, which are written first."""
+    if played.finding is None:
+        return played.record
+    strips = save_pictures(directory, played.record.key, played.finding)
+    return played.record.model_copy(update={"extra": {**played.record.extra, "strips": strips}})
+
+
+def _work(case: Case, directory: Path, progress: Progress) -> Work:
+    setup, population = case.experiment.setup, case.population
+    clients, words = members(setup, population, case.client), population.words(setup.warm_up is not None)
+    return Work(case, clients, words, _weights(case, directory, progress))
+
+
+def _weights(case: Case, directory: Path, progress: Progress) -> str | None:
+    """The file of the case's trained network, which is trained here where there is none yet."""
+    setup = case.experiment.setup
+    if setup.warm_up is None:
+        return None
+    path = directory / TRAINED / f"{warm_up_key(setup, case.population, case.seed)}.safetensors"
+    if not path.is_file():
+        name = f"{setup.network} for {setup.warm_up.rounds} rounds"
+
+        def trained(done: int, total: int) -> None:
+            progress.trained(name, done, total)
+
+        with one_thread():
+            model = warmed_up(setup, case.population, case.seed, trained)
+        write_bytes(path, save(model.state_dict()))
+    return str(path)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write to the output directory {directory}: {error.strerror}; choose another one with -o."
+        ) from error

@@ -1,0 +1,193 @@
+"""The published tables and figures as data: what the papers print, row by row.
+
+Nothing here computes anything, and nothing here imports torch: listing the tables must be quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from fedglass.core.errors import UsageError, unknown_name
+
+FIGURES = "figures"
+Setting = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number as a paper prints it, with its spread where it prints one."""
+
+    mean: float
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a column measures."""
+
+    title: str
+    digits: int
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of a table: its setting, and what was measured there by each method."""
+
+    number: int
+    """Counted from 1, as in the paper."""
+    setting: Setting
+    values: Mapping[str, Mapping[str, Printed | str | None]]
+    """Method -> measure -> what is printed; None where the paper has no number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table of a paper."""
+
+    name: str
+    title: str
+    source: str
+    columns: Mapping[str, str]
+    """Field of the setting -> its heading."""
+    methods: Mapping[str, str]
+    """Name on the command line -> name in the paper."""
+    measures: Mapping[str, Measure]
+    rows: Sequence[Row]
+    spread: str | None = None
+    """What stands after ±: `standard error` or `standard deviation`."""
+    clients: int = 100
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that shows runs of a table."""
+
+    name: str
+    title: str
+    table: str
+    rows: tuple[int, ...] = ()
+    methods: tuple[str, ...] = ()
+
+
+def names() -> dict[str, str]:
+    """Every table and figure with its title, those of one paper together.
+
+    >>> names()["dlfa-table2"]
+    'Labels wrong of 50, counts recovered from the update'
+    """
+    files = (entry.name.removesuffix(".json") for entry in _folder().iterdir() if entry.name.endswith(".json"))
+    titles = {name: str(_content(name)["title"]) for name in files if name != FIGURES}
+    titles |= {name: f"{entry['title']} (runs of {entry['table']})" for name, entry in _content(FIGURES).items()}
+    return {name: titles[name] for name in sorted(titles, key=_order)}
+
+
+@functools.cache
+def table(name: str) -> Table:
+    """The published table of that name.
+
+    >>> table("dlfa-table1").rows[3].values["prior"]["psnr"]
+    Printed(mean=21.5, spread=None)
+    """
+    if name not in names() or name in _content(FIGURES):
+        raise unknown_name("table or figure", name, names())
+    content = _content(name)
+    measures = {key: Measure(**value) for key, value in content["measures"].items()}
+    rows = [_row(i, row, content, tuple(measures)) for i, row in enumerate(content["rows"], 1)]
+    optional = {key: content[key] for key in ("spread", "clients", "notes") if key in content}
+    title, source, columns, methods = (content[key] for key in ("title", "source", "columns", "methods"))
+    return Table(name, title, source, columns, methods, measures, rows, **optional)
+
+
+def figure(name: str) -> Figure:
+    """The figure of that name; a table is the figure of all of its rows.
+
+    >>> figure("sme-figure5")
+    Figure(name='sme-figure5', title='images at E = 20, N = 50', table='sme-table2', rows=(5, 11), methods=())
+    """
+    entry = _content(FIGURES).get(name)
+    if entry is None:
+        return Figure(name, table(name).title, name)
+    return Figure(name, entry["title"], entry["table"], tuple(entry.get("rows", ())), tuple(entry.get("methods", ())))
+
+
+def choose_rows(of: Table, wanted: Sequence[str]) -> list[Row]:
+    """The rows that any of the choices names: `3`, `2-5`, `1,4`, or `dataset=FEMNIST,epochs=10`; all without any.
+
+    >>> [row.number for row in choose_rows(table("dlfa-table1"), ["1,3-4", "dataset=CIFAR100,steps=500"])]
+    [1, 3, 4, 10]
+    """
+    if not wanted:
+        return list(of.rows)
+    numbers = {number for choice in wanted for number in _chosen(of, choice)}
+    return [row for row in of.rows if row.number in numbers]
+
+
+def _chosen(of: Table, choice: str) -> Iterator[int]:
+    if "=" in choice:
+        yield from _by_setting(of, choice)
+        return
+    for part in choice.split(","):
+        found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= first <= last <= len(of.rows):
+            raise UsageError(
+                f"rows must be numbers from 1 to {len(of.rows)}, such as 1,3-4, or fields of the setting, such as "
+                f"{_example(of)}; got {choice!r}."
+            )
+        yield from range(first, last + 1)
+
+
+def _by_setting(of: Table, choice: str) -> list[int]:
+    wanted = dict(term.strip().partition("=")[::2] for term in choice.split(","))
+    known = of.rows[0].setting
+    for field in wanted:
+        if field not in known:
+            raise UsageError(f"rows: {unknown_name('field', field, known)}")
+    found = [r.number for r in of.rows if all(str(r.setting[k]).lower() == v.lower() for k, v in wanted.items())]
+    if not found:
+        raise UsageError(f"rows: no row of {of.name} has {choice}: see `fedglass reproduce list {of.name}`.")
+    return found
+
+
+def _example(of: Table) -> str:
+    field = next(iter(of.columns))
+    return f"{field}={of.rows[0].setting[field]}"
+
+
+def _row(number: int, row: Mapping[str, Any], content: Mapping[str, Any], measures: Sequence[str]) -> Row:
+    setting = {**content.get("fixed", {}), **dict(zip(content["columns"], row["at"], strict=True))}
+    values = {
+        method: {measure: _printed(value) for measure, value in zip(measures, printed, strict=True)}
+        for method, printed in row["values"].items()
+    }
+    return Row(number, setting, values)
+
+
+def _printed(value: Any) -> Printed | str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return Printed(*map(float, value)) if isinstance(value, list) else Printed(float(value))
+
+
+def _folder() -> Any:
+    return resources.files("fedglass.reproduce") / "published"
+
+
+@functools.cache
+def _content(name: str) -> dict[str, Any]:
+    content = json.loads((_folder() / f"{name}.json").read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
+def _order(name: str) -> tuple[str, str, int]:
+    """Tables before figures, and 2 before 10."""
+    paper, kind, number = re.fullmatch(r"(\w+)-(table|figure)(\d+)", name).groups()  # type: ignore[union-attr] # our names
+    return paper, {"table": "a", "figure": "b"}[kind], int(number)

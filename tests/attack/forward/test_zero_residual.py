@@ -1,0 +1,114 @@
+"""At the truth every exact operator predicts what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
+from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.parts import BoundForward, Forward
+from fedglass.core.types import BatchNorm, Candidate, Observation, Training
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.views import AggregateView, Knows, ServerView
+
+PLANS = [
+    Training(0.3),
+    Training(0.3, batch_size=2),
+    Training(0.3, epochs=3),
+    Training(0.3, epochs=2, batch_size=2),
+    Training(0.3, epochs=3, batch_size=3),  # 5 examples: the last batch is short
+    Training(0.3, epochs=2, batch_size=1),
+]
+
+
+def residual(bound: BoundForward, candidate: Candidate, own: Sequence[Tensor] = ()) -> float:
+    """|A(x) - y| / |y|"""
+    predicted = [p.detach() for p in bound.predict(candidate, own)]
+    pairs = zip(predicted, bound.target, strict=True)
+    return float(sum((p - y).square().sum() for p, y in pairs) / sum(y.square().sum() for y in bound.target)) ** 0.5
+
+
+def seen_by_server(federation: Federation, client: int = 0, round_index: int = 0) -> Observation:
+    return ServerView(client, round_index).see(federation.run(round_index + 1), Knows())[0]
+
+
+@pytest.mark.parametrize("statistics", list(BatchNorm))
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+def test_unroll(toy: Any, plan: Training, statistics: BatchNorm) -> None:
+    federation = toy.federation(replace(plan, batch_norm=statistics), model=toy.normalised(), examples=5)
+    assert residual(Unroll().bind(seen_by_server(federation)), toy.trained_on(federation)) < 1e-6
+
+
+@pytest.mark.parametrize("statistics", list(BatchNorm))
+def test_unroll_in_a_later_round(toy: Any, statistics: BatchNorm) -> None:
+    federation = toy.federation(
+        Training(0.3, 2, 2, batch_norm=statistics), model=toy.normalised(), examples=5, clients=2
+    )
+    candidate = toy.trained_on(federation, client=1, round_index=2)
+    assert residual(Unroll().bind(seen_by_server(federation, 1, 2)), candidate) < 1e-6
+
+
+@pytest.mark.parametrize("clients", [2, 4])
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+def test_unroll_of_an_aggregate(toy: Any, plan: Training, clients: int) -> None:
+    federation = toy.federation(plan, clients=clients, examples=5)
+    parts = [toy.trained_on(federation, i) for i in range(clients)]
+    candidate = Candidate(torch.cat([p.images for p in parts], 1), torch.cat([p.labels for p in parts], 1))
+    observation = AggregateView().see(federation.run(), Knows())[0]
+    assert residual(Unroll().bind(observation), candidate) < 1e-5
+
+
+@pytest.mark.parametrize("budget", [1024.0, 0.2])
+def test_unroll_of_shared_images_in_the_told_order(toy: Any, budget: float) -> None:
+    """With the labels of each batch told, one row of images explains all epochs, where no label comes twice."""
+    federation = toy.federation(Training(0.3, 3, 2), examples=5)
+    client = replace(federation.clients[0], labels=torch.tensor([2, 0, 4, 1, 3]))
+    federation = replace(federation, clients=[client])
+    truth = toy.trained_on(federation)
+    candidate = Candidate(truth.images[:1], truth.labels)
+    assert residual(Unroll(budget).bind(seen_by_server(federation)), candidate) < 1e-6
+    wrong = Candidate(truth.images[:1], truth.labels[0])  # the same order in each epoch
+    assert residual(Unroll(budget).bind(seen_by_server(federation)), wrong) > 1e-4
+
+
+@pytest.mark.parametrize("forward", [OneGradient(), RepeatedGradient(), Unroll(), UnrollEpochs()], ids=repr)
+@pytest.mark.parametrize("statistics", list(BatchNorm))
+def test_every_operator_is_exact_for_fedsgd(toy: Any, forward: Forward, statistics: BatchNorm) -> None:
+    federation = toy.federation(Training(0.3, batch_norm=statistics), model=toy.normalised(), examples=5)
+    assert residual(forward.bind(seen_by_server(federation)), toy.trained_on(federation)) < 1e-5
+
+
+@pytest.mark.parametrize("forward", [OneGradient(), RepeatedGradient(), Unroll(), UnrollEpochs()], ids=repr)
+def test_every_operator_is_exact_for_an_aggregate_of_fedsgd(toy: Any, forward: Forward) -> None:
+    federation = toy.federation(Training(0.3), clients=3, examples=4)
+    parts = [toy.trained_on(federation, i) for i in range(3)]
+    candidate = Candidate(torch.cat([p.images for p in parts], 1), torch.cat([p.labels for p in parts], 1))
+    observation = AggregateView().see(federation.run(), Knows())[0]
+    assert residual(forward.bind(observation), candidate) < 1e-5
+
+
+def test_the_segment_is_exact_for_fedsgd_at_its_start(toy: Any) -> None:
+    federation = toy.federation(Training(0.3), examples=5)
+    bound, truth = OnSegment().bind(seen_by_server(federation)), toy.trained_on(federation)
+    assert residual(bound, truth, [torch.tensor(0.0)]) < 1e-5
+    assert residual(bound, truth, [torch.tensor(1.0)]) > 1e-3
+
+
+@pytest.mark.parametrize("forward", [Unroll(), UnrollEpochs()], ids=repr)
+def test_one_batch_for_each_epoch_is_what_unroll_epochs_simulates(toy: Any, forward: Forward) -> None:
+    federation = toy.federation(Training(0.3, epochs=3), examples=5)
+    assert residual(forward.bind(seen_by_server(federation)), toy.trained_on(federation)) < 1e-6
+
+
+def test_other_data_do_not_explain_the_message(toy: Any) -> None:
+    federation = toy.federation(Training(0.3, 2, 2), examples=5)
+    truth = toy.trained_on(federation)
+    other = Candidate(torch.zeros_like(truth.images), truth.labels)
+    assert residual(Unroll().bind(seen_by_server(federation)), other) > 0.05

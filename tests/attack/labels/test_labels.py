@@ -1,0 +1,213 @@
+"""Labels read off the message, and labels that are told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedglass.attack.labels import counts
+from fedglass.attack.labels.catalogue import LABELS, labels_part
+from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts, raw_counts
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.labels.joint import JointLabels
+from fedglass.attack.labels.sign_rule import SignRule
+from fedglass.attack.parts import Labels
+from fedglass.core.errors import UsageError
+from fedglass.core.rng import stream
+from fedglass.core.types import Observation, Training
+from fedglass.rounds.client import Client
+from fedglass.rounds.views import AggregateView, Knows, ServerView
+
+FEDAVG = Training(0.05, epochs=3, batch_size=5)
+COUNTS = [CountsBefore(), CountsAfter(), InterpolatedCounts()]
+
+
+def labels_of(part: Labels, seen: Observation, seed: int = 0) -> Tensor:
+    bound = part.bind(seen, stream(seed, "labels"))
+    return bound.decode([u.start for u in bound.unknowns])
+
+
+def wrong(found: Tensor, truth: Tensor) -> int:
+    """Half the L1 distance of the counts."""
+    a, b = Counter(found.tolist()), Counter(truth.tolist())
+    return sum(abs(a[k] - b[k]) for k in a | b) // 2
+
+
+def with_labels(toy: Any, labels: list[int], training: Training, knows: Knows, model: nn.Module) -> Observation:
+    client = Client("client 0", toy.images(len(labels), "labels"), torch.tensor(labels))
+    federation = replace(toy.federation(training, model=model), clients=[client])
+    return ServerView().see(federation.run(), knows)[0]
+
+
+@pytest.mark.parametrize("label", range(5))
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.ReLU])
+def test_the_sign_rule_is_exact_for_one_example(toy: Any, label: int, activation: type[nn.Module]) -> None:
+    seen = with_labels(toy, [label], Training(0.1), Knows(training=False), toy.dense(activation))
+    assert labels_of(SignRule(), seen).tolist() == [label]
+
+
+def test_the_sign_rule_names_each_class_once_before_it_repeats(toy: Any) -> None:
+    seen = with_labels(toy, [0, 1, 2, 3, 4, 0, 0], Training(0.1), Knows(), toy.dense())
+    found = labels_of(SignRule(), seen).tolist()
+    assert sorted(found[:5]) == [0, 1, 2, 3, 4]
+    assert found[5:] == found[:2]
+
+
+@pytest.mark.parametrize("labels", [[0], [3, 3, 3, 3], [0, 1, 2, 3, 4, 4], [2, 2, 1, 0, 2, 1, 1, 1]])
+@pytest.mark.parametrize("size", [None, 2])
+def test_counts_are_exact_where_the_statistics_are_the_true_ones(
+    toy: Any, monkeypatch: pytest.MonkeyPatch, labels: list[int], size: int | None
+) -> None:
+    """One step on identical images: p and O of one of them are those of all [Dimitrov et al., 2022, Eq. 2]."""
+    image = toy.images(1, "one").expand(len(labels), -1, -1, -1)
+    client = Client("client 0", image, torch.tensor(labels))
+    federation = replace(toy.federation(Training(0.1)), clients=[client])
+    seen = ServerView().see(federation.run(), Knows())[0]
+    inputs = federation.whitening.whiten(image)
+
+    def truly(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:
+        hidden = seen.model[:3](inputs)  # type: ignore[index]  # a Sequential
+        return seen.model(inputs).softmax(-1).mean(0).detach(), hidden.sum(1).mean().detach()
+
+    monkeypatch.setattr(counts, "head_statistics", truly)
+    raw = raw_counts(seen, stream(0, "x"), [0.0], steps=1)
+    expected = torch.bincount(torch.tensor(labels), minlength=5).float()
+    torch.testing.assert_close(raw, expected, rtol=1e-3, atol=1e-3)
+    for part in COUNTS:
+        assert wrong(labels_of(part, seen), client.labels) == 0
+
+
+def test_interpolation_is_the_mean_over_the_way(toy: Any) -> None:
+    seen = with_labels(toy, [0, 1, 1, 2, 3, 3, 3, 4], FEDAVG, Knows(), toy.dense(nn.ReLU))
+    steps = FEDAVG.steps(8)
+    found = raw_counts(seen, stream(0, "x"), [i / steps for i in range(steps)], steps)
+    each = [raw_counts(seen, stream(0, "x"), [i / steps], steps) for i in range(steps)]
+    torch.testing.assert_close(found, torch.stack(each).mean(0))
+    p0, o0 = counts.head_statistics(seen, stream(0, "x"), 0.0)
+    row = -seen.update["3.weight"].sum(1) / FEDAVG.lr
+    torch.testing.assert_close(each[0], 8 * p0 - 8 * row / (steps * o0))
+
+
+def test_statistics_are_those_of_random_images(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    p, o = counts.head_statistics(seen, stream(0, "x"), 1.0)
+    after = {name: w + seen.update[name] for name, w in seen.before.items()}
+    dummies = torch.randn(3000, 1, 8, 8, generator=stream(0, "x"))
+    logits = torch.func.functional_call(seen.model, after, (dummies,))
+    hidden = nn.functional.linear(dummies.flatten(1), after["1.weight"], after["1.bias"]).sigmoid()
+    torch.testing.assert_close(p, logits.softmax(-1).mean(0), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(o, hidden.sum(1).mean(), rtol=1e-3, atol=1e-3)
+
+
+def test_counts_need_only_steps_and_rate(toy: Any) -> None:
+    labels = [0, 1, 1, 2, 3, 3, 3, 4]
+    one, other = (
+        with_labels(toy, labels, FEDAVG, knows, toy.dense()) for knows in (Knows(), Knows(training=False, steps=True))
+    )
+    assert torch.equal(labels_of(InterpolatedCounts(), one), labels_of(InterpolatedCounts(), other))
+
+
+@pytest.mark.parametrize("part", COUNTS, ids=repr)
+def test_counts_beat_chance_on_a_small_federation(toy: Any, part: Labels) -> None:
+    """Against as many labels drawn at random, over several clients."""
+    found = chance = 0
+    for i in range(8):
+        truth = torch.randint(5, (12,), generator=stream(i, "truth"))
+        truth[:6] = i % 5  # a client with a favourite
+        seen = with_labels(toy, truth.tolist(), FEDAVG, Knows(), toy.dense(nn.ReLU))
+        labels = labels_of(part, seen)
+        assert labels.shape == (12,)
+        found += wrong(labels, truth)
+        chance += wrong(torch.randint(5, (12,), generator=stream(i, "guess")), truth)
+    assert found < 0.6 * chance
+
+
+def test_counts_of_an_aggregate_are_those_of_all_clients(toy: Any) -> None:
+    federation = toy.federation(Training(0.05), clients=3, examples=6)
+    seen, truth = AggregateView().see(federation.run(), Knows())
+    found = labels_of(InterpolatedCounts(), seen)
+    assert found.shape == (18,)
+    assert wrong(found, truth.labels) <= 4
+
+
+def test_counts_come_in_an_order_of_their_own(toy: Any) -> None:
+    seen = with_labels(toy, [0, 1, 1, 2, 3, 3, 3, 4], FEDAVG, Knows(), toy.dense())
+    one, again, other = (labels_of(CountsBefore(), seen, seed) for seed in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert one.tolist() != sorted(one.tolist())
+
+
+@pytest.mark.parametrize("part", COUNTS, ids=repr)
+def test_counts_say_what_they_lack(toy: Any, part: Labels) -> None:
+    seen = toy.observation(FEDAVG, Knows(training=False))
+    with pytest.raises(UsageError, match="number of local steps.*knows_training"):
+        labels_of(part, seen)
+    with pytest.raises(UsageError, match="learning rate.*knows_training"):
+        labels_of(part, replace(seen, knows=replace(seen.knows, steps=3)))
+
+
+@pytest.mark.parametrize("part", COUNTS, ids=repr)
+def test_a_dead_last_layer_is_named(toy: Any, part: Labels) -> None:
+    model = toy.dense(nn.ReLU)
+    with torch.no_grad():
+        model[1].bias.fill_(-100.0)
+    with pytest.raises(UsageError, match="activations add up to zero"):
+        labels_of(part, with_labels(toy, [0, 1], Training(0.1), Knows(), model))
+
+
+def test_told_labels_are_shuffled_within_each_client(toy: Any) -> None:
+    federation = toy.federation(FEDAVG, clients=2, examples=8)
+    seen, truth = AggregateView().see(federation.run(), Knows(labels=True))
+    one, again, other = (labels_of(OracleLabels(), seen, seed) for seed in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    for mine, theirs in zip(one.split(8), truth.labels.split(8), strict=True):
+        assert torch.equal(mine.sort().values, theirs.sort().values)
+
+
+def test_oracles_say_what_they_lack(toy: Any) -> None:
+    seen = toy.observation(FEDAVG, Knows())
+    with pytest.raises(UsageError, match="knows_labels"):
+        labels_of(OracleLabels(), seen)
+    with pytest.raises(UsageError, match="knows_batch_labels"):
+        labels_of(OracleBatchLabels(), seen)
+    for told, said in [
+        (torch.tensor([0, 1]), r"shape \(2,\) for 4 examples"),
+        (torch.tensor([0, 1, 2, 5]), "labels from 0 to 5, expected 0 to 4"),
+        (torch.tensor([0, 1, 2, -1]), "labels from -1 to 2"),
+    ]:
+        with pytest.raises(UsageError, match=said):
+            labels_of(OracleLabels(), replace(seen, knows=replace(seen.knows, labels=told)))
+
+
+def test_told_batches_are_those_of_the_client(toy: Any) -> None:
+    federation = toy.federation(Training(0.1, 3, 2), examples=5)
+    seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
+    assert torch.equal(labels_of(OracleBatchLabels(), seen), toy.trained_on(federation).labels)
+    fewer = replace(seen, knows=replace(seen.knows, training=Training(0.1, 2, 2)))
+    with pytest.raises(UsageError, match="labels of 15 examples in all batches, expected 2 epochs of 5"):
+        labels_of(OracleBatchLabels(), fewer)
+
+
+def test_joint_labels_are_probabilities(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    (unknown,) = JointLabels(rate=0.5).bind(seen, stream(0, "x")).unknowns
+    assert unknown.rate == 0.5
+    found = labels_of(JointLabels(), seen)
+    assert found.shape == (4, 5)
+    torch.testing.assert_close(found.sum(-1), torch.ones(4))
+
+
+def test_the_catalogue_makes_every_part() -> None:
+    made = {name: labels_part(name) for name in LABELS}
+    assert set(made.values()) == {SignRule(), JointLabels(), *COUNTS, OracleLabels(), OracleBatchLabels()}
+    assert all(entry.summary for entry in LABELS.values())
+    assert all(("ORACLE" in entry.summary) == name.startswith("oracle") for name, entry in LABELS.items())
+    with pytest.raises(UsageError, match="did you mean 'sign_rule'"):
+        labels_part("signrule")

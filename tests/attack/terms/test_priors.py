@@ -1,0 +1,188 @@
+"""Priors against explicit loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedglass.attack.parts import Evaluation
+from fedglass.attack.terms.clip import ClipPenalty
+from fedglass.attack.terms.epoch_prior import (
+    AbsoluteEpochPrior,
+    ConvMax,
+    ConvMean,
+    Max,
+    Mean,
+    SquaredEpochPrior,
+    Summary,
+)
+from fedglass.attack.terms.term import Term
+from fedglass.attack.terms.total_variation import (
+    CircularTotalVariation,
+    IsotropicTotalVariation,
+    TotalVariation,
+)
+from fedglass.core.rng import stream
+from fedglass.core.types import Candidate, Whitening
+
+WHITENING = Whitening((0.4, 0.6), (0.3, 0.2))
+SUMMARIES = [Mean(), Max(), ConvMean(channels=7), ConvMax(channels=7)]
+
+
+def at(images: Tensor) -> Evaluation:
+    return Evaluation((), (), (), Candidate(images, torch.zeros(images.shape[1]).long()), WHITENING)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=stream(0, "images", *shape), dtype=torch.float64)
+
+
+def each_plane(images: Tensor) -> list[list[list[float]]]:
+    return [plane.tolist() for plane in images.flatten(0, 2)]
+
+
+def slow_l1(images: Tensor) -> float:
+    planes = each_plane(images)
+    height, width = images.shape[-2:]
+    across = [abs(p[i][j + 1] - p[i][j]) for p in planes for i in range(height) for j in range(width - 1)]
+    down = [abs(p[i + 1][j] - p[i][j]) for p in planes for i in range(height - 1) for j in range(width)]
+    return sum(across) / len(across) + sum(down) / len(down)
+
+
+def slow_circular(images: Tensor) -> float:
+    height, width = images.shape[-2:]
+    total = sum(
+        (p[i][j] - p[i][j - 1]) ** 2 + (p[i][j] - p[i - 1][j]) ** 2
+        for p in each_plane(images)
+        for i in range(height)
+        for j in range(width)
+    )
+    return total / (images.shape[0] * images.shape[1])
+
+
+def slow_isotropic(images: Tensor, exponent: float) -> float:
+    height, width = images.shape[-2:]
+    terms = [
+        ((p[i][j + 1] - p[i][j]) ** 2 + (p[i + 1][j] - p[i][j]) ** 2) ** (exponent / 2)
+        for p in each_plane(images)
+        for i in range(height - 1)
+        for j in range(width - 1)
+    ]
+    return sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 1, 5, 4), (3, 2, 2, 4, 6)])
+@pytest.mark.parametrize(
+    ("term", "slow"),
+    [
+        (TotalVariation(), slow_l1),
+        (TotalVariation(share=0.5), lambda x: 0.5 * slow_l1(x)),
+        (CircularTotalVariation(), slow_circular),
+        (IsotropicTotalVariation(), lambda x: slow_isotropic(x, 1.0)),
+        (IsotropicTotalVariation(exponent=2.0), lambda x: slow_isotropic(x, 2.0)),
+        (IsotropicTotalVariation(exponent=0.7), lambda x: slow_isotropic(x, 0.7)),
+    ],
+    ids=repr,
+)
+def test_total_variation_is_that_of_a_loop(
+    term: Term, slow: Callable[[Tensor], float], shape: tuple[int, ...]
+) -> None:
+    images = drawn(*shape)
+    # The isotropic one is smoothed by its eps.
+    assert float(term.value(at(images))) == pytest.approx(slow(images), rel=2e-3)
+
+
+@pytest.mark.parametrize("term", [TotalVariation(), CircularTotalVariation(), IsotropicTotalVariation()], ids=repr)
+def test_a_constant_picture_has_no_variation(term: Term) -> None:
+    images = torch.full((2, 3, 1, 6, 6), 0.7, requires_grad=True)
+    value = term.value(at(images))
+    assert float(value.detach()) == pytest.approx(0.0, abs=1e-9)
+    (gradient,) = torch.autograd.grad(value, images)
+    assert torch.isfinite(gradient).all()
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("term", [TotalVariation(), CircularTotalVariation()], ids=repr)
+def test_variation_ignores_a_shift_of_all_pixels_and_mirrors(term: Term) -> None:
+    images = drawn(1, 2, 1, 5, 5)
+    here = term.value(at(images))
+    torch.testing.assert_close(term.value(at(images + 3.0)), here)
+    torch.testing.assert_close(term.value(at(images.flip(-1))), here)
+    torch.testing.assert_close(term.value(at(images.transpose(-1, -2))), here)
+
+
+def test_the_circular_variation_ignores_a_roll() -> None:
+    images = drawn(1, 2, 1, 5, 5)
+    rolled = images.roll((2, 3), dims=(-2, -1))
+    torch.testing.assert_close(
+        CircularTotalVariation().value(at(rolled)), CircularTotalVariation().value(at(images))
+    )
+
+
+def test_the_clip_penalty_counts_excursions_of_pixels() -> None:
+    pixels = torch.tensor([[0.0, 1.0], [1.5, -0.25]], dtype=torch.float64).view(1, 1, 1, 2, 2).expand(1, 3, 2, 2, 2)
+    value = ClipPenalty().value(at(WHITENING.whiten(pixels)))
+    assert float(value) == pytest.approx(2 * (0.25 + 0.0625))  # both channels, mean over the three images
+    assert float(ClipPenalty(low=-0.25, high=1.5).value(at(WHITENING.whiten(pixels)))) == pytest.approx(0, abs=1e-24)
+
+
+def slow_summary(summary: Summary, epoch: Tensor) -> Tensor:
+    """g of one epoch's images, image by image.  # (n, c, h, w)"""
+    if isinstance(summary, ConvMean | ConvMax):
+        memo: dict[object, Tensor] = {}
+        summary.summarise(epoch[None], memo)  # draws the kernel
+        epoch = torch.stack([F.conv2d(image[None], memo[summary], padding=1)[0] for image in epoch])
+    stacked = torch.stack(list(epoch))
+    return stacked.mean(0) if isinstance(summary, Mean | ConvMean) else stacked.max(0).values
+
+
+@pytest.mark.parametrize("summary", SUMMARIES, ids=repr)
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_epoch_prior_is_the_double_loop_over_epochs(summary: Summary, epochs: int, power: int) -> None:
+    images = drawn(epochs, 3, 2, 5, 4)
+    g = [slow_summary(summary, epoch) for epoch in images]
+    slow = sum((a - b).abs().pow(power).mean() for a, b in product(g, g)) / epochs**2
+    prior = AbsoluteEpochPrior(summary) if power == 1 else SquaredEpochPrior(summary)
+    torch.testing.assert_close(prior.value(at(images)), torch.as_tensor(slow))
+
+
+@pytest.mark.parametrize("summary", SUMMARIES, ids=repr)
+@pytest.mark.parametrize("make", [AbsoluteEpochPrior, SquaredEpochPrior])
+def test_the_epoch_prior_ignores_the_order_of_images_and_epochs(summary: Summary, make: Any) -> None:
+    images = drawn(4, 5, 2, 4, 4)
+    here = make(summary).value(at(images))
+    shuffled = torch.stack([epoch[torch.randperm(5, generator=stream(i, "o"))] for i, epoch in enumerate(images)])
+    torch.testing.assert_close(make(summary).value(at(shuffled)), here)
+    torch.testing.assert_close(make(summary).value(at(images.flip(0))), here)
+    repeated = images[:1].expand(4, -1, -1, -1, -1)
+    assert float(make(summary).value(at(repeated))) == pytest.approx(0.0, abs=1e-12)
+    assert float(here) > 1e-3
+
+
+@pytest.mark.parametrize("make", [AbsoluteEpochPrior, SquaredEpochPrior])
+def test_the_gradient_of_the_epoch_prior_is_that_of_the_double_loop(make: Any) -> None:
+    images = drawn(4, 3, 1, 4, 4).requires_grad_()
+    power = 1 if make is AbsoluteEpochPrior else 2
+    g = [slow_summary(Mean(), epoch) for epoch in images]
+    slow = torch.stack([(a - b).abs().pow(power).mean() for a, b in product(g, g)]).mean()
+    one, other = (torch.autograd.grad(e, images)[0] for e in (make(Mean()).value(at(images)), slow))
+    torch.testing.assert_close(one, other)
+
+
+def test_the_random_kernel_is_drawn_once_and_from_its_seed() -> None:
+    images = drawn(2, 3, 2, 4, 4)
+    here = at(images)
+    first = ConvMax(seed=3).summarise(images, here.memo)
+    assert torch.equal(ConvMax(seed=3).summarise(images, here.memo), first)
+    assert len(here.memo) == 1
+    assert not torch.equal(ConvMax(seed=4).summarise(images, here.memo), first)
+    kernel = here.memo[ConvMax(seed=3)]
+    assert kernel.shape == (96, 2, 3, 3)
+    assert float(kernel.var()) == pytest.approx(1 / 18, rel=0.1)

@@ -1,0 +1,244 @@
+"""An audit from a job to its records: resumed, repeated, spread over processes, and with broken messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedglass.attack.attack import Attack
+from fedglass.attack.labels.given import OracleLabels
+from fedglass.audit.audit import Job, run
+from fedglass.audit.cases import Case
+from fedglass.audit.gate import Gate
+from fedglass.audit.progress import Silent
+from fedglass.audit.records import RECORDS, Record, RecordFile
+from fedglass.core.errors import AuditError, UsageError
+from fedglass.core.types import Observation, Reconstruction
+from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.views import AggregateView, Knows, ServerView
+
+Make = Callable[..., Job]
+
+
+class Log(Silent):
+    """Remembers which cases ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def finished(self, case: Case, record: Record) -> None:
+        self.ran.append(case.key)
+
+
+def timeless(records: list[Record] | Any) -> list[dict[str, Any]]:
+    """The records without what depends on the day: time and memory."""
+    return sorted((r.model_dump(exclude={"seconds", "peak_mib"}) for r in records), key=lambda r: r["key"])
+
+
+def test_a_run_leaves_records_images_and_a_verdict(make_job: Make, tmp_path: Path) -> None:
+    result = run(make_job(), tmp_path)
+    assert len(result.records) == 4
+    for record in result.records:
+        assert record.status == "done"
+        assert len(record.metrics["psnr"]) == len(record.pictures) == 1
+        assert record.energy_truth is not None
+        assert record.energy_blind is not None
+        assert record.versions["threads"] == "1"
+        for path in (record.pictures[0].original, record.pictures[0].reconstruction):
+            assert (tmp_path / path).is_file()
+        saved = load_file(tmp_path / "reconstructions" / f"{record.key}.safetensors")
+        assert saved["images"].shape == (1, 1, 12, 12)
+    assert result.verdict.exit_code in (0, 1)
+    assert (tmp_path / "summary.json").is_file()
+
+
+def test_true_images_have_the_lowest_energy_of_an_undefended_gradient(make_job: Make, tmp_path: Path) -> None:
+    for record in run(make_job(), tmp_path).records:
+        decoys = record.extra["energy_decoys"]
+        assert isinstance(decoys, list)
+        assert record.energy_truth is not None
+        assert all(isinstance(d, float) and record.energy_truth < d for d in decoys)
+
+
+def test_what_is_finished_is_never_run_again(make_job: Make, tmp_path: Path) -> None:
+    first, second = Log(), Log()
+    before = run(make_job(), tmp_path, progress=first)
+    after = run(make_job(), tmp_path, progress=second)
+    assert len(first.ran) == 4
+    assert second.ran == []
+    assert before.records == after.records
+
+
+def test_a_stopped_audit_continues_where_it_was(make_job: Make, tmp_path: Path) -> None:
+    class Stop(Log):
+        def finished(self, case: Case, record: Record) -> None:
+            super().finished(case, record)
+            if len(self.ran) == 2:
+                raise KeyboardInterrupt
+
+    stopped, rest = Stop(), Log()
+    with pytest.raises(KeyboardInterrupt):
+        run(make_job(), tmp_path / "a", progress=stopped)
+    result = run(make_job(), tmp_path / "a", progress=rest)
+    assert not set(stopped.ran) & set(rest.ran)
+    assert len(stopped.ran) == len(rest.ran) == 2
+    assert timeless(result.records) == timeless(run(make_job(), tmp_path / "b").records)
+
+
+def test_records_do_not_depend_on_the_number_of_workers_or_the_callers_threads(make_job: Make, tmp_path: Path) -> None:
+    alone = run(make_job(), tmp_path / "one", workers=1)
+    torch.set_num_threads(2)
+    try:
+        spread = run(make_job(), tmp_path / "two", workers=2)
+        again = run(make_job(), tmp_path / "again", workers=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert timeless(alone.records) == timeless(spread.records) == timeless(again.records)
+    for path in (tmp_path / "one" / "reconstructions").iterdir():
+        other = load_file(tmp_path / "two" / "reconstructions" / path.name)
+        assert all(torch.equal(t, other[name]) for name, t in load_file(path).items())
+
+
+def test_another_gate_judges_the_same_records(make_job: Make, tmp_path: Path) -> None:
+    strict, log = make_job(gate=Gate(threshold=1.0)), Log()
+    run(make_job(gate=Gate(threshold=99.0)), tmp_path)
+    assert run(strict, tmp_path, progress=log).verdict.exit_code == 1
+    assert log.ran == []
+
+
+def test_a_directory_belongs_to_one_plan(make_job: Make, tmp_path: Path) -> None:
+    run(make_job(), tmp_path)
+    with pytest.raises(UsageError, match="holds another plan's records"):
+        run(make_job(seed=1), tmp_path)
+
+
+class Moody:
+    """An attack that fails as often as it is told to."""
+
+    def __init__(self, inner: Attack, error: BaseException | None) -> None:
+        self.inner, self.error = inner, error
+
+    def __repr__(self) -> str:
+        return "Moody()"
+
+    def run(self, observation: Observation, seed: int = 0, progress: Any = None) -> Reconstruction:
+        if self.error is not None:
+            raise self.error
+        return self.inner.run(observation, seed)
+
+    def energy_of(self, *arguments: Any) -> float:
+        return self.inner.energy_of(*arguments)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError("too much"), AuditError("no")])
+def test_a_failed_case_is_a_failed_record_and_is_tried_again(error: Exception, make_job: Make, tmp_path: Path) -> None:
+    inner = recipe("inverting_gradients", iterations=3)
+    assert isinstance(inner, Attack)
+    view = (ServerView(0),)
+    broken = run(make_job(views=view, attacks={"moody": Moody(inner, error)}), tmp_path)
+    (record,) = broken.records
+    assert record.status == "failed"
+    assert str(error) in (record.error or "")
+    assert (broken.verdict.exit_code, broken.verdict.state) == (3, "incomplete")
+    healed = run(make_job(views=view, attacks={"moody": Moody(inner, None)}), tmp_path)
+    assert [r.status for r in healed.records] == ["done"]
+    assert len(RecordFile(tmp_path / RECORDS).history()) == 2
+
+
+def test_a_fault_of_the_code_is_not_a_record(make_job: Make, tmp_path: Path) -> None:
+    inner = recipe("inverting_gradients", iterations=3)
+    assert isinstance(inner, Attack)
+    with pytest.raises(ZeroDivisionError):
+        run(make_job(attacks={"moody": Moody(inner, ZeroDivisionError())}), tmp_path)
+    assert RecordFile(tmp_path / RECORDS).read() == []
+
+
+class Silence:
+    """A release that sends nothing, or nonsense."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Silence({self.value})"
+
+    def release(self, update: dict[str, torch.Tensor], generator: torch.Generator) -> dict[str, torch.Tensor]:
+        return {name: torch.full_like(tensor, self.value) for name, tensor in update.items()}
+
+
+@pytest.mark.parametrize(("value", "flag"), [(0.0, "zero update"), (float("nan"), "non-finite update")])
+def test_an_empty_message_is_flagged_and_not_played(
+    value: float, flag: str, make_job: Make, make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    federation = make_federation()
+    silent = replace(federation, clients=[replace(c, release=Silence(value)) for c in federation.clients])
+    result = run(make_job(federation=silent), tmp_path)
+    for record in result.records:
+        assert [f.name for f in record.flags] == [flag]
+        assert record.status == "done"
+        assert record.energy is None
+        assert record.metrics["psnr"] == record.extra["blind"]["psnr"]  # type: ignore[index, call-overload]  # JSON
+    assert result.verdict.state == "inconclusive"
+
+
+def test_the_aggregate_is_attacked_as_one_message(make_job: Make, tmp_path: Path) -> None:
+    result = run(make_job(views=(AggregateView(),)), tmp_path)
+    for record in result.records:
+        assert record.status == "done", record.error
+        assert len(record.metrics["psnr"]) == 2
+        assert record.client == "client 0, client 1"
+        assert "secure aggregation" in record.view
+
+
+def test_oracle_use_is_marked_by_what_an_attack_uses(make_job: Make, tmp_path: Path) -> None:
+    attacks = {
+        "told": recipe("inverting_gradients", labels=OracleLabels(), iterations=3),
+        "dlg": recipe("dlg", iterations=2),
+    }
+    job = make_job(views=(ServerView(0),), knows=Knows(labels=True), attacks=attacks)
+    told, dlg = run(job, tmp_path).records
+    assert told.oracle
+    assert "oracle knowledge used" in [f.name for f in told.flags]
+    assert "oracle" in told.knows["labels"]
+    assert not dlg.oracle
+    assert dlg.knows["labels"] == "not known"
+
+
+def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:
+    events: list[tuple[Any, ...]] = []
+
+    class Tell(Silent):
+        def planned(self, cases: int, done: int) -> None:
+            events.append(("planned", cases, done))
+
+        def trained(self, source: str, done: int, total: int) -> None:
+            events.append(("trained", done, total))
+
+        def started(self, case: Case) -> None:
+            events.append(("started", case.key))
+
+        def moved(self, case: Case, done: int, total: int) -> None:
+            events.append(("moved", case.key, done, total))
+
+        def finished(self, case: Case, record: Record) -> None:
+            events.append(("finished", case.key))
+
+    job = make_job(views=(ServerView(0),))
+    run(job, tmp_path, progress=Tell())
+    first = job.cases[0].key
+    assert events[:3] == [("planned", 2, 0), ("trained", 1, 1), ("started", first)]
+    assert ("moved", first, 5, 5) in events
+    assert [e[0] for e in events].count("finished") == 2
+
+
+def test_workers_must_be_positive(make_job: Make, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="workers must be at least 1, got 0"):
+        run(make_job(), tmp_path, workers=0)

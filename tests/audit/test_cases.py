@@ -1,0 +1,127 @@
+"""A case's key changes with everything that decides its outcome, and with nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedglass.attack.labels.given import OracleLabels
+from fedglass.audit.audit import Job
+from fedglass.audit.digest import digest, of_tensor, spelled
+from fedglass.audit.gate import Gate
+from fedglass.audit.sources import Simulated
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Training
+from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.client import Client
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.views import AggregateView, Knows, ServerView
+
+Make = Callable[..., Job]
+
+
+def keys(job: Job) -> list[str]:
+    return [case.key for case in job.cases]
+
+
+def test_cases_are_all_combinations(make_job: Make) -> None:
+    job = make_job(repeats=3)
+    assert len(job.cases) == 2 * 2 * 3
+    assert len(set(keys(job))) == 12
+
+
+def test_the_same_audit_has_the_same_keys(make_job: Make) -> None:
+    assert keys(make_job()) == keys(make_job())
+
+
+def test_the_gate_is_no_part_of_the_identity(make_job: Make) -> None:
+    assert make_job(gate=Gate(threshold=30.0)).digest == make_job().digest
+
+
+def other(client: Client, **change: object) -> Client:
+    return replace(client, **change)
+
+
+CHANGES: dict[str, Callable[[Federation], Federation]] = {
+    "training": lambda f: replace(f, training=Training(lr=0.2)),
+    "seed": lambda f: replace(f, seed=1),
+    "participation": lambda f: replace(f, participation=0.9),
+    "image": lambda f: replace(f, clients=[other(f.clients[0], images=1 - f.clients[0].images), f.clients[1]]),
+    "label": lambda f: replace(f, clients=[other(f.clients[0], labels=(f.clients[0].labels + 1) % 4), f.clients[1]]),
+    "name": lambda f: replace(f, clients=[other(f.clients[0], name="x"), f.clients[1]]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_fact_of_the_federation_counts(
+    change: str, make_job: Make, make_federation: Callable[..., Federation]
+) -> None:
+    changed = make_job(federation=CHANGES[change](make_federation()))
+    assert not set(keys(make_job())) & set(keys(changed))
+
+
+def test_the_weights_count(make_job: Make, make_federation: Callable[..., Federation]) -> None:
+    federation = make_federation()
+    with torch.no_grad():
+        next(federation.model.parameters()).view(-1)[0] += 1e-6
+    assert not set(keys(make_job())) & set(keys(make_job(federation=federation)))
+
+
+def test_attack_view_knowledge_and_seed_count(make_job: Make) -> None:
+    mine = set(keys(make_job()))
+    assert not mine & set(keys(make_job(iterations=6)))
+    assert not mine & set(keys(make_job(knows=Knows(training=False))))
+    assert not mine & set(keys(make_job(seed=1)))
+    assert not mine & set(keys(make_job(views=(AggregateView(),))))
+    assert len(mine & set(keys(make_job(views=(ServerView(1),))))) == 2
+
+
+def test_attacks_start_from_the_same_seed_and_repeats_do_not(make_job: Make) -> None:
+    cases = make_job(repeats=2, views=(ServerView(0),)).cases
+    seeds = {(case.attack_name, case.repeat): case.seed for case in cases}
+    assert seeds["idlg", 0] == seeds["inverting_gradients", 0] != seeds["idlg", 1]
+
+
+def test_tensors_of_other_type_shape_or_value_have_other_digests() -> None:
+    base = torch.zeros(2, 2)
+    others = [base.double(), base.view(4), base + 1, torch.zeros(2, 3), base.bool()]
+    assert len({of_tensor(t) for t in [base, *others]}) == 6
+    assert of_tensor(base.t()) == of_tensor(base)
+    assert of_tensor(torch.arange(4.0).view(2, 2).t()) == of_tensor(torch.tensor([[0.0, 2.0], [1.0, 3.0]]))
+
+
+def test_digests_tell_where_a_text_ends_and_forget_addresses() -> None:
+    assert digest("a", "") != digest("", "a") != digest("a")
+    assert "0x" not in spelled(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attacks": {}}, "at least one attack"),
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"gate": Gate(metric="rmse", threshold=0.1)}, "gate.metric is 'rmse', which is not among the metrics"),
+        ({"views": (ServerView(7),)}, "adversary.client must be one of 0 to 1, got 7"),
+        ({"views": (ServerView(0, round=3),)}, "adversary.round must be one of 0 to 0, got 3"),
+        ({"views": ()}, "at least one view"),
+    ],
+)
+def test_an_audit_that_can_not_run_is_refused(change: dict[str, object], words: str, make_job: Make) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_job(**change)
+
+
+def test_oracle_attacks_need_an_adversary_who_knows(make_federation: Callable[..., Federation]) -> None:
+    attacks = {"ig": recipe("inverting_gradients", labels=OracleLabels())}
+    with pytest.raises(UsageError, match=r"'ig' uses the true labels.*adversary.knows_labels = true"):
+        Job([Simulated(make_federation())], attacks)
+    Job([Simulated(make_federation(), knows=Knows(labels=True))], attacks)
+
+
+def test_two_sources_need_two_names(make_federation: Callable[..., Federation]) -> None:
+    source = Simulated(make_federation(), name="a")
+    with pytest.raises(UsageError, match="different names"):
+        Job([source, source], {"idlg": recipe("idlg")})

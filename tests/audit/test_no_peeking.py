@@ -1,0 +1,50 @@
+"""No attack can see the truth: with other data put in its place after the round, nothing changes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fedglass.audit.audit import Job
+from fedglass.audit.play import Outcome, Work, play
+from fedglass.audit.sources import Target
+from fedglass.core.types import Training
+from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.truth import Truth
+from fedglass.rounds.views import Knows
+
+
+def played(job: Job, target: Target) -> Outcome:
+    return play(Work(job.cases[0], target, job.metrics, job.gate, torch.device("cpu")), lambda done, total: None)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_replacing_the_truth_after_the_round_changes_no_bit(
+    name: str, make_job: Callable[..., Job], make_federation: Callable[..., Federation]
+) -> None:
+    few = {"iterations": 3} if "iterations" in inspect.signature(RECIPES[name].make).parameters else {}
+    federation = make_federation(examples=2)
+    trained = Federation(
+        federation.model, federation.clients, Training(0.1, 2, 1), federation.classes, federation.whitening
+    )
+    knows = Knows(labels=True, batch_labels=True)
+    job = make_job(federation=trained, knows=knows, attacks={name: recipe(name, **few)})
+    target = job.sources[0].targets(lambda done, total: None)[0]
+    honest = played(job, target)
+    assert honest.reconstruction is not None, honest.record.error
+
+    for client in trained.clients:  # the private data themselves, after the round
+        client.images.fill_(0.25)
+        client.labels.copy_((client.labels + 1) % trained.classes)
+    lie = Truth(torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(5)), torch.tensor([3, 3]), ("x",))
+    fooled = played(job, Target(target.observation, lie))
+    assert fooled.reconstruction is not None
+    assert torch.equal(honest.reconstruction.images, fooled.reconstruction.images)
+    assert torch.equal(honest.reconstruction.labels, fooled.reconstruction.labels)
+    assert honest.reconstruction.energy == fooled.reconstruction.energy
+    assert honest.reconstruction.trace == fooled.reconstruction.trace
+    assert honest.record.metrics["psnr"] != fooled.record.metrics["psnr"]

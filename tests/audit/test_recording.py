@@ -1,0 +1,194 @@
+"""Recorded messages: as good as simulated ones, and checked before they are believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fedglass.audit.audit import Job, run
+from fedglass.audit.compile import read_job
+from fedglass.audit.sources import Recorded
+from fedglass.core.errors import UsageError
+from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.models.catalogue import build
+from fedglass.rounds.client import Client
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.views import Knows, ServerView
+
+PLAN = """
+[recording]
+model = "lenet"
+classes = 4
+before = "before.safetensors"
+after = "after.safetensors"
+truth = "truth.npz"
+whitening = { mean = [0.5], std = [0.3] }
+training = { lr = 0.1 }
+[[attacks]]
+name = "inverting_gradients"
+iterations = 3
+[metrics]
+names = ["psnr", "ssim"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_federation: Callable[..., Federation]) -> Path:
+    """What a user's own federation could have left on disk."""
+    federation = make_federation()
+    past = federation.run().rounds[0]
+    message = past.messages[0]
+    save_file(dict(past.before), tmp_path / "before.safetensors")
+    save_file(dict(message.update), tmp_path / "update.safetensors")
+    save_file({n: past.before[n] + message.update[n] for n in past.before}, tmp_path / "after.safetensors")
+    np.savez(tmp_path / "truth.npz", images=message.client.images.numpy(), labels=message.client.labels.numpy())
+    (tmp_path / "plan.toml").write_text(PLAN)
+    return tmp_path
+
+
+def job(folder: Path, *changes: tuple[str, str]) -> Job:
+    text = PLAN
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "plan.toml").write_text(text)
+    return read_job(folder / "plan.toml")
+
+
+def source(found: Job) -> Recorded:
+    (one,) = found.sources
+    assert isinstance(one, Recorded)
+    return one
+
+
+def test_a_recording_is_the_observation_that_was_recorded(
+    folder: Path, make_federation: Callable[..., Federation]
+) -> None:
+    simulated, truth = ServerView().see(make_federation().run(), Knows())
+    by_update = source(job(folder, ('after = "after', 'update = "update')))
+    seen = by_update.observation
+    assert all(torch.equal(seen.update[name], t) for name, t in simulated.update.items())
+    assert all(torch.equal(seen.before[name], t) for name, t in simulated.before.items())
+    assert by_update.truth is not None
+    assert torch.equal(by_update.truth.images, truth.images)
+    for name in ("shape", "classes", "examples", "training", "steps", "lr", "clients", "whitening"):
+        assert getattr(seen.knows, name) == getattr(simulated.knows, name)
+    by_after = source(job(folder)).observation
+    assert all(torch.allclose(by_after.update[n], t, atol=1e-6) for n, t in simulated.update.items())
+
+
+def test_a_recording_is_audited(folder: Path) -> None:
+    (record,) = run(job(folder), folder / "out").records
+    assert record.status == "done"
+    assert len(record.metrics["psnr"]) == 1
+    assert record.view == "the recorded update of one client"
+
+
+def test_without_truth_there_are_pictures_and_no_verdict(folder: Path) -> None:
+    result = run(job(folder, ('truth = "truth.npz"', "shape = [1, 12, 12]\nexamples = 1")), folder / "out")
+    (record,) = result.records
+    assert record.metrics == {}
+    assert [flag.name for flag in record.flags] == ["no truth"]
+    (picture,) = record.extra["pictures"]  # type: ignore[misc]  # JSON
+    assert (folder / "out" / str(picture)).is_file()
+    assert result.verdict.exit_code == 3
+    assert "true images were not given" in result.verdict.sentence
+
+
+def test_half_precision_is_read_as_single(folder: Path) -> None:
+    update = {name: tensor.half() for name, tensor in load_file(folder / "update.safetensors").items()}
+    save_file(update, folder / "update.safetensors")
+    seen = source(job(folder, ('after = "after', 'update = "update'))).observation
+    assert {t.dtype for t in seen.update.values()} == {torch.float32}
+
+
+def test_knowledge_follows_the_adversary(folder: Path) -> None:
+    ignorant = source(
+        job(folder, ("[recording]", "[adversary]\nknows_training = false\n[recording]"))
+    ).observation.knows
+    assert (ignorant.training, ignorant.steps, ignorant.lr, ignorant.labels) == (None, None, None, None)
+    told = source(job(folder, ("[recording]", "[adversary]\nknows_labels = true\n[recording]"))).observation.knows
+    assert told.labels is not None
+
+
+def test_running_statistics_come_with_the_weights(tmp_path: Path, folder: Path) -> None:
+    model = build("resnet8", shape=(1, 12, 12), classes=4)
+    whole = {name: t.clone() for name, t in model.state_dict().items()}
+    client = Client("a", torch.rand(1, 1, 12, 12, generator=torch.Generator().manual_seed(0)), torch.tensor([1]))
+    federation = Federation(model, [client], Training(0.1, batch_norm=BatchNorm.FROZEN), 4, Whitening((0.5,), (0.3,)))
+    save_file(whole, folder / "before.safetensors")
+    save_file(dict(federation.run().rounds[0].messages[0].update), folder / "update.safetensors")
+    changes = [('model = "lenet"', 'model = "resnet8"'), ('after = "after', 'update = "update')]
+    seen = source(job(folder, *changes)).observation
+    floats = {name for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    assert floats
+    assert floats <= set(seen.buffers)
+    parameters = {name: t for name, t in whole.items() if name in dict(model.named_parameters())}
+    save_file(parameters, folder / "before.safetensors")
+    with pytest.raises(UsageError, match=r"recording.buffers is missing.*running_mean"):
+        job(folder, *changes)
+    save_file({n: t for n, t in whole.items() if n not in parameters}, folder / "buffers.safetensors")
+    again = source(job(folder, *changes, ("classes", 'buffers = "buffers.safetensors"\nclasses'))).observation
+    assert all(torch.equal(again.buffers[n], seen.buffers[n]) for n in floats)
+
+
+def rewrite(folder: Path, name: str, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name)
+
+
+BROKEN: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "missing name": (lambda t: t.pop("fc.0.bias"), r"recording.after: .* lacks 'fc.0.bias' \(1 in all\)"),
+    "extra name": (lambda t: t.update(more=torch.zeros(1)), r"has the unknown 'more' \(1 in all\)"),
+    "shape": (lambda t: t.update({"fc.0.bias": torch.zeros(9)}), r"'fc.0.bias' has shape \(9,\), expected \(4,\)"),
+    "nan": (lambda t: t["fc.0.bias"].fill_(float("nan")), "'fc.0.bias' holds NaN or infinity"),
+    "infinity": (lambda t: t["fc.0.bias"].fill_(float("inf")), "'fc.0.bias' holds NaN or infinity"),
+    "integers": (lambda t: t.update({"fc.0.bias": torch.zeros(4, dtype=torch.int64)}), "must hold floats"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_files_that_do_not_fit_are_refused(kind: str, folder: Path) -> None:
+    change, words = BROKEN[kind]
+    rewrite(folder, "after.safetensors", change)
+    with pytest.raises(UsageError, match=words):
+        job(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 2000])
+def test_truncated_files_are_refused(keep: int, folder: Path) -> None:
+    path = folder / "after.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UsageError, match=r"recording.after: .*truncated, corrupt or of another format"):
+        job(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('after = "after.safetensors"\n', ""), "recording: give either after"),
+        (('before = "before', 'before = "nowhere'), "recording.before: no such file"),
+        (("classes = 4", "classes = 5"), r"'fc.0.bias' has shape \(4,\), expected \(5,\).*recording.classes"),
+        (('truth = "truth.npz"\n', ""), "without truth, shape = "),
+        (("classes = 4", "classes = 4\nshape = [1, 9, 9]"), r"expected images of shape \(1, 9, 9\)"),
+        (("classes = 4", "classes = 4\nexamples = 3"), "recording.examples is 3, but .* holds 1 images"),
+        (("mean = [0.5], std = [0.3]", "mean = [0.5, 0.5], std = [1, 1]"), "one mean per channel, expected 1, got 2"),
+        (("[recording]", "[adversary]\nknows_batch_labels = true\n[recording]"), "needs a simulated federation"),
+        (("[recording]", '[[defences]]\nname = "x"\n[recording]'), "applied to simulated federations only"),
+    ],
+)
+def test_a_recording_that_can_not_be_used_is_refused(change: tuple[str, str], words: str, folder: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        job(folder, change)
+
+
+def test_labels_of_the_truth_must_be_classes(folder: Path) -> None:
+    np.savez(folder / "truth.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([4]))
+    with pytest.raises(UsageError, match="labels must lie in 0 to 3, got 4"):
+        job(folder)

@@ -1,0 +1,94 @@
+"""Accountants of differentially private training."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from fedglass.core.errors import UsageError
+from fedglass.defend.accounting import (
+    Mechanism,
+    budgets,
+    clt_epsilon,
+    gaussian_epsilon,
+    noise_multiplier_for,
+    prv_epsilon,
+    rdp_epsilon,
+)
+from fedglass.integrations import opacus
+
+DELTA = 1e-5
+RUN = Mechanism(noise_multiplier=1.1, sample_rate=0.01, steps=1000)
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(0.5, 1), (1.0, 1), (3.0, 4)])
+def test_gaussian_is_the_hockey_stick_divergence(noise: float, steps: int) -> None:
+    """delta = integral of max(0, p - e^eps q) for the outputs of two neighbours, by quadrature."""
+    epsilon = gaussian_epsilon(Mechanism(noise, 1.0, steps), DELTA)
+    mu = math.sqrt(steps) / noise
+    start = (epsilon + mu**2 / 2) / mu  # where p = e^eps q
+    delta, _ = quad(lambda x: norm.pdf(x, loc=mu) - math.exp(epsilon) * norm.pdf(x), start, start + 40)
+    assert delta == pytest.approx(DELTA, rel=1e-4)
+
+
+def test_more_noise_spends_less_and_more_steps_more() -> None:
+    for accountant in (clt_epsilon, gaussian_epsilon):
+        spent = [accountant(Mechanism(z, 0.1, 10), DELTA) for z in (0.5, 1.0, 2.0, 50.0)]
+        assert spent == sorted(spent, reverse=True)
+        assert accountant(Mechanism(1.0, 0.1, 20), DELTA) > accountant(Mechanism(1.0, 0.1, 10), DELTA)
+
+
+def test_without_noise_nothing_is_private() -> None:
+    none = Mechanism(0.0, 0.5, 1)
+    assert {f(none, DELTA) for f in (clt_epsilon, gaussian_epsilon, rdp_epsilon, prv_epsilon)} == {math.inf}
+    assert clt_epsilon(Mechanism(1e-3, 0.5, 1), DELTA) == math.inf
+    assert gaussian_epsilon(Mechanism(1e-3, 1.0, 1), DELTA) == pytest.approx(5e5, rel=0.05)
+
+
+def test_strong_noise_spends_nothing() -> None:
+    assert gaussian_epsilon(Mechanism(1e6, 1.0, 1), DELTA) == 0.0
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 10.0, 1e4])
+def test_the_noise_for_a_budget_spends_it(epsilon: float) -> None:
+    noise = noise_multiplier_for(epsilon, DELTA, 1.0, 3, gaussian_epsilon)
+    assert gaussian_epsilon(Mechanism(noise, 1.0, 3), DELTA) == pytest.approx(epsilon, rel=1e-4)
+
+
+def test_the_approximation_is_labelled() -> None:
+    by_name = {b.accountant: b for b in budgets(RUN, DELTA)}
+    assert not by_name["CLT"].bound
+    assert "approximation" in str(by_name["CLT"])
+    exact = {b.accountant: b for b in budgets(Mechanism(1.0, 1.0, 1), DELTA)}["Gaussian"]
+    assert exact.bound
+    assert "≤" in str(exact)
+
+
+def test_without_opacus_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opacus, "installed", lambda: False)
+    for accountant in (rdp_epsilon, prv_epsilon):
+        with pytest.raises(UsageError, match=r"pip install fedglass\[dp\]"):
+            accountant(RUN, DELTA)
+    assert [b.accountant for b in budgets(RUN, DELTA)] == ["CLT"]
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(-1.0, 0.1, 1), (1.0, 0.0, 1), (1.0, 1.5, 1), (1.0, 0.1, 0)])
+def test_bad_mechanisms_are_refused(noise: float, rate: float, steps: int) -> None:
+    with pytest.raises(UsageError, match=r"Mechanism\."):
+        Mechanism(noise, rate, steps)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_bad_deltas_are_refused(delta: float) -> None:
+    for accountant in (clt_epsilon, gaussian_epsilon, rdp_epsilon, prv_epsilon):
+        with pytest.raises(UsageError, match="delta must be in"):
+            accountant(RUN, delta)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf])
+def test_bad_budgets_are_refused(epsilon: float) -> None:
+    with pytest.raises(UsageError, match="epsilon must be"):
+        noise_multiplier_for(epsilon, DELTA, 1.0, 1, gaussian_epsilon)
