@@ -56,7 +56,7 @@ def test_every_setting_that_the_template_comments_out_is_sound() -> None:
     plan = parse_plan("\n".join(settings))
     assert plan.federation[0].training.batch_size == 8
     assert plan.federation[0].relabel_classes == 100
-    recording = PLAN[start:end].replace("# ", "")
+    recording = "".join(line.removeprefix("# ") for line in PLAN[start:end].splitlines(keepends=True))
     assert parse_plan(recording + '[[attacks]]\nname = "idlg"').recording[0].after == "after.safetensors"
 
 

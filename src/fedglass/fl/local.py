@@ -31,6 +31,10 @@ class Step:
     """Whether the gradient itself is going to be differentiated."""
     generator: torch.Generator | None = None
     """The source of a defence's noise."""
+    index: int = 0
+    """The number of the local step in the client's training."""
+    place: int = 0
+    """The number of the batch within its epoch."""
 
 
 class GradientFn(Protocol):
@@ -57,6 +61,8 @@ class Batch:
     epoch: int
     rows: Tensor | slice
     """Which of the client's examples, in the order of training."""
+    place: int = 0
+    """The number of the batch within its epoch."""
 
 
 def schedule(training: Training, examples: int, generator: torch.Generator | None) -> Iterator[Batch]:
@@ -68,8 +74,8 @@ def schedule(training: Training, examples: int, generator: torch.Generator | Non
     """
     for epoch in range(training.epochs):
         order = None if generator is None else torch.randperm(examples, generator=generator)
-        for rows in training.batches(examples):
-            yield Batch(epoch, rows if order is None else order[rows])
+        for place, rows in enumerate(training.batches(examples)):
+            yield Batch(epoch, rows if order is None else order[rows], place)
 
 
 def descend(weights: Sequence[Tensor], gradient: Sequence[Tensor], lr: float) -> list[Tensor]:
@@ -92,7 +98,8 @@ def train(
     """The weights after local training on whitened inputs [McMahan et al., 2017, Algorithm 1]."""
     rule = MeanGradient() if gradient is None else gradient
     weights = [w.detach().clone().requires_grad_() for w in before]
-    for batch in batches:
-        step = Step(network, weights, inputs[batch.rows], targets[batch.rows], generator=noise)
+    for index, batch in enumerate(batches):
+        inputs_now, targets_now = inputs[batch.rows], targets[batch.rows]
+        step = Step(network, weights, inputs_now, targets_now, generator=noise, index=index, place=batch.place)
         weights = descend(weights, rule.gradient(step), lr)
     return [w.detach() for w in weights]

@@ -1,0 +1,266 @@
+"""The attack itself: restarts, stages, traces, flags, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedglass.attack.attack import TRACE_POINTS, Attack, Stage
+from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.unroll import Unroll
+from fedglass.attack.images.per_epoch import EpochPixels
+from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.labels.joint import JointLabels
+from fedglass.attack.merge import FirstEpoch
+from fedglass.attack.parts import Problem, Progress, Solution
+from fedglass.attack.solvers.adam import Adam
+from fedglass.attack.solvers.keep import Lowest
+from fedglass.attack.terms.distance import Cosine, SquaredError
+from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.errors import ModelError, UpdateError, UsageError
+from fedglass.core.types import Observation, Training
+from fedglass.rounds.views import Knows, ServerView
+
+FEDAVG = Training(0.1, epochs=2, batch_size=2)
+
+
+def simple(iterations: int = 5, restarts: int = 1, **parts: Any) -> Attack:
+    stage = Stage(OneGradient(), Pixels(), Cosine() + 0.01 * TotalVariation(), Adam(0.1, iterations))
+    return Attack(OracleLabels(), (stage,), restarts=restarts, **parts)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A solver that returns its start with energies from a list, one for each call."""
+
+    energies: list[float]
+    starts: list[Tensor]
+
+    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+        energy = self.energies[len(self.starts)]
+        self.starts.append(problem.unknowns[0].start)
+        trace = torch.tensor([2 * energy, energy])
+        return Solution(tuple(u.start for u in problem.unknowns), energy, trace, finite=math.isfinite(energy))
+
+
+def scripted(energies: list[float]) -> tuple[Attack, Scripted]:
+    solver = Scripted(energies, [])
+    stage = Stage(OneGradient(), FreePixels(), SquaredError(), solver)
+    return Attack(OracleLabels(), (stage,), restarts=len(energies)), solver
+
+
+@pytest.mark.parametrize("energies", [[3.0, 1.0, 2.0], [math.nan, 5.0, math.inf], [2.0, math.nan, -1.0]])
+def test_the_restart_of_lowest_energy_is_returned(toy: Any, energies: list[float]) -> None:
+    attack, solver = scripted(energies)
+    seen = toy.observation(FEDAVG)
+    found = attack.run(seen)
+    best = min((e for e in energies if math.isfinite(e)))
+    assert found.energy == best
+    assert found.trace == (2 * best, best)
+    chosen = solver.starts[energies.index(best)]
+    torch.testing.assert_close(found.images, seen.knows.whitening.unwhiten(chosen[0]))
+    assert len({float(s.sum()) for s in solver.starts}) == len(energies)  # each from a start of its own
+
+
+def test_a_run_that_is_not_finite_is_flagged(toy: Any) -> None:
+    attack, _ = scripted([math.nan])
+    found = attack.run(toy.observation(FEDAVG))
+    assert found.notes == ("non-finite",)
+    assert math.isnan(found.energy)
+
+
+@pytest.mark.parametrize(("iterations", "points"), [(1, 2), (50, 51), (199, 200), (1000, TRACE_POINTS)])
+def test_a_trace_is_thinned_and_keeps_its_ends(toy: Any, iterations: int, points: int) -> None:
+    stage = Stage(OneGradient(), FreePixels(), Quick(), Adam(0.1, iterations))
+    found = Attack(OracleLabels(), (stage,)).run(toy.observation(Training(0.1), examples=1))
+    assert len(found.trace) == points
+    assert found.trace[-1] == pytest.approx(found.energy)
+    assert found.trace[0] > found.trace[-1]
+
+
+@dataclass(frozen=True)
+class Quick(SquaredError):
+    """The squared norm of the images alone, to be quick."""
+
+    def value(self, at: Any) -> Tensor:
+        value: Tensor = at.candidate.images.square().sum()
+        return value
+
+
+def test_progress_covers_restarts_and_stages(toy: Any) -> None:
+    told: list[float] = []
+    attack = simple(restarts=2)
+    twice = replace(attack, stages=attack.stages * 3)
+    twice.run(toy.observation(FEDAVG), progress=lambda done, of: told.append(done / of))
+    assert told == sorted(told)
+    assert told[0] == 0.0
+    assert told[-1] == 1.0
+
+
+def test_a_later_stage_continues_the_earlier_one(toy: Any) -> None:
+    """Two stages of the same parts without iterations of note return what one returns."""
+    still = replace(simple().stages[0], solver=Adam(rate=0.0, iterations=1))
+    seen = toy.observation(FEDAVG)
+    one = simple(iterations=20).run(seen)
+    two = Attack(OracleLabels(), (simple(iterations=20).stages[0], still)).run(seen)
+    torch.testing.assert_close(one.images, two.images)
+    assert one.energy == pytest.approx(two.energy)
+
+
+def test_joint_labels_are_carried_from_stage_to_stage(toy: Any) -> None:
+    stage = Stage(OneGradient(), FreePixels(), SquaredError(), Adam(0.1, 30))
+    still = replace(stage, solver=Adam(rate=0.0, iterations=1))
+    seen = toy.observation(Training(0.1), examples=1)
+    one, two = (Attack(JointLabels(), stages).run(seen) for stages in ((stage,), (stage, still)))
+    assert one.energy == pytest.approx(two.energy)
+    assert torch.equal(one.labels, two.labels)
+    assert one.labels.shape == (1,)
+    assert not one.labels.is_floating_point()
+
+
+def test_where_the_operators_own_unknowns_ended_is_told(toy: Any) -> None:
+    stage = Stage(OnSegment(rate=0.5), Pixels(), Cosine(), Adam(0.1, 5))
+    found = Attack(OracleLabels(), (stage,)).run(toy.observation(FEDAVG))
+    assert 0 <= found.details["unknown 0"] <= 1
+    assert found.details["unknown 0"] != 0.5
+
+
+def test_images_stay_inside_the_pixel_bounds(toy: Any) -> None:
+    found = simple(iterations=30).run(toy.observation(FEDAVG))
+    assert found.images.shape == (4, 1, 8, 8)
+    assert float(found.images.min()) >= -1e-6
+    assert float(found.images.max()) <= 1 + 1e-6
+
+
+def test_labels_by_epoch_come_back_in_the_first_epochs_order(toy: Any) -> None:
+    federation = toy.federation(FEDAVG)
+    seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
+    stage = Stage(Unroll(), EpochPixels(), SquaredError(), Adam(0.1, 2))
+    found = Attack(OracleBatchLabels(), (stage,)).run(seen)
+    assert torch.equal(found.labels, toy.trained_on(federation).labels[0])
+
+
+def test_merging_happens_in_pixels(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    stage = Stage(Unroll(), EpochPixels(), SquaredError(), Adam(rate=0.0, iterations=1))
+    got: list[Tensor] = []
+
+    class Spy:
+        def merge(self, images: Tensor) -> Tensor:
+            got.append(images)
+            return images[0]
+
+    found = Attack(OracleLabels(), (stage,), merge=Spy()).run(seen)
+    plain = Attack(OracleLabels(), (stage,), merge=FirstEpoch()).run(seen)
+    assert got[0].shape == (2, 4, 1, 8, 8)
+    assert torch.equal(found.images, got[0][0])
+    assert torch.equal(found.images, plain.images)
+
+
+def test_refinements_see_the_images_one_after_another(toy: Any) -> None:
+    @dataclass(frozen=True)
+    class Plus:
+        by: float
+
+        def refine(self, images: Tensor, generator: torch.Generator) -> Tensor:
+            return 2 * images + self.by
+
+    seen = toy.observation(FEDAVG)
+    plain = simple().run(seen)
+    refined = simple(refine=(Plus(1.0), Plus(5.0))).run(seen)
+    torch.testing.assert_close(refined.images, 2 * (2 * plain.images + 1) + 5)
+
+
+def test_the_energy_at_the_truth_is_that_of_the_last_stage(toy: Any) -> None:
+    federation = toy.federation(Training(0.1))
+    seen, truth = ServerView().see(federation.run(), Knows(labels=True))
+    attack = Attack(OracleLabels(), (Stage(OneGradient(), FreePixels(), SquaredError(), Adam(0.1, 3)),))
+    found = attack.run(seen)
+    assert attack.energy_of(seen, truth.images, truth.labels, found) == pytest.approx(0.0, abs=1e-8)
+    assert attack.energy_of(seen, found.images, found.labels, found) == pytest.approx(found.energy, rel=1e-4)
+
+
+@pytest.mark.parametrize("images", [FreePixels(), EpochPixels()], ids=repr)
+def test_the_energy_can_be_asked_of_a_simulation(toy: Any, images: Any) -> None:
+    federation = toy.federation(Training(0.1, epochs=2))
+    seen, truth = ServerView().see(federation.run(), Knows(labels=True))
+    attack = Attack(OracleLabels(), (Stage(Unroll(), images, SquaredError(), Adam(0.1, 3)),))
+    found = attack.run(seen)
+    assert attack.energy_of(seen, truth.images, truth.labels, found) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_the_energy_is_taken_where_alpha_ended(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    attack = Attack(OracleLabels(), (Stage(OnSegment(rate=1.0), FreePixels(), Cosine(), Adam(0.1, 20)),))
+    found = attack.run(seen)
+    same_place = attack.energy_of(seen, found.images, found.labels, found)
+    assert same_place == pytest.approx(found.energy, rel=1e-3)
+    elsewhere = attack.energy_of(seen, found.images, found.labels, replace(found, details={}))
+    assert elsewhere != pytest.approx(found.energy, rel=1e-3)
+
+
+def test_the_lowest_iterate_can_be_kept_in_an_attack(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    stage = simple().stages[0]
+    last, lowest = (
+        Attack(OracleLabels(), (replace(stage, solver=Adam(2.0, 40, keep=keep)),)).run(seen)
+        for keep in (Adam().keep, Lowest())
+    )
+    assert lowest.energy <= last.energy
+    assert lowest.energy == pytest.approx(min(lowest.trace))
+
+
+def zeroed(seen: Observation, change: dict[str, Tensor | None]) -> Observation:
+    update = {name: t for name, t in {**seen.update, **change}.items() if t is not None}
+    return replace(seen, update=update)
+
+
+def test_messages_that_no_attack_can_use_are_refused(toy: Any) -> None:
+    seen, attack = toy.observation(FEDAVG), simple()
+    nothing = {name: torch.zeros_like(t) for name, t in seen.update.items()}
+    for bad, kind, said in [
+        (zeroed(seen, nothing), UsageError, "zero everywhere"),
+        (zeroed(seen, {"1.bias": torch.full((32,), math.nan)}), UpdateError, "'1.bias' holds NaN or infinity"),
+        (zeroed(seen, {"1.bias": torch.zeros(3)}), UpdateError, r"shape \(3,\), expected \(32,\)"),
+        (zeroed(seen, {"1.bias": None}), UpdateError, "lacks '1.bias'"),
+        (zeroed(seen, {"more": torch.zeros(3)}), UpdateError, "unknown 'more'"),
+        (replace(seen, model=nn.Linear(64, 5)), ModelError, "do not fit the model at 'weight', 'bias', '1.weight' and"),
+        (replace(seen, knows=replace(seen.knows, examples=0)), UsageError, "examples must be at least 1, got 0"),
+        (replace(seen, knows=replace(seen.knows, clients=0)), UsageError, "clients must be between 1"),
+        (replace(seen, knows=replace(seen.knows, clients=5)), UsageError, "number of examples, 4, got 5"),
+    ]:
+        with pytest.raises(kind, match=said):
+            attack.run(bad)
+
+
+def test_attacks_without_stages_or_restarts_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least one stage"):
+        Attack(OracleLabels(), ())
+    with pytest.raises(UsageError, match="restarts must be at least 1, got 0"):
+        simple(restarts=0)
+
+
+def test_in_double_precision_all_stays_double(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    double = replace(
+        seen,
+        model=copy.deepcopy(seen.model).double(),
+        before={n: t.double() for n, t in seen.before.items()},
+        update={n: t.double() for n, t in seen.update.items()},
+    )
+    one, other = simple().run(seen), simple().run(double)
+    assert other.images.dtype == torch.float64
+    torch.testing.assert_close(one.images.double(), other.images, rtol=1e-3, atol=1e-3)
+
+
+def energies(values: Sequence[float]) -> list[float]:
+    return [v for v in values if math.isfinite(v)]

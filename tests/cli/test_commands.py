@@ -1,0 +1,161 @@
+"""What the commands do, and what they exit with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from fedglass.attack.attack import Attack
+from fedglass.cli import template
+from fedglass.cli.listing import KINDS
+from fedglass.core.errors import AuditError
+
+Run = Callable[..., Result]
+Write = Callable[..., Path]
+
+HELP = """
+import sys
+from click.testing import CliRunner
+from fedglass.cli.main import cli
+for arguments in (["--help"], ["--version"], *([name, "--help"] for name in cli.commands)):
+    assert CliRunner().invoke(cli, arguments).exit_code == 0, arguments
+assert len(cli.commands) == 6
+assert "torch" not in sys.modules, "torch was imported for help alone"
+"""
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    subprocess.run([sys.executable, "-c", HELP], check=True)
+
+
+def test_help_teaches(fedglass: Run) -> None:
+    top = fedglass("--help").output
+    for words in ("First steps", "fedglass init plan.toml", "Exit codes", "the gate failed"):
+        assert words in top
+    for name in ("demo", "init", "check", "audit", "report", "list"):
+        assert "Example" in fedglass(name, "--help").output
+
+
+def test_from_init_to_check(fedglass: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    assert fedglass("init", path).exit_code == 0
+    checked = fedglass("check", path)
+    assert checked.exit_code == 0
+    assert "is sound" in checked.output
+    assert "does not know the labels" in " ".join(checked.output.split())
+
+
+def test_init_does_not_overwrite_unless_told(fedglass: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text("mine")
+    refused = fedglass("init", path)
+    assert refused.exit_code == 2
+    assert "--force" in refused.stderr
+    assert path.read_text() == "mine"
+    assert fedglass("init", path, "--force").exit_code == 0
+    assert "[federation]" in path.read_text()
+
+
+def test_a_passed_gate_exits_with_0_and_a_failed_one_with_1(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    passed = fedglass("audit", write_plan(), "-o", out, "--workers", 1, "--device", "cpu")
+    assert passed.exit_code == 0, passed.output
+    assert f"Report: {out / 'report.html'}" in passed.stdout
+    failed = fedglass("audit", write_plan(("99.0", "1.0")), "-o", out, "--workers", 1)
+    assert failed.exit_code == 1
+    assert "LEAK FOUND" in failed.stdout
+    assert "2 of 2 cases are done already" in failed.stderr
+
+
+def test_an_audit_that_can_not_complete_exits_with_3(
+    fedglass: Run, write_plan: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **more: object) -> None:
+        raise AuditError("it went wrong <b>here</b>")
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Attack, "run", fail)
+        broken = fedglass("audit", write_plan(), "-o", out, "--workers", 1)
+    assert broken.exit_code == 3
+    assert "2 of 2 cases failed" in broken.stdout
+    assert "<b>here</b>" not in (out / "report.html").read_text()
+    assert fedglass("audit", write_plan(), "-o", out, "--workers", 1).exit_code == 0
+
+
+def test_ctrl_c_is_a_hint_and_not_a_verdict(
+    fedglass: Run, write_plan: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Attack, "run", interrupt)
+    stopped = fedglass("audit", write_plan(), "-o", tmp_path / "out", "--workers", 1)
+    assert stopped.exit_code == 3
+    assert "run the same command again" in stopped.stderr
+
+
+def test_no_resume_refuses_records(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:
+    out, plan = tmp_path / "out", write_plan()
+    assert fedglass("audit", plan, "-o", out, "--workers", 1, "--no-resume").exit_code == 0
+    again = fedglass("audit", plan, "-o", out, "--workers", 1, "--no-resume")
+    assert again.exit_code == 2
+    assert "holds the records of an audit already" in again.stderr
+
+
+def test_a_report_is_written_again(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fedglass("audit", write_plan(), "-o", out, "--workers", 1)
+    page = (out / "report.html").read_text()
+    (out / "report.html").unlink()
+    assert fedglass("report", out).exit_code == 0
+    assert (out / "report.html").read_text() == page
+    assert fedglass("report", out, "-o", tmp_path / "copy.html").exit_code == 0
+    assert (tmp_path / "copy.html").read_text() == page
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_can_be_listed(kind: str, fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    listed = fedglass("list", kind)
+    assert listed.exit_code == 0
+    names = [row[0] for row in KINDS[kind]().rows]
+    assert all(name in listed.output for name in names) or "No " in listed.output
+
+
+def test_the_attacks_are_listed_with_their_papers(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    listed = fedglass("list", "attacks").output
+    assert "https://arxiv.org/abs/2003.14053" in listed
+    assert "tv=0.01" in listed
+
+
+def test_an_unknown_kind_is_bad_usage(fedglass: Run) -> None:
+    assert fedglass("list", "nonsense").exit_code == 2
+
+
+def test_a_fault_of_fedglass_is_not_a_verdict() -> None:
+    code = (
+        "import sys; from fedglass.cli import main\n"
+        "main.cli.commands['report'].callback = lambda **more: 1 / 0\n"
+        "sys.argv = ['fedglass', 'report', 'x']\n"
+        "main.main()"
+    )
+    crashed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert crashed.returncode == 3
+    assert "ZeroDivisionError" in crashed.stderr
+
+
+def test_the_demo_exits_with_0_and_says_what_a_pipeline_would_see(
+    fedglass: Run, write_plan: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "DEMO", write_plan(("99.0", "1.0")).read_text())
+    shown = fedglass("demo", "-o", tmp_path / "demo", "--workers", 1)
+    assert shown.exit_code == 0
+    assert "would have exited with 1" in shown.stdout
+    assert f"Report: {tmp_path / 'demo' / 'report.html'}" in shown.stdout
