@@ -43,6 +43,8 @@ def shared_data() -> Path:
 
 WHITENING = Whitening((0.4,), (0.3,))
 SIDE = 8
+FEDSGD = Training(lr=0.1)
+TOLD = Knows(labels=True)
 
 
 class Toy:
@@ -52,9 +54,8 @@ class Toy:
 
     def dense(self, activation: type[nn.Module] = nn.Sigmoid) -> nn.Module:
         """64 - 32 - 5, two dense layers."""
-        return _seeded(
-            nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 32), activation(), nn.Linear(32, self.classes)),
-        )
+        layers = nn.Flatten(), nn.Linear(SIDE**2, 32), activation(), nn.Linear(32, self.classes)
+        return self.seeded(nn.Sequential(*layers))
 
     def normalised(self) -> nn.Module:
         """A convolution, batch normalisation with statistics of its own, a dense layer."""
@@ -62,11 +63,19 @@ class Toy:
         model = nn.Sequential(
             nn.Conv2d(1, 3, 3, padding=1), norm, nn.Sigmoid(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(12, 5)
         )
-        _seeded(model)
+        self.seeded(model)
         assert norm.running_mean is not None
         assert norm.running_var is not None
         norm.running_mean.copy_(torch.tensor([0.1, -0.2, 0.3]))
         norm.running_var.copy_(torch.tensor([0.5, 1.5, 2.0]))
+        return model
+
+    def seeded(self, model: nn.Module) -> nn.Module:
+        """Weights from a stream of their own, wide enough that the gradients tell images apart."""
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                draw = torch.rand(parameter.shape, generator=stream(7, "toy weights", name))
+                parameter.copy_(draw - 0.5)
         return model
 
     def images(self, n: int, *name: str | int) -> Tensor:
@@ -85,9 +94,7 @@ class Toy:
         chosen = self.dense() if model is None else model
         return Federation(chosen, members, training, self.classes, WHITENING, **facts)
 
-    def observation(
-        self, training: Training = Training(lr=0.1), knows: Knows = Knows(labels=True), **facts: Any
-    ) -> Observation:
+    def observation(self, training: Training = FEDSGD, knows: Knows = TOLD, **facts: Any) -> Observation:
         """What the server sees of the one client's first round."""
         return ServerView().see(self.federation(training, **facts).run(), knows)[0]
 
@@ -101,15 +108,6 @@ class Toy:
             epochs[batch.epoch].append(batch.rows)
         order = torch.stack([torch.cat(rows) for rows in epochs])  # (epochs, n)
         return Candidate(federation.whitening.whiten(member.images)[order], member.labels[order])
-
-
-def _seeded(model: nn.Module) -> nn.Module:
-    """Weights from a stream of their own, wide enough that the gradients tell images apart."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            draw = torch.rand(parameter.shape, generator=stream(7, "toy weights", name))
-            parameter.copy_(draw - 0.5)
-    return model
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +62,7 @@ def test_the_restart_of_lowest_energy_is_returned(toy: Any, energies: list[float
     attack, solver = scripted(energies)
     seen = toy.observation(FEDAVG)
     found = attack.run(seen)
-    best = min((e for e in energies if math.isfinite(e)))
+    best = min(e for e in energies if math.isfinite(e))
     assert found.energy == best
     assert found.trace == (2 * best, best)
     chosen = solver.starts[energies.index(best)]
@@ -226,7 +225,7 @@ def zeroed(seen: Observation, change: dict[str, Tensor | None]) -> Observation:
 
 def test_messages_that_no_attack_can_use_are_refused(toy: Any) -> None:
     seen, attack = toy.observation(FEDAVG), simple()
-    nothing = {name: torch.zeros_like(t) for name, t in seen.update.items()}
+    nothing: dict[str, Tensor | None] = {name: torch.zeros_like(t) for name, t in seen.update.items()}
     for bad, kind, said in [
         (zeroed(seen, nothing), UsageError, "zero everywhere"),
         (zeroed(seen, {"1.bias": torch.full((32,), math.nan)}), UpdateError, "'1.bias' holds NaN or infinity"),
@@ -260,7 +259,3 @@ def test_in_double_precision_all_stays_double(toy: Any) -> None:
     one, other = simple().run(seen), simple().run(double)
     assert other.images.dtype == torch.float64
     torch.testing.assert_close(one.images.double(), other.images, rtol=1e-3, atol=1e-3)
-
-
-def energies(values: Sequence[float]) -> list[float]:
-    return [v for v in values if math.isfinite(v)]

@@ -24,9 +24,7 @@ BLIND = Knows(training=False, steps=True, labels=True)
 
 
 def knowing(steps: int | None, examples: int, clients: int = 1, lr: float | None = 0.1) -> Observation:
-    knows = Knowledge(
-        (1, 8, 8), 5, examples, Whitening((0.0,), (1.0,)), steps=steps, lr=lr, clients=clients
-    )
+    knows = Knowledge((1, 8, 8), 5, examples, Whitening((0.0,), (1.0,)), steps=steps, lr=lr, clients=clients)
     return Observation(None, {}, {}, {}, knows)  # type: ignore[arg-type]  # only the knowledge is looked at
 
 
@@ -90,9 +88,9 @@ def test_the_hypothesis_of_lowest_energy_wins(toy: Any, attack: TryEpochs) -> No
 
 
 def test_the_energy_at_the_truth_is_that_of_the_chosen_hypothesis(toy: Any, attack: TryEpochs) -> None:
-    federation = toy.federation(Training(0.5, epochs=3))
+    federation = toy.federation(Training(0.5, epochs=2))
     seen, truth = ServerView().see(federation.run(), BLIND)
-    found = replace(attack.run(seen), details={"epochs": 3.0})
+    found = replace(attack.run(seen), details={"epochs": 2.0})
     assert attack.energy_of(seen, truth.images, truth.labels, found) == pytest.approx(0.0, abs=1e-6)
     other = replace(found, details={"epochs": 1.0})
     assert attack.energy_of(seen, truth.images, truth.labels, other) > 1e-4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def audited(fedglass: Run, tmp_path: Path) -> Callable[[Path], Result]:
         (("examples = 1", "exampels = 1"), ["federation.exampels", "did you mean 'examples'?"]),
         (("examples = 1", "examples = 100"), ["federation.examples", "200 examples", "photos has 24"]),
         (('"lenet"', '"no_such_package.models:make"'), ["'no_such_package.models:make' does not import"]),
-        (('"lenet"', '"collections:OrderedDict"'), ["OrderedDict", "expected a torch.nn.Module"]),
+        (('"lenet"', '"collections:Counter"'), ["returned Counter", "expected a torch.nn.Module"]),
         (('"lenet"', '"os:nothing"'), ["'os:nothing' does not import"]),
         (("size = 16", "size = 0"), ["federation.size", "greater than or equal to 1", "got 0"]),
         (('"photos"', '"idx:nowhere"'), ["no such file or folder"]),
@@ -210,6 +211,11 @@ def test_a_directory_that_can_not_be_made(fedglass: Run, write_plan: Write, tmp_
     (tmp_path / "file").write_text("in the way")
     refused(fedglass("audit", write_plan(), "-o", tmp_path / "file" / "out"), "file/out", "choose another one")
     refused(fedglass("init", tmp_path / "file" / "plan.toml"), "Cannot write", "choose another place")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file system that nobody can write to")
+def test_a_directory_that_nobody_can_write_to(fedglass: Run, write_plan: Write) -> None:
+    refused(fedglass("audit", write_plan(), "-o", "/proc/fedglass"), "/proc/fedglass", "choose another one with -o")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from fedglass.cli.main import cli
 for arguments in (["--help"], ["--version"], *([name, "--help"] for name in cli.commands)):
     assert CliRunner().invoke(cli, arguments).exit_code == 0, arguments
-assert len(cli.commands) == 6
+assert len(cli.commands) >= 6
 assert "torch" not in sys.modules, "torch was imported for help alone"
 """
 

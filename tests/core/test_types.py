@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from fedglass.core.types import BatchNorm, Knowledge, Training, Whitening
 def test_batches_cover_every_example_once(examples: int, epochs: int, size: int | None) -> None:
     training = Training(lr=0.1, epochs=epochs, batch_size=size)
     rows = [list(range(examples))[batch] for batch in training.batches(examples)]
-    assert sum(rows, []) == list(range(examples))
+    assert list(chain(*rows)) == list(range(examples))
     assert all(len(batch) == (size or examples) for batch in rows[:-1])
     assert 1 <= len(rows[-1]) <= (size or examples)
     assert training.steps(examples) == epochs * math.ceil(examples / (size or examples))

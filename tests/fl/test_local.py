@@ -24,7 +24,8 @@ def by_torch(model: nn.Module, inputs: Tensor, targets: Tensor, batches: Any, lr
     optimiser = torch.optim.SGD(model.parameters(), lr=lr)
     for batch in batches:
         optimiser.zero_grad()
-        F.cross_entropy(model(inputs[batch.rows]), targets[batch.rows]).backward()
+        loss = F.cross_entropy(model(inputs[batch.rows]), targets[batch.rows])
+        loss.backward()  # type: ignore[no-untyped-call]  # torch
         optimiser.step()
     return [p.detach() for p in model.parameters()]
 

@@ -70,7 +70,7 @@ def test_whatever_is_chosen_fits_and_more_budget_recomputes_less(
 
 
 def test_the_least_budget_of_the_message_is_enough(trajectory: Trajectory, data: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(UsageError, match="Simulating 30 local steps needs at least .* MiB, but budget_mib is 0:") as e:
+    with pytest.raises(UsageError, match=r"Simulating 30 local steps needs at least .* MiB, but budget_mib is 0:") as e:
         fit(trajectory, *data, budget_mib=0.0)
     least = re.search(r"at least (\d+) MiB", str(e.value))
     assert least is not None

@@ -43,9 +43,7 @@ def test_the_update_is_after_minus_before(toy: Any) -> None:
     client, model = toy.client(), toy.dense()
     message = respond(client, call_of(model, Training(0.1)))
     loss = nn.functional.cross_entropy(model(client.images), client.labels)
-    for (name, _), g in zip(
-        model.named_parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
-    ):
+    for (name, _), g in zip(model.named_parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
         torch.testing.assert_close(message.update[name], -0.1 * g, rtol=1e-4, atol=1e-6)
 
 
@@ -56,7 +54,7 @@ def test_inputs_are_whitened(toy: Any, same: Callable[..., bool]) -> None:
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"round": 1}])
-def test_seed_and_round_reshuffle(toy: Any, same: Callable[..., bool], change: dict[str, int]) -> None:
+def test_seed_and_round_reshuffle(toy: Any, same: Callable[..., bool], change: dict[str, Any]) -> None:
     call = call_of(toy.dense(), Training(0.1, 2, 1))
     one, again, other = (respond(toy.client(), c) for c in (call, call, replace(call, **change)))
     assert same(one.update, again.update)
@@ -75,7 +73,7 @@ def test_batch_labels_are_those_of_every_step(toy: Any) -> None:
 @dataclass(frozen=True)
 class Half:
     def release(self, update: Update, generator: torch.Generator) -> Update:
-        return {name: tensor / 2 for name, tensor in reversed(update.items())}
+        return {name: tensor / 2 for name, tensor in reversed(list(update.items()))}
 
 
 def test_a_release_changes_what_leaves(toy: Any) -> None:

@@ -76,9 +76,7 @@ def test_a_run_changes_nothing(toy: Any, same: Callable[..., bool]) -> None:
 
 def test_buffers_are_carried_from_round_to_round(toy: Any, same: Callable[..., bool]) -> None:
     training = replace(FEDAVG, batch_norm=BatchNorm.BATCH)
-    federation = replace(
-        toy.federation(training, model=toy.normalised()), clients=[toy.client(0, 2), toy.client(1, 6)]
-    )
+    federation = replace(toy.federation(training, model=toy.normalised()), clients=[toy.client(0, 2), toy.client(1, 6)])
     first, second = federation.run(2).rounds
     name = "1.running_mean"
     small, large = (m.buffers[name] for m in first.messages)
@@ -94,7 +92,7 @@ class Reordered:
     """A release that hands its names back in another order."""
 
     def release(self, update: Update, generator: torch.Generator) -> Update:
-        return dict(reversed(update.items()))
+        return dict(reversed(list(update.items())))
 
 
 def test_names_are_aligned_before_they_are_averaged(toy: Any) -> None:
@@ -129,4 +127,4 @@ def test_a_federation_is_a_value(toy: Any) -> None:
     federation = toy.federation(FEDAVG)
     assert isinstance(federation, Federation)
     with pytest.raises(AttributeError):
-        federation.seed = 3
+        federation.seed = 3  # type: ignore[misc]  # that is the point

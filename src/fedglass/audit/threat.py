@@ -66,7 +66,7 @@ def knows_in_words(knows: Knows) -> list[str]:
     """The optional facts as sentences.
 
     >>> knows_in_words(Knows(training=False))[1]
-    'It does not know the clients' learning rate, epochs and batch size.'
+    "It does not know the clients' learning rate, epochs and batch size."
     """
     training = "the clients' learning rate, epochs and batch size"
     lines = [

@@ -24,12 +24,13 @@ def check(plan: Path) -> None:
     from fedglass.audit.compile import read_job
     from fedglass.audit.threat import threat_model
     from fedglass.cli.audit import make_importable
+    from fedglass.cli.plain import plain
 
     make_importable(plan.resolve().parent)
     sections = threat_model(read_job(plan))
     console = Console(highlight=False)
     for section in sections:
-        console.print(Text(section.title, style="bold"))
+        console.print(Text(plain(section.title), style="bold"))
         for line in section.lines:
-            console.print(Text(f"  {line}"))
-    console.print(Text(f"{plan} is sound.", style="green"))
+            console.print(Text(plain(f"  {line}")))
+    console.print(Text(plain(f"{plan} is sound."), style="green"))

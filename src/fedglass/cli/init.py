@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fedglass.cli.plain import plain
 from fedglass.core.errors import UsageError
 
 
@@ -28,4 +29,4 @@ def init(path: Path, force: bool) -> None:
         raise UsageError(f"{path} is there already: choose another name, or --force to overwrite it.") from error
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror}; choose another place.") from error
-    click.echo(f"Wrote {path}. Next: fedglass check {path}")
+    click.echo(plain(f"Wrote {path}. Next: fedglass check {path}"))

@@ -14,6 +14,7 @@ from fedglass.cli.check import check
 from fedglass.cli.demo import demo
 from fedglass.cli.init import init
 from fedglass.cli.listing import list_known
+from fedglass.cli.plain import plain
 from fedglass.cli.report import report
 from fedglass.cli.reproduce import reproduce
 from fedglass.core.errors import FedglassError, UsageError
@@ -28,7 +29,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except FedglassError as error:
-            click.echo(f"fedglass: {error}", err=True)
+            click.echo(f"fedglass: {plain(str(error))}", err=True)
             ctx.exit(BAD_REQUEST if isinstance(error, UsageError) else NOT_COMPLETED)
         except KeyboardInterrupt:
             click.echo("\nfedglass: stopped; run the same command again to continue where it was.", err=True)

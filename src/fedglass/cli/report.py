@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from fedglass.cli.plain import plain
+
 
 @click.command(short_help="Write the report of an audit directory again.")
 @click.argument("directory", type=click.Path(path_type=Path))
@@ -22,4 +24,4 @@ def report(directory: Path, output: Path | None) -> None:
     """
     from fedglass.report.html import write_report
 
-    click.echo(f"Report: {write_report(directory, output)}")
+    click.echo(plain(f"Report: {write_report(directory, output)}"))

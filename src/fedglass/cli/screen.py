@@ -14,6 +14,7 @@ from fedglass.audit.audit import Result
 from fedglass.audit.cases import Case
 from fedglass.audit.gate import scale_of
 from fedglass.audit.records import REPORT, Record
+from fedglass.cli.plain import plain
 
 STYLES = {"leak": "bold red", "clear": "bold green", "inconclusive": "bold yellow", "incomplete": "bold yellow"}
 TITLES = {
@@ -65,11 +66,11 @@ class Screen:
 
     def trained(self, source: str, done: int, total: int) -> None:
         if source not in self.training:
-            self.training[source] = self.bars.add_task(f"training {source}".rstrip(), total=total)
+            self.training[source] = self.bars.add_task(plain(f"training {source}".rstrip()), total=total)
         self.bars.update(self.training[source], completed=done, visible=done < total)
 
     def started(self, case: Case) -> None:
-        self.running[case.key] = self.bars.add_task(case.title, total=None)
+        self.running[case.key] = self.bars.add_task(plain(case.title), total=None)
 
     def moved(self, case: Case, done: int, total: int) -> None:
         self.bars.update(self.running[case.key], completed=done, total=total)
@@ -81,7 +82,7 @@ class Screen:
         self._line(f"{case.title}: {outcome_in_words(record)}", "red" if record.status == "failed" else "")
 
     def _line(self, text: str, style: str) -> None:
-        self.console.print(Text(text, style=style), soft_wrap=True)
+        self.console.print(Text(plain(text), style=style), soft_wrap=True)
 
 
 def outcome_in_words(record: Record) -> str:
@@ -103,10 +104,10 @@ def say_result(result: Result, device: str) -> None:
     console = Console(highlight=False)
     verdict = result.verdict
     console.print(Text(TITLES[verdict.state], style=STYLES[verdict.state]))
-    console.print(Text(verdict.sentence), soft_wrap=True)
+    console.print(Text(plain(verdict.sentence)), soft_wrap=True)
     counts = Counter(flag.name for record in result.records for flag in record.flags)
     if counts:
         said = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
         console.print(Text(f"Flags, explained in the report: {said}", style="dim"), soft_wrap=True)
     console.print(Text(f"Device: {device}", style="dim"))
-    console.print(Text(f"Report: {result.directory / REPORT}"), soft_wrap=True)
+    console.print(Text(plain(f"Report: {result.directory / REPORT}")), soft_wrap=True)

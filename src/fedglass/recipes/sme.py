@@ -12,6 +12,7 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay, Schedule, StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.errors import UsageError
 
 COUNTS = InterpolatedCounts()
 PUBLISHED_STEPS = StepDecay(at=(0.374, 0.624, 0.875))
@@ -24,6 +25,8 @@ def sme(labels: Labels = COUNTS, tv: float = 0.01, iterations: int = 400, restar
 
 def sme_published(labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000) -> Attack:
     """SME as released: Adam at 1.0 for images and 0.001 for alpha, three drops, bounds by projection, last iterate."""
+    if not rate > 0:
+        raise UsageError(f"Attack 'sme_published': rate must be positive, got {rate:g}.")
     return _compose(OnSegment(rate=0.001 / rate), labels, tv, rate, iterations, PUBLISHED_STEPS, 1)
 
 

@@ -31,8 +31,11 @@ PLANS = [
 def residual(bound: BoundForward, candidate: Candidate, own: Sequence[Tensor] = ()) -> float:
     """|A(x) - y| / |y|"""
     predicted = [p.detach() for p in bound.predict(candidate, own)]
-    pairs = zip(predicted, bound.target, strict=True)
-    return float(sum((p - y).square().sum() for p, y in pairs) / sum(y.square().sum() for y in bound.target)) ** 0.5
+    off, size = (
+        torch.cat([t.flatten() for t in tensors]).norm()
+        for tensors in ([p - y for p, y in zip(predicted, bound.target, strict=True)], bound.target)
+    )
+    return float(off / size)
 
 
 def seen_by_server(federation: Federation, client: int = 0, round_index: int = 0) -> Observation:

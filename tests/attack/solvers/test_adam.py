@@ -32,7 +32,9 @@ def start() -> tuple[Unknown, Unknown]:
     return Unknown(x), Unknown(y, rate=0.3)
 
 
-def by_torch(spec: Spec, unknowns: Sequence[Unknown], energy: Callable[..., Tensor]) -> tuple[list[Tensor], list[float]]:
+def by_torch(
+    spec: Spec, unknowns: Sequence[Unknown], energy: Callable[..., Tensor]
+) -> tuple[list[Tensor], list[float]]:
     tensors = [u.start.clone().requires_grad_() for u in unknowns]
     groups = [{"params": [t], "lr": spec.rate * u.rate} for t, u in zip(tensors, unknowns, strict=True)]
     optimiser = torch.optim.Adam(groups, betas=spec.betas, eps=spec.eps)
@@ -78,14 +80,14 @@ def test_the_share_of_the_way_goes_from_zero_to_one(make: type[Spec]) -> None:
 @pytest.mark.parametrize("make", [Adam, SignedAdam])
 @pytest.mark.parametrize(("low", "high"), [(-0.5, 0.75), (None, 0.75), (-0.5, None)])
 def test_every_iterate_is_in_its_box(make: type[Spec], low: float | None, high: float | None) -> None:
-    bounds = [None if b is None else torch.tensor(b, dtype=torch.float64) for b in (low, high)]
+    bottom, top = (None if b is None else torch.tensor(b, dtype=torch.float64) for b in (low, high))
     iterates: list[Tensor] = []
 
     def energy(tensors: Sequence[Tensor], share: float) -> Tensor:
         iterates.append(tensors[0].detach().clone())
         return (tensors[0] - GOAL).square().sum()
 
-    unknown = Unknown(torch.zeros(4, dtype=torch.float64), *bounds)
+    unknown = Unknown(torch.zeros(4, dtype=torch.float64), bottom, top)
     found = make(rate=0.3, iterations=50).minimise(Problem((unknown,), energy), silent)
     floor, roof = (-math.inf if low is None else low), (math.inf if high is None else high)
     assert all(bool(((x >= floor) & (x <= roof)).all()) for x in iterates)

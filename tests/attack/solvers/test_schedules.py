@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from fedglass.attack.solvers.schedules import Constant, CosineDecay, ExponentialDecay, Schedule, StepDecay
@@ -28,7 +30,7 @@ def test_the_decay_of_dlfa_is_continuous(by: float, every: int) -> None:
 def test_schedules_start_at_one_and_never_rise(schedule: Schedule) -> None:
     factors = [schedule.factor(k, 77) for k in range(77)]
     assert factors[0] == 1.0
-    assert all(0 < b <= a for a, b in zip(factors, factors[1:], strict=False))
+    assert all(0 < b <= a for a, b in pairwise(factors))
 
 
 def test_half_a_cosine_ends_at_its_floor() -> None:

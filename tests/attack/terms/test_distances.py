@@ -107,9 +107,9 @@ def test_a_ramp_is_geometric_between_its_ends(first: float, last: float) -> None
 @pytest.mark.parametrize("term", [Cosine(), SquaredError(), LayeredSquaredError()], ids=repr)
 def test_messages_need_not_be_contiguous(term: Term) -> None:
     g, y = drawn("g"), drawn("y")
-    turned = [[t.transpose(0, -1).contiguous().transpose(0, -1) for t in tensors] for tensors in (g, y)]
-    assert not all(t.is_contiguous() for t in turned[0])
-    torch.testing.assert_close(term.value(at(*turned)), term.value(at(g, y)))
+    a, b = ([t.transpose(0, -1).contiguous().transpose(0, -1) for t in tensors] for tensors in (g, y))
+    assert not all(t.is_contiguous() for t in a)
+    torch.testing.assert_close(term.value(at(a, b)), term.value(at(g, y)))
 
 
 @pytest.mark.parametrize(

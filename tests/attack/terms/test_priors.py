@@ -74,7 +74,7 @@ def slow_isotropic(images: Tensor, exponent: float) -> float:
         for i in range(height - 1)
         for j in range(width - 1)
     ]
-    return sum(terms) / len(terms)
+    return float(sum(terms)) / len(terms)
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 1, 5, 4), (3, 2, 2, 4, 6)])
@@ -90,9 +90,7 @@ def slow_isotropic(images: Tensor, exponent: float) -> float:
     ],
     ids=repr,
 )
-def test_total_variation_is_that_of_a_loop(
-    term: Term, slow: Callable[[Tensor], float], shape: tuple[int, ...]
-) -> None:
+def test_total_variation_is_that_of_a_loop(term: Term, slow: Callable[[Tensor], float], shape: tuple[int, ...]) -> None:
     images = drawn(*shape)
     # The isotropic one is smoothed by its eps.
     assert float(term.value(at(images))) == pytest.approx(slow(images), rel=2e-3)
@@ -120,9 +118,7 @@ def test_variation_ignores_a_shift_of_all_pixels_and_mirrors(term: Term) -> None
 def test_the_circular_variation_ignores_a_roll() -> None:
     images = drawn(1, 2, 1, 5, 5)
     rolled = images.roll((2, 3), dims=(-2, -1))
-    torch.testing.assert_close(
-        CircularTotalVariation().value(at(rolled)), CircularTotalVariation().value(at(images))
-    )
+    torch.testing.assert_close(CircularTotalVariation().value(at(rolled)), CircularTotalVariation().value(at(images)))
 
 
 def test_the_clip_penalty_counts_excursions_of_pixels() -> None:

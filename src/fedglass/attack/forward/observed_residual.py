@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.one_gradient import OneGradient
-from fedglass.attack.forward.target import leaves, mean_gradient, network_of
+from fedglass.attack.forward.target import full_batch, head_of, leaves, local_steps, mean_gradient, network_of
 from fedglass.attack.parts import BoundForward
 from fedglass.core.types import Candidate, Observation
-from fedglass.models.network import Network
+from fedglass.fl.local import MeanGradient
 
 
 @dataclass(frozen=True)
@@ -25,36 +25,37 @@ class ObservedResidual:
     way. Both have zero residual at the truth. Measured on Inverting Gradients with DLG's LeNet, networks that
     answer with several classes go from 12 to above 20 dB.
 
-    A message of several examples or steps mixes their residuals: it is treated as by `OneGradient`.
+    A message of several examples or steps mixes their residuals: it is treated as by `OneGradient`. So are labels
+    that are sought along with the images, which a fixed residual would leave where they are.
     """
 
     def bind(self, observation: Observation) -> BoundForward:
         knows = observation.knows
-        single_step = knows.training is None or knows.training.steps(knows.examples) == 1
-        if knows.examples != 1 or knows.clients != 1 or not single_step:
+        if knows.examples != 1 or local_steps(observation) not in (None, 1):
             return OneGradient().bind(observation)
         network = network_of(observation)
         weights = leaves(observation, network)
         target = mean_gradient(observation, network)
-        residual = observed_residual(network, target)
+        weight, bias = head_of(observation, network)
+        named = dict(zip(network.names, target, strict=True))
+        residual = named[bias] if bias is not None else left_factor(named[weight])
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
+            if candidate.labels.is_floating_point():
+                return MeanGradient().gradient(full_batch(network, weights, candidate))
             error = (network(weights, candidate.images[0]) * residual).sum()
-            return torch.autograd.grad(error, weights, create_graph=True)
+            return torch.autograd.grad(error, weights, create_graph=True, materialize_grads=True)
 
         return BoundForward(target, predict, network.names)
 
 
-def observed_residual(network: Network, gradient: Sequence[Tensor]) -> Tensor:
-    """r, the last layer's bias gradient; from the rank-one weight gradient r h^T where there is no bias.
+def left_factor(gradient: Tensor) -> Tensor:
+    """r out of a rank-one gradient r h^T, up to its scale, which `Cosine` does not mind.  # (classes, n) -> (classes,)
 
-    Without a bias the scale is not known, which `Cosine` does not mind. The sign is: softmax minus one-hot is
-    negative in one entry only.  # (classes,)
+    Its sign is known: softmax minus one-hot adds up to zero and is negative in one entry only, which is thus the
+    largest. Two classes are equally large; there the activations h are taken to be positive in the mean.
     """
-    weight, bias = network.head
-    named = dict(zip(network.names, gradient, strict=True))
-    if bias is not None:
-        return named[bias]
-    left: Tensor = torch.linalg.svd(named[weight], full_matrices=False).U
+    left: Tensor = torch.linalg.svd(gradient, full_matrices=False).U
     residual = left[:, 0]
-    return residual if int((residual < 0).sum()) <= int((residual > 0).sum()) else -residual
+    wrong = residual[residual.abs().argmax()] > 0 if len(residual) > 2 else residual @ gradient.sum(1) < 0
+    return torch.where(wrong, -residual, residual)

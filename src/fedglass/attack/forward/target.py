@@ -73,17 +73,18 @@ def local_steps(observation: Observation) -> int | None:
     return knows.steps if knows.training is None else knows.training.steps(max(1, knows.examples // knows.clients))
 
 
-def head_weight(observation: Observation) -> str:
-    """The name of the weights of the last dense layer that is executed, which need not be the last one registered."""
-    network = network_of(observation)
-    like = next(iter(observation.before.values()))
+def head_of(observation: Observation, network: Network) -> tuple[str, str | None]:
+    """The names of weight and bias of the last dense layer that is executed, which need not be the last registered."""
+    weights = [observation.before[name] for name in network.names]
     with torch.no_grad():
         # Two examples: a normalisation layer with batch statistics refuses one.
-        network.features(
-            [observation.before[name] for name in network.names],
-            torch.zeros(2, *observation.knows.shape, dtype=like.dtype, device=like.device),
-        )
-    return network.head[0]
+        network.features(weights, weights[0].new_zeros(2, *observation.knows.shape))
+    return network.head
+
+
+def head_weight(observation: Observation) -> str:
+    """The name of the last dense layer's weights."""
+    return head_of(observation, network_of(observation))[0]
 
 
 def head_gradient(observation: Observation) -> Tensor:

@@ -1,0 +1,306 @@
+"""What every part of an attack must keep to. A new part joins the table below.
+
+Parts print as themselves, can be pickled and compared, repeat themselves from the same seed, let the gradient
+through to the unknowns, and leave the observation as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pickle
+import pkgutil
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedglass.attack
+from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.observed_residual import ObservedResidual
+from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
+from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.hypotheses import TryEpochs
+from fedglass.attack.images.per_epoch import EpochPixels
+from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.labels.joint import JointLabels
+from fedglass.attack.labels.sign_rule import SignRule
+from fedglass.attack.merge import FirstEpoch, MatchAndAverage
+from fedglass.attack.parts import Evaluation, Problem, silent
+from fedglass.attack.solvers.adam import Adam, SignedAdam
+from fedglass.attack.solvers.keep import Last, Lowest
+from fedglass.attack.solvers.lbfgs import LBFGS
+from fedglass.attack.solvers.schedules import Constant, CosineDecay, ExponentialDecay, StepDecay
+from fedglass.attack.terms.clip import ClipPenalty
+from fedglass.attack.terms.distance import Cosine, SquaredError
+from fedglass.attack.terms.epoch_prior import AbsoluteEpochPrior, ConvMax, ConvMean, Max, Mean, SquaredEpochPrior
+from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
+from fedglass.attack.terms.term import Scaled, Sum
+from fedglass.attack.terms.total_variation import CircularTotalVariation, IsotropicTotalVariation, TotalVariation
+from fedglass.core.rng import stream
+from fedglass.core.types import Candidate, Observation, Training, Unknown
+from fedglass.rounds.views import Knows
+
+LABELS = [
+    SignRule(),
+    JointLabels(),
+    JointLabels(rate=0.5),
+    CountsBefore(),
+    CountsAfter(),
+    InterpolatedCounts(),
+    OracleLabels(),
+    OracleBatchLabels(),
+]
+IMAGES = [Pixels(), FreePixels(), EpochPixels()]
+FORWARDS = [
+    OneGradient(),
+    ObservedResidual(),
+    RepeatedGradient(),
+    OnSegment(),
+    OnSegment(start=0.25, rate=0.01, every=3),
+    Unroll(),
+    Unroll(budget_mib=0.2),
+    UnrollEpochs(),
+]
+DISTANCES = [SquaredError(), Cosine(), LayeredSquaredError(), LayeredSquaredError(decay=0.5)]
+PRIORS = [
+    TotalVariation(),
+    TotalVariation(share=0.5),
+    CircularTotalVariation(),
+    IsotropicTotalVariation(),
+    IsotropicTotalVariation(exponent=1.5, eps=1e-6),
+    ClipPenalty(low=0.3, high=0.6),
+    SquaredEpochPrior(),
+    AbsoluteEpochPrior(),
+    SquaredEpochPrior(Max()),
+    AbsoluteEpochPrior(ConvMean(channels=4, seed=2)),
+    SquaredEpochPrior(ConvMax(channels=4)),
+]
+COMPOSED = [
+    Sum((Cosine(), TotalVariation())),
+    Scaled(0.5, Cosine()),
+    2 * (Cosine() + 0.1 * (TotalVariation() + 3 * ClipPenalty())),
+    2 * (0.5 * Cosine()),
+    Ramp(Cosine() + SquaredError(), 1.0, 2.0, until=0.25),
+]
+SCHEDULES = [Constant(), StepDecay(), StepDecay(at=(0.5,), by=0.2), ExponentialDecay(0.99, 10), CosineDecay(0.2, 0.1)]
+KEEPS = [Last(), Lowest()]
+SOLVERS = [
+    Adam(iterations=3),
+    Adam(0.2, 3, StepDecay(), Lowest(), (0.8, 0.9), 1e-6),
+    SignedAdam(iterations=3, schedule=CosineDecay(0.3)),
+    LBFGS(iterations=2),
+    LBFGS(rate=0.5, iterations=2, inner=3, history=4),
+]
+SUMMARIES = [Mean(), Max(), ConvMean(channels=4), ConvMax(channels=4, seed=1)]
+MERGES = [MatchAndAverage(), FirstEpoch()]
+STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
+WHOLES = [
+    STAGE,
+    Attack(OracleLabels(), (STAGE, STAGE), FirstEpoch(), (), 2),
+    TryEpochs(Attack(OracleLabels(), (STAGE,))),
+]
+
+PARTS: list[Any] = [
+    *LABELS,
+    *IMAGES,
+    *FORWARDS,
+    *DISTANCES,
+    *PRIORS,
+    *COMPOSED,
+    *SCHEDULES,
+    *KEEPS,
+    *SOLVERS,
+    *SUMMARIES,
+    *MERGES,
+    *WHOLES,
+]
+
+FEDAVG = Training(0.3, epochs=2, batch_size=2)
+
+
+def modules(package: ModuleType) -> list[ModuleType]:
+    names = [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+    return [importlib.import_module(name) for name in names]
+
+
+def specs() -> dict[str, type]:
+    """All parts that the package defines: frozen dataclasses that compare by value, catalogues left out."""
+    return {
+        name: thing
+        for module in modules(fedglass.attack)
+        if not module.__name__.endswith("catalogue")
+        for name, thing in inspect.getmembers(module, inspect.isclass)
+        if thing.__module__ == module.__name__
+        and dataclasses.is_dataclass(thing)
+        and thing.__dataclass_params__.frozen  # type: ignore[attr-defined]  # set by the decorator
+        and thing.__dataclass_params__.eq  # type: ignore[attr-defined]  # set by the decorator
+    }
+
+
+def test_every_part_is_in_the_table() -> None:
+    assert set(specs()) - {type(part).__name__ for part in PARTS} == set()
+
+
+@pytest.mark.parametrize("part", PARTS, ids=repr)
+def test_a_part_prints_as_itself(part: Any) -> None:
+    again = eval(repr(part), dict(specs()))
+    assert again == part
+    assert hash(again) == hash(part)
+    assert repr(again) == repr(part)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=repr)
+def test_a_part_can_be_sent_to_a_worker(part: Any) -> None:
+    assert pickle.loads(pickle.dumps(part)) == part
+
+
+@pytest.mark.parametrize("part", PARTS, ids=repr)
+def test_a_part_is_frozen_and_holds_no_tensor(part: Any) -> None:
+    fields = dataclasses.fields(part)
+    assert not any(isinstance(getattr(part, f.name), Tensor) for f in fields)
+    for f in fields[:1]:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, f.name, None)
+
+
+def test_all_parts_of_a_kind_differ() -> None:
+    assert len({repr(part) for part in PARTS}) == len(set(PARTS))
+
+
+@pytest.fixture(scope="module")
+def seen(toy: Any) -> Observation:
+    found: Observation = toy.observation(FEDAVG, Knows(labels=True, batch_labels=True))
+    return found
+
+
+@pytest.fixture
+def unchanged(seen: Observation) -> Any:
+    """Fails the test that changes a tensor of the observation, or its model."""
+
+    def tensors() -> list[Tensor]:
+        state = seen.model.state_dict().values()
+        told = [] if seen.knows.labels is None else [seen.knows.labels]
+        return [*seen.before.values(), *seen.buffers.values(), *seen.update.values(), *state, *told]
+
+    kept = [t.clone() for t in tensors()]
+    yield
+    assert all(map(torch.equal, kept, tensors()))
+    assert not any(t.requires_grad for t in (*seen.before.values(), *seen.update.values()))
+    assert all(p.grad is None for p in seen.model.parameters())
+
+
+def decoded(bound: Any) -> Tensor:
+    found: Tensor = bound.decode([u.start for u in bound.unknowns])
+    return found
+
+
+def repeats(make: Callable[[int], Tensor], random: bool) -> None:
+    one, again, other = make(0), make(0), make(1)
+    assert torch.equal(one, again)
+    assert random != torch.equal(one, other)
+
+
+@pytest.mark.parametrize("part", LABELS, ids=repr)
+def test_labels_repeat_themselves(seen: Observation, unchanged: None, part: Any) -> None:
+    random = not isinstance(part, SignRule | OracleBatchLabels)
+    repeats(lambda seed: decoded(part.bind(seen, stream(seed, "x"))), random)
+
+
+@pytest.mark.parametrize("part", IMAGES, ids=repr)
+def test_images_repeat_themselves(seen: Observation, unchanged: None, part: Any) -> None:
+    repeats(lambda seed: decoded(part.bind(seen, stream(seed, "x"), None)), random=True)
+
+
+@pytest.mark.parametrize("part", [*LABELS, *IMAGES], ids=repr)
+def test_the_gradient_passes_from_images_and_labels_to_their_unknowns(seen: Observation, part: Any) -> None:
+    more = (None,) if part in IMAGES else ()
+    bound = part.bind(seen, stream(0, "x"), *more)
+    tensors = [u.start.clone().requires_grad_() for u in bound.unknowns]
+    if tensors:
+        value = bound.decode(tensors)
+        for g in torch.autograd.grad((value * torch.linspace(1, 2, value.numel()).view_as(value)).sum(), tensors):
+            assert g.abs().max() > 0
+
+
+def candidate(toy: Any, epochs: int) -> Candidate:
+    images = torch.stack([toy.images(4, "candidate", e) for e in range(epochs)]).requires_grad_()
+    return Candidate(images * 3 - 1, torch.tensor([0, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("part", FORWARDS, ids=repr)
+def test_the_gradient_passes_through_operators(
+    toy: Any, seen: Observation, unchanged: None, part: Any, epochs: int
+) -> None:
+    bound = part.bind(seen)
+    at = candidate(toy, epochs)
+    own = [u.start.clone().requires_grad_() for u in bound.unknowns]
+
+    def predict() -> Sequence[Tensor]:
+        found: Sequence[Tensor] = bound.predict(at, own)
+        return found
+
+    predicted = predict()
+    assert [p.shape for p in predicted] == [y.shape for y in bound.target]
+    assert bound.names == tuple(name for name, _ in seen.model.named_parameters())
+    assert all(map(torch.equal, predicted, predict()))
+    loss = torch.stack([p.square().sum() for p in predicted]).sum()
+    to_images, *to_own = torch.autograd.grad(loss, [at.images, *own])
+    one_step = isinstance(part, OneGradient | ObservedResidual | RepeatedGradient | OnSegment)
+    assert all(bool(row.any()) for row in (to_images[:1] if one_step else to_images).flatten(0, 1))
+    assert all(bool(g.any()) for g in to_own)
+
+
+@pytest.mark.parametrize("part", [*DISTANCES, *PRIORS, *COMPOSED], ids=repr)
+def test_the_gradient_passes_through_terms(toy: Any, seen: Observation, unchanged: None, part: Any) -> None:
+    bound = Unroll().bind(seen)
+    at = candidate(toy, 2)
+    predicted = bound.predict(at, ())
+    whitening = seen.knows.whitening
+    here = Evaluation(predicted, bound.target, bound.names, at, whitening, 0.5, bound.batches)
+    value = part.value(here)
+    assert value.shape == ()
+    assert value > 0
+    assert torch.equal(value, part.value(here))  # also from what it has remembered
+    (gradient,) = torch.autograd.grad(value, at.images)
+    assert torch.isfinite(gradient).all()
+    assert gradient.any()
+
+
+@pytest.mark.parametrize("part", SOLVERS, ids=repr)
+def test_solvers_repeat_themselves_and_lower_the_energy(part: Any) -> None:
+    start = torch.randn(3, 2, generator=stream(0, "x"))
+    kept = start.clone()
+
+    def energy(tensors: Sequence[Tensor], share: float) -> Tensor:
+        return (tensors[0] - 1).square().sum()
+
+    problem = Problem((Unknown(start),), energy)
+    one, again = (part.minimise(problem, silent) for _ in range(2))
+    assert torch.equal(one.tensors[0], again.tensors[0])
+    assert torch.equal(one.trace, again.trace)
+    assert one.energy < float(energy([start], 0.0))
+    assert len(one.trace) == part.iterations + 1
+    assert torch.equal(start, kept)
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=repr)
+@pytest.mark.parametrize("images", IMAGES, ids=repr)
+@pytest.mark.parametrize("forward", [OneGradient(), OnSegment(), Unroll(), UnrollEpochs()], ids=repr)
+def test_parts_of_every_kind_fit_together(
+    seen: Observation, unchanged: None, labels: Any, images: Any, forward: Any
+) -> None:
+    attack = Attack(labels, (Stage(forward, images, Cosine() + 0.1 * TotalVariation(), Adam(iterations=1)),))
+    found = attack.run(seen)
+    assert found.images.shape == (4, 1, 8, 8)
+    assert found.labels.shape == (4,)
+    assert found.images.isfinite().all()
+    assert not found.images.requires_grad

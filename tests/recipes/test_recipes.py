@@ -1,0 +1,261 @@
+"""Every published attack keeps to the rules of its parts, and beats a blind guess in moments."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pickle
+import pkgutil
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedglass.attack
+from fedglass.attack.attack import Attack
+from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
+from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.labels.joint import JointLabels
+from fedglass.attack.parts import Evaluation
+from fedglass.core.assignment import assign, squared_distances
+from fedglass.core.errors import UsageError
+from fedglass.core.rng import stream
+from fedglass.core.types import Candidate, Observation, Training
+from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.recipes.dlfa_settings import SETTINGS
+from fedglass.rounds.client import Client
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.views import Knows, ServerView
+
+FEDSGD = Training(0.1)
+FEDAVG = Training(0.1, epochs=2, batch_size=1)
+
+PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
+    "dlg": (FEDSGD, [2], {"iterations": 10, "restarts": 5}),
+    "idlg": (FEDSGD, [2], {"iterations": 15}),
+    "inverting_gradients": (FEDSGD, [3], {"iterations": 100}),
+    "inverting_gradients_published": (FEDAVG, [0, 2, 3], {"iterations": 100}),
+    "dlfa_published": (FEDAVG, [0, 2], {"iterations": 150}),
+    "dlfa_printed": (FEDAVG, [0, 2], {"iterations": 100, "setting": "cifar100"}),
+    "dlfa_no_prior": (FEDAVG, [0, 2], {"iterations": 60}),
+    "dlfa_shared": (FEDAVG, [0, 2], {"iterations": 60}),
+    "dlfa_fedsgd_epoch": (FEDAVG, [0, 2], {"iterations": 60}),
+    "dlfa_fedsgd": (FEDAVG, [0, 2], {"iterations": 60}),
+    "sme": (FEDAVG, [0, 2, 3], {"iterations": 60}),
+    "sme_published": (FEDAVG, [0, 2, 3], {"iterations": 60}),
+    "sme_baseline_ig": (FEDAVG, [0, 2, 3], {"iterations": 60}),
+}
+"""The toy problem of each recipe: how the client trains, its labels, and the recipe's options."""
+
+
+def bold(toy: Any, n: int) -> Tensor:
+    """Pictures of strong contrast, half light and half dark: no grey comes near them."""
+    smooth: Tensor = toy.images(n, "bold")
+    middle = smooth.flatten(1).median(1).values.view(-1, 1, 1, 1)
+    return ((smooth - middle) * 6 + 0.5).clamp(0, 1)
+
+
+def problem(toy: Any, training: Training, labels: list[int]) -> Federation:
+    client = Client("client 0", bold(toy, len(labels)), torch.tensor(labels))
+    federation: Federation = replace(toy.federation(training), clients=[client])
+    return federation
+
+
+def error(images: Tensor, truth: Tensor) -> float:
+    """Mean squared error under the best matching."""
+    distances = squared_distances(truth, images)
+    return float(distances[torch.arange(len(truth)), assign(distances)].mean())
+
+
+def blind(truth: Tensor) -> float:
+    """The best that can be had without a look at the message: greys and noise, all matched to the truth."""
+    greys = [torch.full_like(truth, float(v)) for v in torch.linspace(0, 1, 11)]
+    noises = [torch.rand(truth.shape, generator=stream(i, "blind")) for i in range(5)]
+    return min(error(guess, truth) for guess in (*greys, *noises))
+
+
+def test_every_recipe_has_a_toy_problem() -> None:
+    assert set(PROBLEMS) == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_beats_a_blind_guess_in_five_seconds(toy: Any, name: str) -> None:
+    training, labels, options = PROBLEMS[name]
+    seen, truth = ServerView().see(problem(toy, training, labels).run(), Knows())
+    start = time.process_time()
+    found = recipe(name, **options).run(seen)
+    assert time.process_time() - start < 5
+    assert error(found.images.clamp(0, 1), truth.images) < 0.6 * blind(truth.images)
+    assert sorted(found.labels.tolist()) == sorted(truth.labels.tolist())
+
+
+def short(name: str, **options: Any) -> Attack:
+    return recipe(name, iterations=2, **options)
+
+
+def namespace() -> dict[str, Any]:
+    names = [m.name for m in pkgutil.walk_packages(fedglass.attack.__path__, "fedglass.attack.")]
+    members = (inspect.getmembers(importlib.import_module(name), inspect.isclass) for name in names)
+    return {name: thing for found in members for name, thing in found}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_prints_as_itself(name: str) -> None:
+    for attack in (recipe(name), short(name)):
+        assert eval(repr(attack), namespace()) == attack
+        assert pickle.loads(pickle.dumps(attack)) == attack
+        assert hash(attack) == hash(eval(repr(attack), namespace()))
+
+
+@pytest.fixture(scope="module")
+def federation(toy: Any) -> Federation:
+    found: Federation = toy.federation(Training(0.2, epochs=2, batch_size=3), examples=4)
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(federation: Federation) -> Observation:
+    return ServerView().see(federation.run(), Knows(labels=True, batch_labels=True))[0]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_same_seed_repeats_to_the_bit(seen: Observation, name: str) -> None:
+    one, again, other = (short(name).run(seen, seed) for seed in (0, 0, 1))
+    assert torch.equal(one.images, again.images)
+    assert torch.equal(one.labels, again.labels)
+    assert one.energy == again.energy
+    assert one.trace == again.trace
+    assert not torch.equal(one.images, other.images)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_global_random_numbers_play_no_part(seen: Observation, name: str) -> None:
+    state = torch.random.get_rng_state()
+    short(name).run(seen)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_observation_is_left_as_it_was(seen: Observation, name: str) -> None:
+    assert seen.knows.labels is not None
+    tensors = [
+        *seen.before.values(),
+        *seen.buffers.values(),
+        *seen.update.values(),
+        *seen.model.state_dict().values(),
+        seen.knows.labels,
+    ]
+    kept = [t.clone() for t in tensors]
+    short(name).run(seen)
+    assert all(map(torch.equal, kept, tensors))
+    assert not any(t.requires_grad for t in (*seen.before.values(), *seen.update.values()))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_truth_plays_no_part(toy: Any, name: str) -> None:
+    """Replaced after the round, the private data leave the reconstruction as it was, to the bit."""
+    federation = toy.federation(Training(0.2, epochs=2, batch_size=3), examples=4)
+    seen, truth = ServerView().see(federation.run(), Knows())
+    before = short(name).run(seen)
+    truth.images.fill_(0.5)
+    truth.labels.fill_(0)
+    federation.clients[0].images.fill_(0.5)
+    federation.clients[0].labels.fill_(0)
+    after = short(name).run(seen)
+    assert torch.equal(before.images, after.images)
+    assert torch.equal(before.labels, after.labels)
+    assert before.energy == after.energy
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_gradient_reaches_the_unknowns(seen: Observation, name: str) -> None:
+    attack = recipe(name)
+    labels = attack.labels.bind(seen, stream(0, "labels"))
+    for stage in attack.stages:
+        images, forward = stage.images.bind(seen, stream(0, "images"), None), stage.forward.bind(seen)
+        groups = [
+            [u.start.clone().requires_grad_() for u in unknowns]
+            for unknowns in (images.unknowns, labels.unknowns, forward.unknowns)
+        ]
+        at = Candidate(images.decode(groups[0]), labels.decode(groups[1]))
+        predicted = forward.predict(at, groups[2])
+        whitening = seen.knows.whitening
+        here = Evaluation(predicted, forward.target, forward.names, at, whitening, 0.5, forward.batches)
+        gradients = torch.autograd.grad(stage.objective.value(here), [t for group in groups for t in group])
+        assert all(bool(g.any()) and bool(torch.isfinite(g).all()) for g in gradients)
+        assert gradients[0].flatten(2).any(-1).all()  # of every image
+
+
+@pytest.mark.parametrize("name", [n for n, r in RECIPES.items() if "labels" in inspect.signature(r.make).parameters])
+@pytest.mark.parametrize("labels", [OracleLabels(), OracleBatchLabels(), JointLabels()], ids=repr)
+def test_labels_can_be_chosen(seen: Observation, name: str, labels: Any) -> None:
+    attack = short(name, labels=labels)
+    assert attack.labels == labels
+    assert attack.run(seen).labels.shape == (4,)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_takes_its_iterations_and_cites_its_paper(name: str) -> None:
+    assert short(name).stages[-1].solver.iterations == 2  # type: ignore[attr-defined]  # of every solver so far
+    assert "http" in RECIPES[name].paper
+    assert RECIPES[name].summary
+    with pytest.raises(UsageError, match="iterations must be at least 1, got 0"):
+        recipe(name, iterations=0)
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="Unknown attack 'inverting_gradient': did you mean 'inverting_gradients'"):
+        recipe("inverting_gradient")
+    with pytest.raises(UsageError, match="Attack 'idlg': Unknown option 'iteration': did you mean 'iterations'"):
+        recipe("idlg", iteration=3)
+    with pytest.raises(UsageError, match="Unknown setting 'cifar10': did you mean 'cifar100'"):
+        recipe("dlfa_published", setting="cifar10")
+    with pytest.raises(UsageError, match="rate must be positive, got 0"):
+        recipe("sme_published", rate=0.0)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_alpha_moves_at_a_thousandth_whatever_the_rate_of_the_images(rate: float) -> None:
+    stage = recipe("sme_published", rate=rate).stages[0]
+    assert isinstance(stage.forward, OnSegment)
+    assert stage.forward.rate * stage.solver.rate == pytest.approx(0.001)  # type: ignore[attr-defined]  # an Adam
+
+
+def test_the_baselines_differ_in_the_operator_alone() -> None:
+    sme, ig = recipe("sme_published"), recipe("sme_baseline_ig")
+    assert isinstance(ig.stages[0].forward, OneGradient)
+    assert replace(ig.stages[0], forward=sme.stages[0].forward) == sme.stages[0]
+    geng = recipe("dlfa_fedsgd")
+    assert isinstance(geng.stages[0].forward, RepeatedGradient)
+    shared, plain = recipe("dlfa_shared"), recipe("dlfa_no_prior")
+    assert replace(shared.stages[0], images=plain.stages[0].images) == plain.stages[0]
+
+
+def test_one_epoch_makes_the_variants_alike(toy: Any) -> None:
+    """With one epoch the prior says nothing and nothing is shared [Dimitrov et al., 2022, Sec. 5.1]."""
+    seen = ServerView().see(toy.federation(Training(0.2, 1, 2)).run(), Knows(labels=True))[0]
+    options: dict[str, Any] = {"labels": OracleLabels()}
+    ours, plain, shared = (short(n, **options).run(seen) for n in ("dlfa_published", "dlfa_no_prior", "dlfa_shared"))
+    torch.testing.assert_close(ours.images, plain.images)
+    torch.testing.assert_close(shared.images, plain.images)
+    geng, by_epoch = (short(n, **options).run(seen) for n in ("dlfa_fedsgd", "dlfa_fedsgd_epoch"))
+    torch.testing.assert_close(geng.images, by_epoch.images, rtol=1e-3, atol=1e-3)
+    assert geng.energy == pytest.approx(by_epoch.energy, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_settings_are_the_released_ones(name: str) -> None:
+    tv, clip, inv, rate, by, every, ramp = {
+        "femnist": (0.001, 2.0, 1000.0, 0.4, 0.995, 10, (1.0, 2.0)),
+        "cifar100": (0.0002, 10.0, 6.075, 0.1, 0.997, 20, (4.0, 2.0)),
+    }[name]
+    chosen = SETTINGS[name]
+    assert (chosen.tv, chosen.clip, chosen.inv, chosen.rate) == (tv, clip, inv, rate)
+    assert (chosen.decay.by, chosen.decay.every, chosen.ramp) == (by, every, ramp)
+    assert dataclasses.is_dataclass(chosen)
