@@ -21,7 +21,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedglass.core.errors import UsageError
 from fedglass.defend import checks
 from fedglass.defend.draws import normal
 from fedglass.defend.example_gradients import noise_source
@@ -79,7 +78,7 @@ class Outpost:
         generator = noise_source(step)
         gradient = MeanGradient().gradient(step)
         coin = torch.rand((), generator=generator, device=generator.device)
-        if self.decay > 0 and coin >= 1 / (1 + self.decay * (_index(step) + 1)):
+        if self.decay > 0 and coin >= 1 / (1 + self.decay * (step.index + 1)):
             return gradient
         return [
             pruned(g.reshape(-1), self.pruned).view_as(g) + chosen * self.noise * risk(w) * normal(g, generator)
@@ -104,12 +103,3 @@ def risk(weights: Tensor) -> Tensor:
     if weights.numel() < 2:
         return torch.zeros((), dtype=weights.dtype, device=weights.device)
     return weights.detach().var().clamp(max=1.0)
-
-
-def _index(step: Step) -> int:
-    index = getattr(step, "index", None)
-    if index is None:
-        raise UsageError(
-            "Outpost fades with the number of the local step: set Step.index, or decay=0 for a defence in every step."
-        )
-    return int(index)

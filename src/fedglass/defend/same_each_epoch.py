@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.defend.example_gradients import noise_source
 from fedglass.fl.local import GradientFn, Step
@@ -26,11 +25,4 @@ class SameEachEpoch:
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
         seed = noise_source(step).initial_seed()
-        return self.defended.gradient(replace(step, generator=stream(seed, "place", _place(step))))
-
-
-def _place(step: Step) -> int:
-    place = getattr(step, "place", None)
-    if place is None:
-        raise UsageError("SameEachEpoch needs the number of the batch within its epoch: set Step.place.")
-    return int(place)
+        return self.defended.gradient(replace(step, generator=stream(seed, "place", step.place)))

@@ -114,7 +114,7 @@ class _Run:
         to_targets = torch.zeros_like(self.targets) if self.targets.is_floating_point() else None
         for t, step, gradient in self._steps_backward():
             wanted = [*step.weights, step.inputs] + [step.targets] * step.targets.requires_grad
-            moving = [i for i, g in enumerate(gradient) if g.requires_grad]  # not those of unused parameters
+            moving = [i for i, g in enumerate(gradient) if g.requires_grad]  # a rule may give constants
             found = torch.autograd.grad(
                 [gradient[i] for i in moving], wanted, [adjoint[i] for i in moving], allow_unused=True
             )

@@ -64,8 +64,8 @@ def _check(model: nn.Module, sizes: Sizes, path: str) -> None:
     missing = [name for name in own if name in unique - counters and name not in sizes]
     extra = [name for name in sizes if name not in own]
     if missing or extra:
-        said = [f"lacks {missing[0]!r} ({len(missing)} in all)"] * bool(missing)
-        said += [f"has the unknown {extra[0]!r} ({len(extra)} in all)"] * bool(extra)
+        said = [f"lacks {missing[0]!r} ({len(missing)} in all)"] if missing else []
+        said += [f"has the unknown {extra[0]!r} ({len(extra)} in all)"] if extra else []
         raise ModelError(
             f"The weights file {path!r} belongs to another architecture: it {' and '.join(said)}. "
             "Name the model that the file was saved from."

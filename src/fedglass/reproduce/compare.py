@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fedglass.audit.records import Record
 from fedglass.reproduce.cases import Cell, known_methods
+from fedglass.reproduce.probes.reconstruct import Reconstruct
 from fedglass.reproduce.tables import Printed, Table
 
 DEVIATION = "standard deviation"
@@ -52,7 +53,8 @@ def spread_in_words(of: Table) -> str:
 
 def iterations_in_words(cells: Sequence[Cell]) -> list[str]:
     """What the reader must know where the published number of iterations was changed."""
-    asked = {cell.iterations for cell in cells if cell.iterations is not None}
+    attacks = [cell for cell in cells if isinstance(cell.experiment.probe, Reconstruct)]
+    asked = {cell.iterations for cell in attacks if cell.iterations is not None}
     return [f"Every attack was given {n} iterations, not as many as published." for n in sorted(asked)]
 
 

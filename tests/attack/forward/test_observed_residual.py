@@ -16,7 +16,6 @@ from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views import Knows, ServerView
 
-
 KNOWS = Knows()
 
 
