@@ -72,7 +72,7 @@ class Pool(Generic[Job, Result]):
                     if isinstance(heard, tuple):
                         self.moved(job, *heard)
                         continue
-                    if isinstance(heard, Lost):
+                    if isinstance(heard, Lost) and waiting:
                         team[team.index(worker)] = worker = _Worker.hired(self.work)
                     worker.take(waiting, self.started)
                     yield job, heard

@@ -1,0 +1,83 @@
+"""The message of an experiment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedglass.core.params import flatten, weights_of
+from fedglass.core.types import Training
+from fedglass.fl.local import schedule, train
+from fedglass.models.network import Network
+from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
+from fedglass.reproduce.messages import members, network_of, observe, warmed_up
+from fedglass.reproduce.populations import Population, populations
+from fedglass.reproduce.probes.geometry import Geometry
+from fedglass.rounds.views import Knows
+
+SETUP = Setup("femnist", "lenet", Training(0.05, epochs=3, batch_size=2), examples=4)
+TOLD = Knows(labels=True, batch_labels=True)
+
+
+@pytest.fixture(scope="module")
+def population() -> Population:
+    return populations(["femnist"], [], None, seed=0)["femnist"]
+
+
+def test_a_message_is_the_clients_training(population: Population) -> None:
+    clients = members(SETUP, population, 0)
+    experiment = Experiment(replace(SETUP, shuffled=False), Geometry(), TOLD)
+    seen, truth = observe(experiment, clients, seed=0)
+    network = Network(seen.model, seen.buffers, SETUP.training.batch_norm)
+    start = [seen.before[name] for name in network.names]
+    inputs = seen.knows.whitening.whiten(truth.images)
+    after = train(network, start, inputs, truth.labels, schedule(SETUP.training, 4, None), 0.05)
+    for name, before, end in zip(network.names, start, after, strict=True):
+        torch.testing.assert_close(seen.update[name], end - before)
+
+
+def test_batches_are_shuffled_anew_or_the_same_in_each_epoch(population: Population) -> None:
+    clients = members(replace(SETUP, examples=12), population, 0)
+    for shuffled in (True, False):
+        experiment = Experiment(replace(SETUP, examples=12, shuffled=shuffled), Geometry(), TOLD)
+        batches = observe(experiment, clients, seed=0)[0].knows.batch_labels
+        assert batches is not None
+        epochs = [batches[i : i + 6] for i in range(0, 18, 6)]
+        assert (epochs[0] == epochs[1] == epochs[2]) == (not shuffled)
+        assert len({tuple(sorted(label for b in epoch for label in b)) for epoch in epochs}) == 1
+
+
+def test_an_aggregate_is_the_mean_of_its_clients(population: Population) -> None:
+    both = members(replace(SETUP, clients=2), population, 1)
+    assert [c.name for c in both] == ["writer 2 (client 2)", "writer 3 (client 3)"]
+    together, truth = observe(Experiment(replace(SETUP, clients=2), Geometry(), TOLD), both, seed=0)
+    alone = [flatten(observe(Experiment(SETUP, Geometry(), TOLD), [c], seed=0)[0].update) for c in both]
+    torch.testing.assert_close(flatten(together.update), (alone[0] + alone[1]) / 2)
+    assert (together.knows.clients, together.knows.examples, len(truth.images)) == (2, 8, 8)
+
+
+def test_what_the_adversary_supposes_changes_nothing_that_it_sees(population: Population) -> None:
+    clients = members(SETUP, population, 0)
+    right, _ = observe(Experiment(SETUP, Geometry()), clients, seed=0)
+    wrong, _ = observe(Experiment(SETUP, Geometry(), supposed=Training(0.05, 6, 4)), clients, seed=0)
+    assert torch.equal(flatten(right.update), flatten(wrong.update))
+    assert wrong.knows.training == Training(0.05, 6, 4)
+
+
+def test_a_warm_up_trains_the_network(population: Population) -> None:
+    warm = replace(SETUP, warm_up=WarmUp(2, Training(0.1, batch_size=20), examples=40, called=3))
+    heard: list[tuple[int, int]] = []
+    model = warmed_up(warm, population, 0, lambda done, total: heard.append((done, total)))
+    assert heard == [(1, 2), (2, 2)]
+    start = weights_of(network_of(warm, 0))
+    assert not torch.equal(flatten(weights_of(model)), flatten(start))
+    again = warmed_up(warm, population, 0, lambda done, total: None)
+    assert torch.equal(flatten(weights_of(model)), flatten(weights_of(again)))
+    assert members(warm, population, 0)[0].labels.max() < 62
+
+
+def test_without_a_warm_up_the_network_is_untrained(population: Population) -> None:
+    model = warmed_up(SETUP, population, 0, lambda done, total: None)
+    assert torch.equal(flatten(weights_of(model)), flatten(weights_of(network_of(SETUP, 0))))

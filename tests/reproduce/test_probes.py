@@ -1,0 +1,100 @@
+"""What is measured on a message."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.unroll import Unroll
+from fedglass.attack.images.per_epoch import EpochPixels
+from fedglass.attack.images.pixels import Pixels
+from fedglass.attack.labels.counts import InterpolatedCounts
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.parts import silent
+from fedglass.attack.solvers.adam import Adam
+from fedglass.attack.terms.distance import Cosine
+from fedglass.core.types import Observation, Training
+from fedglass.metrics.labels import label_errors
+from fedglass.metrics.psnr import psnr
+from fedglass.reproduce.experiment import Experiment, Finding, Setup
+from fedglass.reproduce.messages import members, observe
+from fedglass.reproduce.populations import populations
+from fedglass.reproduce.probes.count_labels import CountLabels
+from fedglass.reproduce.probes.geometry import Geometry
+from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct
+from fedglass.rounds.truth import Truth
+from fedglass.rounds.views import Knows
+
+SETUP = Setup("femnist", "lenet", Training(0.05, epochs=2, batch_size=2), examples=4)
+
+
+@pytest.fixture(scope="module")
+def message() -> tuple[Observation, Truth]:
+    population = populations(["femnist"], [], None, seed=0)["femnist"]
+    knows = Knows(labels=True, batch_labels=True)
+    return observe(Experiment(SETUP, Geometry(), knows), members(SETUP, population, 0), seed=0)
+
+
+def reconstruct(message: tuple[Observation, Truth], attack: Attack, threshold: float = 20.0) -> Finding:
+    return Reconstruct(attack, threshold, ByPsnr()).measure(*message, 3, silent)
+
+
+def segment() -> Attack:
+    return Attack(OracleLabels(), (Stage(OnSegment(), Pixels(), Cosine(), Adam(1.0, 3)),))
+
+
+def simulation(labels: OracleLabels | OracleBatchLabels) -> Attack:
+    return Attack(labels, (Stage(Unroll(), EpochPixels(), Cosine(), Adam(0.1, 3)),))
+
+
+@pytest.mark.parametrize("attack", [segment(), simulation(OracleLabels())])
+def test_similarity_is_the_cosine_term_at_the_end(message: tuple[Observation, Truth], attack: Attack) -> None:
+    found = reconstruct(message, attack)
+    assert found.measures["lsim"] == pytest.approx(float(str(found.record["energy"])), abs=1e-4)
+
+
+def test_scores_are_those_of_the_images_shown(message: tuple[Observation, Truth]) -> None:
+    found = reconstruct(message, segment(), threshold=5.0)
+    assert found.shown is not None
+    values = psnr(found.shown, message[1].images)
+    assert found.measures["psnr"] == pytest.approx(float(values.mean()))
+    assert found.measures["recovered"] == 100 * float((values > 5.0).double().mean())
+    assert found.per_image["psnr"] == tuple(values.tolist())
+    assert found.measures["label_errors"] == 0
+
+
+def test_epochs_are_kept_in_the_order_of_the_originals(message: tuple[Observation, Truth]) -> None:
+    found = reconstruct(message, simulation(OracleLabels()))
+    assert found.by_epoch is not None
+    assert found.by_epoch.shape == (2, 4, 1, 28, 28)
+    assert reconstruct(message, segment()).by_epoch is None
+
+
+def test_labels_of_each_batch_leave_the_similarity_out(message: tuple[Observation, Truth]) -> None:
+    assert "lsim" not in reconstruct(message, simulation(OracleBatchLabels())).measures
+
+
+def test_pairings_find_the_images_in_any_order() -> None:
+    images = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    order = torch.tensor([3, 1, 4, 0, 2])
+    for pairing in (ByError(), ByPsnr()):
+        assert torch.equal(pairing.pair(images[order], images).apply(images[order]), images)
+
+
+def test_counted_labels_are_compared_with_the_true_ones(message: tuple[Observation, Truth]) -> None:
+    found = CountLabels(InterpolatedCounts()).measure(*message, 0, silent)
+    recovered = torch.tensor(found.record["labels_recovered"])
+    assert len(recovered) == 4
+    assert found.measures["label_errors"] == label_errors(recovered, message[1].labels, 62)
+
+
+def test_geometry_of_a_short_training(message: tuple[Observation, Truth]) -> None:
+    found = Geometry(points=5).measure(*message, 0, silent)
+    assert len(found.curves["share"]) == 4
+    assert len(found.curves["cosine"]) == 5
+    assert found.measures["min_share"] == min(found.curves["share"])
+    assert found.measures["cosine_before"] == found.curves["cosine"][0]
+    assert found.measures["cosine_best"] == max(found.curves["cosine"])
+    assert 0 < found.measures["min_share"] <= 1

@@ -1,0 +1,182 @@
+"""A re-creation from a table to its page, and again from where it was stopped."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fedglass.audit.records import RECORDS, Record, RecordFile
+from fedglass.reproduce.cases import Case, Cell, cells
+from fedglass.reproduce.compare import Line, lines, number, spread_in_words, summarised
+from fedglass.reproduce.estimate import in_words, seconds_of
+from fedglass.reproduce.page import write_recreation
+from fedglass.reproduce.pool import Lost, Pool
+from fedglass.reproduce.populations import populations
+from fedglass.reproduce.request import Request
+from fedglass.reproduce.run import run, unfinished
+from fedglass.reproduce.tables import Printed, figure, table
+
+
+class Heard:
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.plan: tuple[int, int] = (0, 0)
+
+    def planned(self, cases: int, done: int) -> None:
+        self.plan = cases, done
+
+    def trained(self, name: str, done: int, total: int) -> None: ...
+
+    def started(self, case: Case) -> None:
+        self.ran.append(case.key)
+
+    def moved(self, case: Case, done: int, total: int) -> None: ...
+
+    def finished(self, case: Case, record: Record) -> None: ...
+
+
+def chosen(name: str, rows: Sequence[int], methods: Sequence[str], clients: int = 1, iterations: int = 2) -> list[Cell]:
+    of = table(name)
+    found = populations(["femnist", "cifar100"], [], None, seed=0)
+    return cells(of, [of.rows[i - 1] for i in rows], methods, clients, found, Request(iterations), 0)
+
+
+@pytest.fixture(scope="module")
+def recreated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Cell], dict[str, Record], Heard]:
+    directory, heard = tmp_path_factory.mktemp("reproduced"), Heard()
+    asked = chosen("sme-table2", [1], ["ig", "sme"])
+    return directory, asked, run(asked, directory, 1, heard), heard
+
+
+def test_records_hold_what_the_table_shows(
+    recreated: tuple[Path, list[Cell], dict[str, Record], Heard],
+) -> None:
+    directory, asked, records, heard = recreated
+    assert heard.plan == (2, 0)
+    assert len(RecordFile(directory / RECORDS).read()) == 2
+    for cell in asked:
+        record = records[cell.cases[0].key]
+        assert (record.status, record.attack, record.oracle) == ("done", cell.method, True)
+        assert len(record.metrics["psnr"]) == 10
+        measures = record.extra["measures"]
+        assert isinstance(measures, dict)
+        assert set(measures) == {"psnr", "recovered", "lsim", "label_errors"}
+        assert record.extra["stand_in"] is True
+        assert record.seconds > 0
+        strips = record.extra["strips"]
+        assert isinstance(strips, dict)
+        assert all((directory / str(strips[name])).is_file() for name in ("original", "reconstruction"))
+
+
+def test_nothing_finished_is_run_again(recreated: tuple[Path, list[Cell], dict[str, Record], Heard]) -> None:
+    directory, asked, records, _ = recreated
+    heard = Heard()
+    assert unfinished(asked, directory) == []
+    assert run(asked, directory, 1, heard) == records
+    assert (heard.plan, heard.ran) == ((2, 2), [])
+
+
+def test_only_what_is_missing_is_run(recreated: tuple[Path, list[Cell], dict[str, Record], Heard]) -> None:
+    directory, asked, records, _ = recreated
+    elsewhere = directory.parent / f"{directory.name}-stopped"
+    elsewhere.mkdir()
+    kept = records[asked[0].cases[0].key]
+    RecordFile(elsewhere / RECORDS).append(kept)
+    heard = Heard()
+    found = run(asked, elsewhere, 1, heard)
+    assert heard.ran == [asked[1].cases[0].key]
+    again = found[asked[1].cases[0].key]
+    assert again.metrics == records[again.key].metrics, "a run does not depend on what was run before it"
+
+
+def test_the_page_shows_numbers_data_and_pictures(
+    recreated: tuple[Path, list[Cell], dict[str, Record], Heard],
+) -> None:
+    directory, asked, records, _ = recreated
+    of = table("sme-table2")
+    path = write_recreation(directory, figure("sme-table2"), of, asked, records, "fedglass reproduce <x>")
+    html = path.read_text()
+    assert path.name == "sme-table2.html"
+    assert "STAND-IN for FEMNIST" in html
+    assert "30.3 ± 0.3" in html
+    assert "2 of 2 runs are done" in html
+    assert html.count("data:image/png;base64") >= 3
+    assert "Every attack was given 2 iterations" in html
+    assert "fedglass reproduce &lt;x&gt;" in html
+
+
+def test_failures_are_recorded_shown_and_tried_again(tmp_path: Path) -> None:
+    asked = chosen("sme-figure6", [4], ["ig"], iterations=1)
+    broken = Cell(asked[0].row, "ig", asked[0].experiment, asked[0].cases, 1)
+    case = broken.cases[0]
+    record = Record(
+        key=case.key,
+        attack="ig",
+        attack_repr="",
+        view="",
+        round=1,
+        client="0",
+        repeat=0,
+        seed=0,
+        status="failed",
+        error="it broke",
+    )
+    RecordFile(tmp_path / RECORDS).append(record)
+    assert [c.key for c in unfinished([broken], tmp_path)] == [case.key]
+    found = lines(table("sme-figure6"), [broken], {case.key: record})
+    assert (found[0].done, found[0].failed, found[0].measured["psnr"]) == (0, 1, "-")
+    path = write_recreation(tmp_path, figure("sme-figure6"), table("sme-figure6"), [broken], {case.key: record}, "")
+    assert "it broke" in path.read_text()
+
+
+def test_records_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    asked = chosen("dlfa-table2", [1], ["before", "after"])
+    here, apart = run(asked, tmp_path / "here", 1, Heard()), run(asked, tmp_path / "apart", 2, Heard())
+    assert {k: r.labels_recovered for k, r in here.items()} == {k: r.labels_recovered for k, r in apart.items()}
+    assert [r.status for r in apart.values()] == ["done", "done"]
+
+
+def test_a_worker_that_dies_costs_its_own_job_only() -> None:
+    heard: list[int] = []
+    pool: Pool[int, bool] = Pool(operator.neg, 2, heard.append, lambda *way: None)  # type: ignore[arg-type] # dies
+    found = dict(pool.run([1, 2]))
+    assert heard == [1, 2]
+    assert all(isinstance(result, Lost) and "ended without a result" in result.why for result in found.values())
+
+
+def test_spreads_are_of_the_papers_kind() -> None:
+    error, deviation = table("sme-table2"), table("sme-table1")
+    assert summarised([1.0, 3.0], error) == Printed(2.0, 1.0)
+    assert summarised([1.0, 3.0], deviation) == Printed(2.0, pytest.approx(2**0.5))
+    assert summarised([1.0], error) == Printed(1.0)
+    assert summarised([], error) is None
+    assert "deviation" in spread_in_words(deviation)
+    assert "error" in spread_in_words(table("dlfa-table1"))
+    assert number("ReLU()", 0) == "ReLU()"
+
+
+def test_hours_and_memory_come_from_the_record(
+    recreated: tuple[Path, list[Cell], dict[str, Record], Heard],
+) -> None:
+    _, asked, records, _ = recreated
+    record = records[asked[0].cases[0].key]
+    own = {**records, record.key: record.model_copy(update={"seconds": 36.0, "peak_mib": 1000.0})}
+    line: Line = lines(table("sme-table3"), asked[:1], own)[0]
+    assert (line.measured["hours"], line.measured["gigabytes"]) == ("1.00", "1.0")
+
+
+def test_the_estimate_grows_with_iterations_and_steps() -> None:
+    short, long = (chosen("dlfa-table1", [2], ["prior"], iterations=n)[0].experiment for n in (10, 1000))
+    more = chosen("dlfa-table1", [4], ["prior"], iterations=1000)[0].experiment
+    once = chosen("dlfa-table1", [4], ["fedsgd"], iterations=1000)[0].experiment
+    assert seconds_of(long) > 50 * seconds_of(short)
+    assert seconds_of(more) > 1.5 * seconds_of(long)
+    assert seconds_of(more) > 3 * seconds_of(once)
+    assert in_words([], 2) == "Nothing is left to run."
+    cases = [case for cell in chosen("sme-table2", [1], ["ig"], clients=3) for case in cell.cases]
+    assert in_words(cases, 2).startswith("3 runs, about ")
