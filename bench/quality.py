@@ -1,4 +1,7 @@
 """placeholder"""
+
 from __future__ import annotations
+
+
 def measure() -> list[tuple[str, str, str]]:
     return []

@@ -25,9 +25,7 @@ def test_glyphs_hold_every_class_on_white_paper() -> None:
     assert set(data.labels.tolist()) == set(range(62))
     ink = (data.images < 0.5).flatten(1).sum(1)
     assert int(ink.min()) >= 5, "a character has vanished"
-    frame = torch.cat(
-        [data.images[..., 0, :], data.images[..., -1, :], data.images[..., 0], data.images[..., -1]]
-    )
+    frame = torch.cat([data.images[..., 0, :], data.images[..., -1, :], data.images[..., 0], data.images[..., -1]])
     assert float(frame.min()) == 1.0, "a character is cut off at the border"
     assert abs(float(data.images.mean()) - 0.96424) < 0.03, "far from FEMNIST's mean"
 

@@ -176,12 +176,7 @@ def png(width: int, height: int) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     header = struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 def picture(kind: str) -> bytes:
@@ -292,9 +287,7 @@ def test_cifar(tmp_path: Path, raw: bytes, says: str, monkeypatch: pytest.Monkey
 
 
 def test_every_truncation_of_a_pickle_is_refused() -> None:
-    raw = pickle.dumps(
-        {"data": np.zeros((1, 3072), np.uint8), "labels": [1, 2, 300], "t": (1, None, True)}, 4
-    )
+    raw = pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [1, 2, 300], "t": (1, None, True)}, 4)
     for end in [*range(120), *range(len(raw) - 60, len(raw))]:
         with pytest.raises(DataError):
             plain_values(raw[:end], Path("x"))

@@ -159,9 +159,7 @@ def test_leaf_user_in_two_files_is_one_writer_and_other_sizes_are_measured(tmp_p
 @pytest.mark.parametrize(
     "keys", [("images", "labels"), ("x", "y"), ("train_images", "train_labels"), ("x_train", "y_train")]
 )
-@pytest.mark.parametrize(
-    "layout", ["grey", "channels last", "channels first", "float", "fortran", "big endian"]
-)
+@pytest.mark.parametrize("layout", ["grey", "channels last", "channels first", "float", "fortran", "big endian"])
 def test_npz_names_and_layouts(tmp_path: Path, keys: tuple[str, str], layout: str) -> None:
     colour = np.repeat(GREY[:, None], 3, 1)
     stored, expected = {
@@ -301,9 +299,7 @@ def test_real_files(
     assert (data.shape, data.classes) == (shape, classes)
     assert (None if data.writers is None else len(set(data.writers.tolist()))) == writers
     with np.load(shared_data / file) as oracle:
-        images = (
-            oracle["train_images" if "train_images" in oracle else "images"][:50].astype(np.float32) / 255
-        )
+        images = oracle["train_images" if "train_images" in oracle else "images"][:50].astype(np.float32) / 255
     placed = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
     assert torch.allclose(data.images[:50], torch.from_numpy(placed.copy()))
 

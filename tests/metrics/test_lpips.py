@@ -158,9 +158,7 @@ def test_damaged_files_are_refused_with_a_reason(tmp_path: Path):
         Lpips.load(tmp_path)
 
 
-def test_find_weights_looks_at_the_variable_then_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_find_weights_looks_at_the_variable_then_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDGLASS_LPIPS", raising=False)
     assert find_weights() is None

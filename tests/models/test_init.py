@@ -57,9 +57,7 @@ def test_the_default_is_what_pytorch_draws() -> None:
     """Bit for bit: the layers draw from the global generator in the order in which they are made."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(7)
-        made = nn.Sequential(
-            nn.Conv2d(3, 4, 5, groups=1), nn.BatchNorm2d(4), nn.Conv2d(4, 8, 3, groups=2, bias=False)
-        )
+        made = nn.Sequential(nn.Conv2d(3, 4, 5, groups=1), nn.BatchNorm2d(4), nn.Conv2d(4, 8, 3, groups=2, bias=False))
         made.append(nn.Linear(9, 5))
     expected = weights_of(made)
     PyTorchDefault().apply(made, torch.Generator().manual_seed(7))

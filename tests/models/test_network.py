@@ -110,9 +110,7 @@ def test_attention_is_differentiated_twice(layer: bool) -> None:
     for _ in range(2):  # the first pass and the later ones take different ways
         logits = network(weights, inputs)
         torch.testing.assert_close(logits, model(inputs))
-        gradients = torch.autograd.grad(
-            F.cross_entropy(logits, torch.tensor([0, 1])), weights, create_graph=True
-        )
+        gradients = torch.autograd.grad(F.cross_entropy(logits, torch.tensor([0, 1])), weights, create_graph=True)
         (second,) = torch.autograd.grad(torch.stack([g.square().sum() for g in gradients]).sum(), inputs)
         assert second.abs().max() > 0
 

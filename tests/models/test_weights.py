@@ -84,9 +84,7 @@ def refused(model: nn.Module, path: Path | str, error: type[Exception], match: s
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "w.safetensors", build("lenet", shape=SHAPE, classes=5).state_dict())
-    refused(
-        resnet(), path, ModelError, "another architecture: it lacks 'conv1.weight' .* unknown 'body.0.bias'"
-    )
+    refused(resnet(), path, ModelError, "another architecture: it lacks 'conv1.weight' .* unknown 'body.0.bias'")
 
 
 def test_another_stem_is_refused(tmp_path: Path) -> None:
@@ -102,9 +100,7 @@ def test_another_stem_is_refused(tmp_path: Path) -> None:
 
 def test_another_number_of_classes_is_said(tmp_path: Path) -> None:
     path = saved(tmp_path / "w.safetensors", resnet(classes=7).state_dict())
-    refused(
-        resnet(), path, ModelError, "a classifier of 7 classes, expected 5: .*'fc2.bias' and 'fc2.weight'"
-    )
+    refused(resnet(), path, ModelError, "a classifier of 7 classes, expected 5: .*'fc2.bias' and 'fc2.weight'")
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:

@@ -46,8 +46,7 @@ def _channels_first(path: Path, array: Array) -> Array:
     if array.ndim == 4 and array.shape[1] in (1, 3):
         return array
     raise DataError(
-        f"{path}: images must have shape (n, h, w), (n, h, w, c) or (n, c, h, w) with c of 1 or 3, got "
-        f"{array.shape}."
+        f"{path}: images must have shape (n, h, w), (n, h, w, c) or (n, c, h, w) with c of 1 or 3, got {array.shape}."
     )
 
 

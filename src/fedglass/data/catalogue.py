@@ -36,12 +36,8 @@ _EMBEDDED: dict[str, tuple[Callable[[], Dataset], str]] = {
 }
 
 _FORMATS = {
-    "idx": _Format(
-        read_idx, "idx:PATH, images of MNIST's format (plain or gz) with their labels beside them"
-    ),
-    "cifar10": _Format(
-        read_cifar10, "cifar10:PATH, the folder, the tar.gz or one batch, binary or python version"
-    ),
+    "idx": _Format(read_idx, "idx:PATH, images of MNIST's format (plain or gz) with their labels beside them"),
+    "cifar10": _Format(read_cifar10, "cifar10:PATH, the folder, the tar.gz or one batch, binary or python version"),
     "cifar100": _Format(read_cifar100, "cifar100:PATH, the same for CIFAR-100 with its fine labels"),
     "leaf": _Format(read_leaf, "leaf:PATH, LEAF's json file or a folder of them, a writer per user"),
     "npz": _Format(read_npz, "npz:PATH, arrays images/labels, x/y or train_images/train_labels; no pickles"),
@@ -59,9 +55,7 @@ def names() -> dict[str, str]:
     return embedded | {name: kind.says for name, kind in _FORMATS.items()}
 
 
-def load(
-    source: str, *, split: str = "train", size: int | None = None, whitening: Whitening | None = None
-) -> Dataset:
+def load(source: str, *, split: str = "train", size: int | None = None, whitening: Whitening | None = None) -> Dataset:
     """A dataset by name (`glyphs`), by format and path (`idx:/data/mnist`) or by path alone.
 
     `split` chooses between train and test where the source has both, `size` brings the images to size x size.

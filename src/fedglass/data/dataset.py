@@ -53,8 +53,7 @@ class Dataset:
             raise DataError(f"{self.name}: a subset needs a list of positions, got {tuple(chosen.shape)}.")
         if int(chosen.min()) < 0 or int(chosen.max()) >= len(self):
             raise DataError(
-                f"{self.name}: positions must lie in [0, {len(self)}), got {int(chosen.min())} to "
-                f"{int(chosen.max())}."
+                f"{self.name}: positions must lie in [0, {len(self)}), got {int(chosen.min())} to {int(chosen.max())}."
             )
         writers = None if self.writers is None else self.writers[chosen]
         return replace(self, images=self.images[chosen], labels=self.labels[chosen], writers=writers)
@@ -111,9 +110,7 @@ def _check_labels(name: str, labels: Tensor, examples: int, classes: int) -> Non
             f"{name}: labels must be int64 of shape (n,), got {labels.dtype} of shape {tuple(labels.shape)}."
         )
     if len(labels) != examples:
-        raise DataError(
-            f"{name}: expected one label for each of {examples} images, got {len(labels)} labels."
-        )
+        raise DataError(f"{name}: expected one label for each of {examples} images, got {len(labels)} labels.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise DataError(

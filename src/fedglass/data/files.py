@@ -31,9 +31,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             # GzipFile has all that readers use of BinaryIO, but does not declare it.
             yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path}: the gzip data is truncated or corrupt ({error}): fetch the file again."
-        ) from None
+        raise DataError(f"{path}: the gzip data is truncated or corrupt ({error}): fetch the file again.") from None
     except OSError as error:
         raise DataError(f"{path}: can not be read ({error.strerror or error}).") from None
 
@@ -79,9 +77,7 @@ def check_values(path: Path, shape: tuple[int, ...]) -> None:
         total *= side
     if total > MAX_VALUES:
         sides = " x ".join(map(str, shape))
-        raise DataError(
-            f"{path}: announces {sides} values, at most {MAX_VALUES} are read: keep a part of it."
-        )
+        raise DataError(f"{path}: announces {sides} values, at most {MAX_VALUES} are read: keep a part of it.")
 
 
 class Bounded(io.RawIOBase):

@@ -62,8 +62,7 @@ def _classes(root: Path) -> list[tuple[str, list[Path]]]:
     count = sum(len(files) for _, files in found)
     if not 1 <= count <= _MOST_FILES:
         raise DataError(
-            f"{root}: expected 1 to {_MOST_FILES} PNG or JPEG pictures in subfolders, one per class, "
-            f"got {count}."
+            f"{root}: expected 1 to {_MOST_FILES} PNG or JPEG pictures in subfolders, one per class, got {count}."
         )
     return found
 
@@ -113,9 +112,7 @@ def _picture(file: Path) -> Iterator[Image.Image]:
     except Image.DecompressionBombError:
         raise DataError(f"{file}: announces more than {_MOST_PIXELS} pixels: reduce it first.") from None
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
-        raise DataError(
-            f"{file}: not a readable PNG or JPEG picture ({error}): truncated or corrupt?"
-        ) from None
+        raise DataError(f"{file}: not a readable PNG or JPEG picture ({error}): truncated or corrupt?") from None
 
 
 def _check_picture(file: Path, picture: Image.Image) -> None:

@@ -68,6 +68,4 @@ def _partner(images: Path) -> Path:
     for path in beside:
         if path != images and path.is_file():
             return path
-    raise DataError(
-        f"{images}: expected the labels beside it as {plain} or {plain}.gz, found neither: put them there."
-    )
+    raise DataError(f"{images}: expected the labels beside it as {plain} or {plain}.gz, found neither: put them there.")

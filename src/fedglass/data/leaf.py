@@ -18,9 +18,7 @@ from fedglass.data.files import check_values, contents
 from fedglass.data.glyphs import CHARACTERS
 from fedglass.data.whitening import FEMNIST, measured
 
-_MOST = (
-    256 << 20
-)  # LEAF writes FEMNIST in files of about half of this; parsed, json takes many times its length
+_MOST = 256 << 20  # LEAF writes FEMNIST in files of about half of this; parsed, json takes many times its length
 
 
 def read_leaf(path: Path, split: str = "train") -> Dataset:
@@ -85,8 +83,7 @@ def _page(path: Path, user: str, entry: object) -> tuple[str, Array, Tensor]:
         pixels, labels = np.zeros(0), np.zeros(0)
     if pixels.ndim != 2 or pixels.size == 0 or len(pixels) != len(np.atleast_1d(labels)):
         raise DataError(
-            f"{path}: user {user!r} must have 'x' as equally long rows of pixels and 'y' with a label for "
-            "each row."
+            f"{path}: user {user!r} must have 'x' as equally long rows of pixels and 'y' with a label for each row."
         )
     return user, pixels, label_tensor(path, labels, f"labels of user {user!r}")
 

@@ -62,9 +62,7 @@ def _arrays(path: Path, split: str) -> dict[str, Array]:
             keys |= {"class_names": "class_names"} if "class_names" in held else {}
             return {ours: _npy(path, key, _member(path, archive, key)) for ours, key in keys.items()}
     except _BROKEN_ZIP as error:
-        raise DataError(
-            f"{path}: not a readable npz file ({error}): it is missing, truncated or corrupt."
-        ) from None
+        raise DataError(f"{path}: not a readable npz file ({error}): it is missing, truncated or corrupt.") from None
 
 
 def _find(held: Sequence[str], names: Sequence[str], split: str) -> str | None:
@@ -107,9 +105,7 @@ def _npy(path: Path, key: str, raw: bytes) -> Array:
     dtype, fortran, shape, start = _header(path, key, raw)
     check_values(path, shape)
     if len(raw) - start != math.prod(shape) * dtype.itemsize:
-        raise DataError(
-            f"{path}: {key} is {len(raw) - start} bytes long, its header announces {shape} {dtype}."
-        )
+        raise DataError(f"{path}: {key} is {len(raw) - start} bytes long, its header announces {shape} {dtype}.")
     flat = np.frombuffer(raw, dtype, offset=start)
     return flat.reshape(shape, order="F" if fortran else "C").astype(dtype.newbyteorder("="), copy=False)
 

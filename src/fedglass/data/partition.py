@@ -79,9 +79,7 @@ class ByWriter:
             )
         writers = torch.tensor(sorted(set(dataset.writers.tolist())))
         if clients > len(writers):
-            raise DataError(
-                f"{dataset.name} has {len(writers)} writers, too few for {clients} clients: ask for fewer."
-            )
+            raise DataError(f"{dataset.name} has {len(writers)} writers, too few for {clients} clients: ask for fewer.")
         drawn = writers[torch.randperm(len(writers), generator=generator)[:clients].sort().values]
         return [(dataset.writers == writer).nonzero()[:, 0] for writer in drawn]
 

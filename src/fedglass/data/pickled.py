@@ -23,9 +23,7 @@ from fedglass.data.arrays import Array
 
 _ARRAYS = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 _NAMES = (*_ARRAYS, "numpy ndarray", "numpy dtype")
-_TEXTS = frozenset(
-    f"{size}{kind}" for kind in ("BINSTRING", "BINUNICODE", "BINBYTES") for size in ("", "SHORT_")
-)
+_TEXTS = frozenset(f"{size}{kind}" for kind in ("BINSTRING", "BINUNICODE", "BINBYTES") for size in ("", "SHORT_"))
 _NUMBERS = ("BININT", "BININT1", "BININT2", "INT", "LONG1", "BINFLOAT")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
@@ -69,9 +67,7 @@ def byte_array(value: object, path: Path) -> Array:
                 sound = isinstance(data, bytes) and all(type(side) is int and side >= 0 for side in shape)
                 if sound and math.prod(shape) == len(data):
                     return np.frombuffer(data, np.uint8).reshape(shape)
-    raise DataError(
-        f"{path}: expected an array of unsigned bytes, found something else: fetch the file again."
-    )
+    raise DataError(f"{path}: expected an array of unsigned bytes, found something else: fetch the file again.")
 
 
 class _Machine:
@@ -136,9 +132,7 @@ class _Machine:
                 (state,) = self._take(1)
                 self._top(_Named).state = state
             case _:
-                raise DataError(
-                    f"{self.path}: the pickle uses {opcode}, which plain data has no need of: refused."
-                )
+                raise DataError(f"{self.path}: the pickle uses {opcode}, which plain data has no need of: refused.")
 
     def _named(self, name: str) -> _Named:
         if name not in _NAMES:

@@ -92,9 +92,7 @@ def score(
     truth = originals(original)
     pairing = match(reconstructed, truth) if matching is None else matching
     if len(pairing.partner) != len(truth):
-        raise DataError(
-            f"Expected a matching of the {len(truth)} originals, got one of {len(pairing.partner)}."
-        )
+        raise DataError(f"Expected a matching of the {len(truth)} originals, got one of {len(pairing.partner)}.")
     guess = pairing.apply(reconstructed.detach().cpu())
     reasons = {m.name: m.why_not(tuple(truth.shape[1:])) for m in wanted}
     return Scores(

@@ -56,8 +56,7 @@ def batch(name: str, images: Tensor) -> Tensor:
         raise DataError(f"Expected {name} images as a tensor (n, c, h, w), got shape {tuple(images.shape)}.")
     if not images.is_floating_point():
         raise DataError(
-            f"Expected {name} images as floats with pixels in [0, 1], got {images.dtype}: divide bytes "
-            "by 255."
+            f"Expected {name} images as floats with pixels in [0, 1], got {images.dtype}: divide bytes by 255."
         )
     return images.detach().cpu().double()
 
@@ -72,8 +71,7 @@ def originals(images: Tensor, peak: float = 1.0) -> Tensor:
     low, high = truth.min().item(), truth.max().item()
     if low < -SLACK * peak or high > peak * (1 + SLACK):
         raise DataError(
-            f"Expected original pixels in [0, {peak:g}], got [{low:.4g}, {high:.4g}]: undo the "
-            "whitening first."
+            f"Expected original pixels in [0, {peak:g}], got [{low:.4g}, {high:.4g}]: undo the whitening first."
         )
     return truth
 

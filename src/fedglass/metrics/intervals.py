@@ -58,8 +58,7 @@ def bootstrap_mean(
     """
     if not 0 < level < 1 or resamples < 1:
         raise UsageError(
-            f"Expected level in (0, 1) and resamples of at least 1, got level={level} and "
-            f"resamples={resamples}."
+            f"Expected level in (0, 1) and resamples of at least 1, got level={level} and resamples={resamples}."
         )
     sums, sizes = _units(values, clusters)
     count = None if clusters is None else len(sums)

@@ -35,8 +35,7 @@ class Matching:
         used = [p for p in self.partner if p is not None]
         if used and max(used) >= len(reconstructed):
             raise DataError(
-                f"Expected the reconstructions that were matched, at least {max(used) + 1}, got "
-                f"{len(reconstructed)}."
+                f"Expected the reconstructions that were matched, at least {max(used) + 1}, got {len(reconstructed)}."
             )
         ordered = reconstructed.new_full((len(self.partner), *reconstructed.shape[1:]), torch.nan)
         for i, p in enumerate(self.partner):

@@ -68,9 +68,7 @@ _ENTRIES: dict[str, _Entry] = {
     "resnet8": _Entry(_Stemmed(ResNet8), "three residual blocks of 32, 64, 128 channels [Zhu et al., 2023]"),
     "resnet8_sigmoid": _Entry(_sigmoid(ResNet8), "the same with sigmoid"),
     "resnet18": _Entry(_Stemmed(resnet18), "ResNet-18 [He et al., 2016]"),
-    "resnet18_sigmoid": _Entry(
-        _sigmoid(resnet18), "the same with sigmoid, as FedLeak uses it [Fan et al., 2025]"
-    ),
+    "resnet18_sigmoid": _Entry(_sigmoid(resnet18), "the same with sigmoid, as FedLeak uses it [Fan et al., 2025]"),
     "resnet34": _Entry(_Stemmed(resnet34), "ResNet-34 [He et al., 2016]"),
     "resnet34_sigmoid": _Entry(_sigmoid(resnet34), "the same with sigmoid"),
     "densenet121": _Entry(_Stemmed(densenet121), "DenseNet-121 [Huang et al., 2017]"),

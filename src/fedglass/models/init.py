@@ -70,9 +70,7 @@ class KaimingNormal:
 
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
-            std = math.sqrt(
-                2 / (_fan_in(layer.weight) if isinstance(layer, nn.Linear) else _fan_out(layer.weight))
-            )
+            std = math.sqrt(2 / (_fan_in(layer.weight) if isinstance(layer, nn.Linear) else _fan_out(layer.weight)))
             nn.init.normal_(layer.weight, 0.0, std, generator=generator)
         _zero_biases(model)
         _reset_norms(model)

@@ -34,9 +34,7 @@ def unit(
 class InvertedResidual(nn.Module):
     """Expand, filter each channel, project back without activation; a shortcut where the shape stays."""
 
-    def __init__(
-        self, entering: int, leaving: int, stride: int, expansion: int, activation: type[nn.Module]
-    ) -> None:
+    def __init__(self, entering: int, leaving: int, stride: int, expansion: int, activation: type[nn.Module]) -> None:
         super().__init__()
         inner = entering * expansion
         expand = [unit(entering, inner, 1, 1, 1, activation)] if expansion != 1 else []
@@ -60,9 +58,7 @@ class MobileNetV2(nn.Module):
     would then depend on a mask that nobody records; `classifier.0` only keeps its place.
     """
 
-    def __init__(
-        self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU6
-    ) -> None:
+    def __init__(self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU6) -> None:
         super().__init__()
         start, second = (1, 1) if stem is Stem.SMALL else (2, 2)
         width = 32

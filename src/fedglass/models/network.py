@@ -174,6 +174,5 @@ def _use_batch_statistics(module: nn.Module) -> None:
 
 def _no_head() -> ModelError:
     return ModelError(
-        "The network has no dense layer (nn.Linear), which this method reads: "
-        "choose a network that ends in one."
+        "The network has no dense layer (nn.Linear), which this method reads: choose a network that ends in one."
     )

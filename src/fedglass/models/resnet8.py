@@ -17,9 +17,7 @@ class ResNet8(nn.Module):
     then 1000 units with no activation in front of the last layer.
     """
 
-    def __init__(
-        self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU
-    ) -> None:
+    def __init__(self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
         self.conv1 = first_convolution(stem, shape[0], 32)
         self.bn1 = nn.BatchNorm2d(32)

@@ -77,11 +77,7 @@ def _check(model: nn.Module, sizes: Sizes, path: str) -> None:
 
 def _misfit(model: nn.Module, wrong: list[str], sizes: Sizes, own: Sizes, path: str) -> ModelError:
     head = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][-1:]
-    if (
-        head
-        and set(wrong) <= {f"{head[0]}.weight", f"{head[0]}.bias"}
-        and sizes[wrong[0]][1:] == own[wrong[0]][1:]
-    ):
+    if head and set(wrong) <= {f"{head[0]}.weight", f"{head[0]}.bias"} and sizes[wrong[0]][1:] == own[wrong[0]][1:]:
         return ModelError(
             f"The weights file {path!r} has a classifier of {sizes[wrong[0]][0]} classes, expected "
             f"{own[wrong[0]][0]}: set the number of classes to that of the file, or replace its "
