@@ -26,7 +26,7 @@ from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import OnSegment
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
-from fedglass.attack.images.per_epoch import EpochPixels
+from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
@@ -58,7 +58,7 @@ LABELS = [
     OracleLabels(),
     OracleBatchLabels(),
 ]
-IMAGES = [Pixels(), FreePixels(), EpochPixels()]
+IMAGES = [Pixels(), FreePixels(), EpochPixels(), BoundedEpochPixels()]
 FORWARDS = [
     OneGradient(),
     ObservedResidual(),

@@ -41,6 +41,7 @@ PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "idlg": (FEDSGD, [2], {"iterations": 15}),
     "inverting_gradients": (FEDSGD, [3], {"iterations": 100}),
     "inverting_gradients_published": (FEDAVG, [0, 2, 3], {"iterations": 100}),
+    "dlfa": (FEDAVG, [0, 2, 3], {"iterations": 40, "warm_up": 60}),
     "dlfa_published": (FEDAVG, [0, 2], {"iterations": 150}),
     "dlfa_printed": (FEDAVG, [0, 2], {"iterations": 100, "setting": "cifar100"}),
     "dlfa_no_prior": (FEDAVG, [0, 2], {"iterations": 60}),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from fedglass.core.params import flatten, weights_of
 from fedglass.core.types import Training
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
 from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
-from fedglass.reproduce.messages import members, network_of, observe, warmed_up
+from fedglass.reproduce.messages import Checkpoint, members, network_of, observe, warmed_up
 from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.rounds.views import Knows
@@ -76,6 +78,16 @@ def test_a_warm_up_trains_the_network(population: Population) -> None:
     again = warmed_up(warm, population, 0, lambda done, total: None)
     assert torch.equal(flatten(weights_of(model)), flatten(weights_of(again)))
     assert members(warm, population, 0)[0].labels.max() < 62
+
+
+def test_a_longer_warm_up_goes_through_a_shorter_one(population: Population, tmp_path: Path) -> None:
+    short, long = (replace(SETUP, warm_up=WarmUp(n, Training(0.1), examples=20, called=2)) for n in (1, 2))
+    path = tmp_path / "short.safetensors"
+    path.write_bytes(save(warmed_up(short, population, 0, lambda done, total: None).state_dict()))
+    since = Checkpoint(1, str(path))
+    continued = warmed_up(long, population, 0, lambda done, total: None, since)
+    straight = warmed_up(long, population, 0, lambda done, total: None)
+    assert torch.equal(flatten(weights_of(continued)), flatten(weights_of(straight)))
 
 
 def test_without_a_warm_up_the_network_is_untrained(population: Population) -> None:

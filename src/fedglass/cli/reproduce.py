@@ -104,10 +104,10 @@ def _run(asked: Figure, of: Table, cells: Sequence[Cell], output: Path, workers:
     from fedglass.cli.reproduced import RecreationScreen, say_before, say_table
     from fedglass.reproduce.compare import lines
     from fedglass.reproduce.page import write_recreation
-    from fedglass.reproduce.run import run, unfinished
+    from fedglass.reproduce.run import run
 
     count = workers or cores()
-    say_before(asked, of, cells, unfinished(cells, output), count)
+    say_before(asked, cells, output, count)
     if dry_run:
         return
     with RecreationScreen() as screen:

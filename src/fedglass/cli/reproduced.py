@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -16,19 +17,21 @@ from fedglass.reproduce.cases import Case, Cell
 from fedglass.reproduce.compare import Line, iterations_in_words, measures_of, spread_in_words
 from fedglass.reproduce.estimate import duration, in_words
 from fedglass.reproduce.page import data_in_words
+from fedglass.reproduce.run import unfinished, untrained
 from fedglass.reproduce.tables import Figure, Table
 
 
-def say_before(asked: Figure, of: Table, cells: Sequence[Cell], todo: Sequence[Case], workers: int) -> None:
+def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: int) -> None:
     """What is going to be run, on what, and what it will cost, on stderr."""
     console = Console(stderr=True, highlight=False)
+    todo = unfinished(cells, directory)
     whole = len({case.key for cell in cells for case in cell.cases})
     console.print(Text(f"{asked.name}: {asked.title}", style="bold"), soft_wrap=True)
     for words in data_in_words(cells):
         console.print(Text(words, style="yellow" if words.startswith("STAND-IN") else ""), soft_wrap=True)
     if whole > len(todo):
         console.print(Text(f"{whole - len(todo)} of {whole} runs are done already.", style="dim"), soft_wrap=True)
-    console.print(Text(in_words(todo, workers)), soft_wrap=True)
+    console.print(Text(in_words(todo, workers, untrained(todo, directory))), soft_wrap=True)
 
 
 def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line]) -> None:

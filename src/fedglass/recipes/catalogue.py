@@ -16,6 +16,7 @@ from fedglass.recipes.dlfa import (
     dlfa_published,
     dlfa_shared,
 )
+from fedglass.recipes.dlfa_fast import dlfa
 from fedglass.recipes.dlg import dlg
 from fedglass.recipes.idlg import idlg
 from fedglass.recipes.inverting_gradients import inverting_gradients, inverting_gradients_published
@@ -56,6 +57,7 @@ RECIPES: Mapping[str, Recipe] = {
     "inverting_gradients_published": Recipe(
         inverting_gradients_published, "cosine distance and total variation, signed Adam", GEIPING
     ),
+    "dlfa": Recipe(dlfa, "simulates the local training, epoch prior; started from sme, fast", DLFA),
     "dlfa_published": Recipe(dlfa_published, "simulates the local training, epoch prior; as released", DLFA),
     "dlfa_printed": Recipe(dlfa_printed, "simulates the local training, epoch prior; as printed (cosine)", DLFA),
     "dlfa_no_prior": Recipe(dlfa_no_prior, "simulates the local training, no prior over epochs", DLFA),

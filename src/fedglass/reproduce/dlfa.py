@@ -23,6 +23,7 @@ from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.per_example import PerExample
 from fedglass.defend.random_pruning import RandomDrop
+from fedglass.defend.same_each_epoch import SameEachEpoch
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Release
 from fedglass.metrics.recovered import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
@@ -125,7 +126,8 @@ def _defence(name: str, strength: float) -> GradientFn | None:
         "Laplacian Noise": LaplacianNoise,
         "Random Pruning": RandomDrop,
     }
-    return PerExample(known[name](strength)) if name in known else None
+    # The release draws the same noise in every epoch again.
+    return SameEachEpoch(PerExample(known[name](strength))) if name in known else None
 
 
 def _setup(setting: Setting, data: str) -> Setup:

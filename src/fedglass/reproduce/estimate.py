@@ -49,7 +49,18 @@ def seconds_of(experiment: Experiment) -> float:
     return local + float(getattr(stage.solver, "iterations", 1)) * iteration
 
 
-def in_words(cases: Iterable[Case], workers: int) -> str:
+def training_seconds(case: Case) -> float:
+    """About how long the case's network is trained before, on one core."""
+    warm_up, setup = case.experiment.setup.warm_up, case.experiment.setup
+    if warm_up is None:
+        return 0.0
+    examples = warm_up.examples or len(case.population.dataset()) // (case.population.writers() or 1)
+    batch = min(warm_up.training.batch_size or examples, examples)
+    step = gradient_seconds(setup.network, setup.data, batch)
+    return warm_up.rounds * warm_up.called * warm_up.training.steps(examples) * step
+
+
+def in_words(cases: Iterable[Case], workers: int, untrained: Iterable[Case] = ()) -> str:
     """The whole cost in one sentence, or that nothing is left to do."""
     costs = [seconds_of(case.experiment) for case in cases]
     if not costs:
@@ -62,9 +73,11 @@ def in_words(cases: Iterable[Case], workers: int) -> str:
     running = min(workers, len(costs))
     wall = max(sum(costs) / running, max(costs))
     plural = "" if len(costs) == 1 else "s"
+    training = max((training_seconds(case) for case in untrained), default=0.0)
+    before = f", after about {duration(training)} of training the network" if training else ""
     return (
         f"{len(costs)} run{plural}, {each} each on one core, about {duration(wall)} in all with {running} "
-        f"worker{'' if running == 1 else 's'} (estimated from {TIMED} timed steps)."
+        f"worker{'' if running == 1 else 's'} (estimated from {TIMED} timed steps){before}."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -58,16 +58,32 @@ def network_of(setup: Setup, seed: int) -> nn.Module:
     return build(setup.network, shape=kind.shape, classes=kind.classes, init=setup.init, seed=seed)
 
 
-def warmed_up(setup: Setup, population: Population, seed: int, progress: Callable[[int, int], None]) -> nn.Module:
+@dataclass(frozen=True)
+class Checkpoint:
+    """A network that a shorter warm-up has left."""
+
+    rounds: int
+    weights: str
+
+
+def warmed_up(
+    setup: Setup,
+    population: Population,
+    seed: int,
+    progress: Callable[[int, int], None],
+    since: Checkpoint | None = None,
+) -> nn.Module:
     """The network after the rounds of the setup's warm-up, which keeps the data's own labels."""
     warm_up = setup.warm_up
     model = network_of(setup, seed)
     if warm_up is None:
         return model
+    if since is not None:
+        load_weights(model, since.weights)
     clients = _crowd(warm_up, population)
     share = min(1.0, warm_up.called / len(clients))
     plan = replace(setup, training=warm_up.training)
-    for index in range(warm_up.rounds):
+    for index in range(0 if since is None else since.rounds, warm_up.rounds):
         # One round at a time: a transcript of all of them would hold every client's update.
         federation = _federation(plan, model, clients, derive(seed, "warm-up", index), share)
         model.load_state_dict(dict(federation.run().rounds[0].after), strict=False)

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from markupsafe import Markup
+
 from fedglass.audit.records import Record
+from fedglass.report.charts import trade_off
 from fedglass.report.page import Cell as TableCell
 from fedglass.report.page import Table as PageTable
 from fedglass.report.page import render, write_page
@@ -33,6 +36,8 @@ class Group:
 
     title: str
     strips: Sequence[Strip]
+    epochs: Sequence[Strip] = ()
+    """The same images at each local epoch, before they were matched and averaged."""
 
 
 def write_recreation(
@@ -68,65 +73,104 @@ def data_in_words(cells: Sequence[Cell]) -> list[str]:
 
 
 def _table(of: Table, found: Sequence[Line]) -> PageTable:
-    columns = ["setting", "method"]
-    columns += [f"{m.title}, {whose}" for m in of.measures.values() for whose in ("paper", "measured")]
-    return PageTable([*columns, "clients", "time", "memory"], [_cells(of, line) for line in found])
+    columns = ["setting", "method", *(measure.title for measure in of.measures.values()), "clients", "time", "memory"]
+    return PageTable(columns, [_cells(of, line) for line in found])
 
 
 def _cells(of: Table, line: Line) -> list[TableCell | str]:
-    setting = ", ".join(f"{title} {value}" for title, value in zip(of.columns.values(), line.setting, strict=True))
-    numbers = [text for name in of.measures for text in (line.published[name], line.measured[name])]
+    numbers = [TableCell(unbroken(line.measured[m]), note=unbroken(f"paper {line.published[m]}")) for m in of.measures]
     clients = f"{line.done} of {line.planned}" + (f", {line.failed} failed" if line.failed else "")
-    time = "-" if line.seconds is None else duration(line.seconds)
-    memory = "-" if line.peak_mib is None else f"{line.peak_mib:.0f} MiB"
-    return [setting, line.method, *numbers, clients, time, memory]
+    time = "-" if line.seconds is None else unbroken(duration(line.seconds))
+    memory = "-" if line.peak_mib is None else unbroken(f"{line.peak_mib:.0f} MiB")
+    return [_in_words(of, line.setting), line.method, *numbers, clients, time, memory]
+
+
+def unbroken(text: str) -> str:
+    """The text with spaces at which no line ends.
+
+    >>> unbroken("1 ± 2")
+    '1\\xa0±\\xa02'
+    """
+    return text.replace(" ", "\u00a0")
+
+
+def _in_words(of: Table, values: Sequence[str]) -> str:
+    named = zip(of.columns.items(), values, strict=True)
+    return ", ".join(value if field == "dataset" else f"{title}\u00a0{value}" for (field, title), value in named)
+
+
+def _setting(of: Table, cell: Cell) -> str:
+    return _in_words(of, [shown(cell.row.setting[field]) for field in of.columns])
 
 
 def _by_row(cells: Sequence[Cell]) -> list[list[Cell]]:
-    rows: dict[int, list[Cell]] = {}
+    """Cells that share their originals: the methods of one row on the same data."""
+    rows: dict[tuple[int, str], list[Cell]] = {}
     for cell in cells:
-        rows.setdefault(cell.row.number, []).append(cell)
+        rows.setdefault((cell.row.number, cell.experiment.setup.data), []).append(cell)
     return list(rows.values())
 
 
 def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], album: Album) -> list[Group]:
-    """One group for each client; methods of one client share its originals."""
-    count = max(len(cell.cases) for cell in cells)
-    setting = ", ".join(f"{title} {shown(cells[0].row.setting[field])}" for field, title in of.columns.items())
+    """One group for each client; all methods are shown below its originals."""
     found = []
-    for client in range(count):
-        strips = [s for cell in cells for s in _strips(of, cell, client, records, album)]
-        unique = list({strip.title: strip for strip in strips}.values())
-        if unique:
-            ordered = sorted(unique, key=lambda strip: strip.title != "original")
-            found.append(Group(f"{setting}: client {client}", ordered))
+    for client in range(len(cells[0].cases)):
+        known = [(cell, record) for cell in cells if (record := _pictured(cell, client, records)) is not None]
+        if known:
+            original = Strip("original", "", album.inline(_place(known[0][1], "original"), "originals"))
+            strips = [original, *(_strip(of, cell, record, album) for cell, record in known)]
+            # Of one client only: they are many.
+            epochs = [s for cell, record in known for s in _epochs(of, cell, record, album)] if client == 0 else []
+            found.append(Group(f"{_setting(of, cells[0])}: client {client}", strips, epochs))
     return found
 
 
-def _strips(of: Table, cell: Cell, client: int, records: Mapping[str, Record], album: Album) -> list[Strip]:
+def _pictured(cell: Cell, client: int, records: Mapping[str, Record]) -> Record | None:
     record = records.get(cell.cases[client].key)
-    places = None if record is None else record.extra.get("strips")
-    if record is None or not isinstance(places, dict) or not places:
-        return []
+    return record if record is not None and record.extra.get("strips") else None
+
+
+def _place(record: Record, name: str) -> str:
+    places = record.extra["strips"]
+    return str(places[name]) if isinstance(places, dict) else ""
+
+
+def _strip(of: Table, cell: Cell, record: Record, album: Album) -> Strip:
     method, measures = known_methods(of)[cell.method], measures_of(record)
-    score = f"{measures.get('psnr', float('nan')):.1f} dB, {measures.get('recovered', 0):.0f} % recovered"
-    strips = [Strip("original", "", album.inline(str(places["original"]), "originals"))]
-    strips.append(Strip(method, score, album.inline(str(places["reconstruction"]), f"reconstructed by {method}")))
-    epochs = places.get("epochs")
-    for i, place in enumerate(epochs if isinstance(epochs, list) and client == 0 else [], 1):
-        title = f"{method}, epoch {i}"
-        strips.append(Strip(title, "", album.inline(str(place), title)))
-    return strips
+    score = f"{measures['psnr']:.1f} dB, {measures['recovered']:.0f} % recovered"
+    return Strip(method, score, album.inline(_place(record, "reconstruction"), f"reconstructed by {method}"))
+
+
+def _epochs(of: Table, cell: Cell, record: Record, album: Album) -> list[Strip]:
+    places = record.extra["strips"]
+    paths = places.get("epochs") if isinstance(places, dict) else None
+    if not isinstance(paths, list):
+        return []
+    titles = [f"{known_methods(of)[cell.method]}, epoch {i}" for i in range(1, len(paths) + 1)]
+    return [Strip(title, "", album.inline(str(path), title)) for title, path in zip(titles, paths, strict=True)]
 
 
 def _charts(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
-    drawn = []
+    drawn = [Chart("PSNR against N", svg)] if (svg := _against_examples(of, cells, records)) is not None else []
     for cell in cells:
         record = records.get(cell.cases[0].key)
         if record is not None and isinstance(curves := record.extra.get("curves"), dict) and curves:
-            setting = ", ".join(f"{title} {shown(cell.row.setting[field])}" for field, title in of.columns.items())
-            drawn += charts(setting, curves)
+            drawn += charts(_setting(of, cell), curves)
     return drawn
+
+
+def _against_examples(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> Markup | None:
+    """The mean PSNR of each method over the number of examples, where that is all that changes."""
+    if set(of.columns) != {"examples", "steps"}:
+        return None
+    series: dict[str, list[tuple[float, float]]] = {}
+    for cell in cells:
+        found = [measures_of(records[case.key]) for case in cell.cases if case.key in records]
+        values = [m["psnr"] for m in found if "psnr" in m]
+        if values:
+            point = (float(cell.row.setting["examples"]), sum(values) / len(values))
+            series.setdefault(known_methods(of)[cell.method], []).append(point)
+    return trade_off("PSNR against the number of examples", series, "N", "dB") if series else None
 
 
 def _failed(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[tuple[Case, Record]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from fedglass.audit.machine import one_thread
 from fedglass.audit.records import RECORDS, Record, RecordFile
 from fedglass.core.errors import UsageError
 from fedglass.reproduce.cases import Case, Cell, warm_up_key
-from fedglass.reproduce.messages import members, warmed_up
+from fedglass.reproduce.messages import Checkpoint, members, warmed_up
 from fedglass.reproduce.pictures import save_pictures, write_bytes
 from fedglass.reproduce.play import Played, Work, lost, play
 from fedglass.reproduce.pool import Lost, Pool
@@ -75,12 +76,36 @@ def _work(case: Case, directory: Path, progress: Progress) -> Work:
     return Work(case, clients, words, _weights(case, directory, progress))
 
 
-def _weights(case: Case, directory: Path, progress: Progress) -> str | None:
-    """The file of the case's trained network, which is trained here where there is none yet."""
+def untrained(cases: Sequence[Case], directory: Path) -> list[Case]:
+    """The cases whose network is still to be trained, one for each network."""
+    warm = {path: case for case in cases if (path := _network_file(case, directory)) is not None}
+    return [case for path, case in warm.items() if not path.is_file()]
+
+
+def _network_file(case: Case, directory: Path, rounds: int | None = None) -> Path | None:
     setup = case.experiment.setup
     if setup.warm_up is None:
         return None
-    path = directory / TRAINED / f"{warm_up_key(setup, case.population, case.seed)}.safetensors"
+    warm_up = setup.warm_up if rounds is None else replace(setup.warm_up, rounds=rounds)
+    key = warm_up_key(replace(setup, warm_up=warm_up), case.population, case.seed)
+    return directory / TRAINED / f"{key}.safetensors"
+
+
+def _checkpoint(case: Case, directory: Path) -> Checkpoint | None:
+    """The longest of the shorter warm-ups that are there: a warm-up of 10 rounds goes through that of 5."""
+    warm_up = case.experiment.setup.warm_up
+    for rounds in range(0 if warm_up is None else warm_up.rounds - 1, 0, -1):
+        path = _network_file(case, directory, rounds)
+        if path is not None and path.is_file():
+            return Checkpoint(rounds, str(path))
+    return None
+
+
+def _weights(case: Case, directory: Path, progress: Progress) -> str | None:
+    """The file of the case's trained network, which is trained here where there is none yet."""
+    setup, path = case.experiment.setup, _network_file(case, directory)
+    if setup.warm_up is None or path is None:
+        return None
     if not path.is_file():
         name = f"{setup.network} for {setup.warm_up.rounds} rounds"
 
@@ -88,7 +113,8 @@ def _weights(case: Case, directory: Path, progress: Progress) -> str | None:
             progress.trained(name, done, total)
 
         with one_thread():
-            model = warmed_up(setup, case.population, case.seed, trained)
+            since = _checkpoint(case, directory)
+            model = warmed_up(setup, case.population, case.seed, trained, since)
         write_bytes(path, save(model.state_dict()))
     return str(path)
 

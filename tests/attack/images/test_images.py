@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.images.per_epoch import EpochPixels
+from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.parts import Images
 from fedglass.core.errors import UsageError
@@ -17,7 +17,7 @@ from fedglass.core.types import Training
 from fedglass.rounds.views import Knows
 
 FEDAVG = Training(0.1, epochs=3, batch_size=2)
-ROWS: list[tuple[Images, int]] = [(Pixels(), 1), (FreePixels(), 1), (EpochPixels(), 3)]
+ROWS: list[tuple[Images, int]] = [(Pixels(), 1), (FreePixels(), 1), (EpochPixels(), 3), (BoundedEpochPixels(), 3)]
 
 
 @pytest.mark.parametrize(("images", "rows"), ROWS, ids=repr)
@@ -26,7 +26,7 @@ def test_a_start_is_standard_normal_in_whitened_coordinates(toy: Any, images: Im
     (unknown,) = images.bind(seen, stream(0, "i"), None).unknowns
     assert unknown.start.shape == (rows, 40, 1, 8, 8)
     noise = torch.randn(rows, 40, 1, 8, 8, generator=stream(0, "i"))
-    if isinstance(images, Pixels):
+    if isinstance(images, Pixels | BoundedEpochPixels):
         low, high = (0 - 0.4) / 0.3, (1 - 0.4) / 0.3
         noise = noise.clamp(low, high)
         assert unknown.low is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import known_training
-from fedglass.attack.images.pixels import whitened_noise
+from fedglass.attack.images.pixels import whitened_bounds, whitened_noise
 from fedglass.attack.parts import Bound
 from fedglass.core.types import Observation, Unknown
 
@@ -22,9 +22,22 @@ class EpochPixels:
     """
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        epochs = known_training(observation).epochs
-        if start is None:
-            first = whitened_noise(observation, generator, epochs)
-        else:
-            first = start.expand(epochs, *start.shape[1:]).contiguous()
-        return Bound((Unknown(first),), lambda tensors: tensors[0])
+        return Bound((Unknown(_first(observation, generator, start)),), lambda tensors: tensors[0])
+
+
+@dataclass(frozen=True)
+class BoundedEpochPixels:
+    """As `EpochPixels`, but kept inside the pixel bounds by projection."""
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        low, high = whitened_bounds(observation)
+        first = _first(observation, generator, start).clamp(low, high)
+        return Bound((Unknown(first, low, high),), lambda tensors: tensors[0])
+
+
+def _first(observation: Observation, generator: torch.Generator, start: Tensor | None) -> Tensor:
+    """Noise, or the previous stage's images, for each epoch.  # (epochs, n, c, h, w)"""
+    epochs = known_training(observation).epochs
+    if start is None:
+        return whitened_noise(observation, generator, epochs)
+    return start.expand(epochs, *start.shape[1:]).contiguous()
