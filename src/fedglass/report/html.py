@@ -113,7 +113,7 @@ def _worst(records: Sequence[Record], gate: Gate, album: Album) -> list[Pair]:
         original = album.content(case.picture.original) or case.picture.original
         if original not in seen:
             seen.add(original)
-            whose = [case.attack, f"client {case.client}, round {case.round}"]
+            whose = [case.attack, f"{case.client}, round {case.round}"]
             pairs.append(_pair(case, case.picture, gate, album, whose))
     return pairs
 

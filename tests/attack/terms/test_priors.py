@@ -88,7 +88,6 @@ def slow_isotropic(images: Tensor, exponent: float) -> float:
         (IsotropicTotalVariation(exponent=2.0), lambda x: slow_isotropic(x, 2.0)),
         (IsotropicTotalVariation(exponent=0.7), lambda x: slow_isotropic(x, 0.7)),
     ],
-    ids=repr,
 )
 def test_total_variation_is_that_of_a_loop(term: Term, slow: Callable[[Tensor], float], shape: tuple[int, ...]) -> None:
     images = drawn(*shape)
