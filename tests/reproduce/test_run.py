@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedglass.audit.records import RECORDS, Record, RecordFile
+from fedglass.core.types import Training
 from fedglass.reproduce.cases import Case, Cell, cells
-from fedglass.reproduce.compare import Line, lines, number, spread_in_words, summarised
+from fedglass.reproduce.compare import Line, lines, number, remarks, spread_in_words, summarised
 from fedglass.reproduce.estimate import in_words, seconds_of
+from fedglass.reproduce.experiment import WarmUp
 from fedglass.reproduce.page import write_recreation
 from fedglass.reproduce.pool import Lost, Pool
 from fedglass.reproduce.populations import populations
+from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.request import Request
-from fedglass.reproduce.run import run, unfinished
+from fedglass.reproduce.run import run, unfinished, untrained
 from fedglass.reproduce.tables import Printed, figure, table
 
 
@@ -182,3 +186,23 @@ def test_the_estimate_grows_with_iterations_and_steps() -> None:
     assert in_words([], 2) == "Nothing is left to run."
     cases = [case for cell in chosen("sme-table2", [1], ["ig"], clients=3) for case in cell.cases]
     assert in_words(cases, 2).startswith("3 runs, about ")
+
+
+def test_later_rounds_say_how_far_the_network_was_trained(tmp_path: Path) -> None:
+    cell = chosen("sme-table5", [2], ["geometry"])[0]
+    warm_up = WarmUp(1, Training(0.1), examples=10, called=1)
+    setup = replace(cell.experiment.setup, examples=2, training=Training(0.01), warm_up=warm_up)
+    experiment = replace(cell.experiment, setup=setup, probe=Geometry(points=3))
+    case = replace(cell.cases[0], key="short", experiment=experiment)
+    short = [replace(cell, experiment=experiment, cases=[case])]
+    assert untrained([case], tmp_path) == [case]
+    records = run(short, tmp_path, 1, Heard())
+    assert untrained([case], tmp_path) == []
+    accuracy = records["short"].utility["accuracy"]
+    assert accuracy is not None
+    assert 0 <= accuracy <= 1
+    said = " ".join(remarks(table("sme-table5"), short, records))
+    assert f"{accuracy:.0%} after 1." in said
+    assert "do not compare these rows by round" in said
+    assert "about 19 %" in said
+    assert not any("Accuracy" in words for words in remarks(table("sme-table2"), chosen("sme-table2", [1], ["ig"]), {}))

@@ -113,7 +113,7 @@ def _run(asked: Figure, of: Table, cells: Sequence[Cell], output: Path, workers:
     with RecreationScreen() as screen:
         records = run(cells, output, count, screen)
     found = lines(of, cells, records)
-    say_table(of, cells, found)
+    say_table(of, cells, found, records)
     click.echo(f"Page: {write_recreation(output, asked, of, cells, records, _command())}")
     if failed := sum(line.failed for line in found):
         raise AuditError(f"{failed} of {sum(line.planned for line in found)} runs failed; the page says why.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedglass.audit.records import Record
 from fedglass.reproduce.cases import Case, Cell
-from fedglass.reproduce.compare import Line, iterations_in_words, measures_of, spread_in_words
+from fedglass.reproduce.compare import Line, measures_of, remarks, spread_in_words
 from fedglass.reproduce.estimate import duration, in_words
 from fedglass.reproduce.page import data_in_words
 from fedglass.reproduce.run import unfinished, untrained
@@ -34,7 +34,7 @@ def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: i
     console.print(Text(in_words(todo, workers, untrained(todo, directory))), soft_wrap=True)
 
 
-def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line]) -> None:
+def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: Mapping[str, Record]) -> None:
     """Paper and measurement side by side, on stdout."""
     console = Console(highlight=False)
     wide = Console(highlight=False, width=max(console.width, 60 + 14 * len(of.columns) + 30 * len(of.measures)))
@@ -52,7 +52,7 @@ def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line]) -> None:
         grid.add_row(*line.setting, line.method, *numbers, clients, time, memory)
     out.print(grid)
     out.print(Text(f"Measured: mean {spread_in_words(of)}. Paper: {of.clients} clients."), soft_wrap=True)
-    for note in [*iterations_in_words(cells), *of.notes]:
+    for note in remarks(of, cells, records):
         out.print(Text(note, style="dim"), soft_wrap=True)
 
 

@@ -11,24 +11,28 @@ from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.epoch_prior import SquaredEpochPrior
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.recipes.dlfa_settings import settings
 from fedglass.recipes.sme import COUNTS, sme
 
 
 def dlfa(
     labels: Labels = COUNTS,
+    setting: str = "femnist",
     iterations: int = 60,
     warm_up: int = 200,
     tv: float = 0.02,
-    prior: float = 3.0,
+    prior: float = 0.003,
     budget_mib: float = 1024.0,
 ) -> Attack:
     """SME's images, found in seconds, then the simulation with images of each epoch's own and the epoch prior.
 
     Differs from the paper in its start, in the cosine distance, total variation and bounds (those of SME), and in
     a rate that decays to zero: a fraction of the iterations of `dlfa_published` reaches its quality. Made for
-    networks on which SME gets anywhere; `dlfa_published` starts from noise.
+    networks on which SME gets anywhere; `dlfa_published` starts from noise. `prior` is relative to the weight that
+    the setting has in the paper, beside a distance of another scale.
     """
-    objective = Cosine() + tv * TotalVariation(share=0.5) + prior * SquaredEpochPrior()
+    chosen = settings(setting)
+    objective = Cosine() + tv * TotalVariation(share=0.5) + (prior * chosen.inv) * SquaredEpochPrior(chosen.summary)
     solver = Adam(rate=0.2, iterations=iterations, schedule=CosineDecay())
     simulation = Stage(Unroll(budget_mib), BoundedEpochPixels(), objective, solver)
     return Attack(labels, (*sme(iterations=warm_up).stages, simulation))

@@ -51,8 +51,28 @@ def spread_in_words(of: Table) -> str:
     return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
 
 
-def iterations_in_words(cells: Sequence[Cell]) -> list[str]:
-    """What the reader must know where the published number of iterations was changed."""
+def remarks(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
+    """What the reader must know beside the numbers."""
+    return [*_iterations(cells), *_accuracies(cells, records), *of.notes]
+
+
+def _accuracies(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
+    """How far the networks were trained, without which later rounds can not be compared."""
+    found: dict[int, float] = {}
+    for cell in cells:
+        for case in cell.cases:
+            value = records[case.key].utility.get("accuracy") if case.key in records else None
+            if value is not None and cell.experiment.setup.warm_up is not None:
+                found[cell.experiment.setup.warm_up.rounds] = value
+    if not found:
+        return []
+    told = ", ".join(f"{value:.0%} after {rounds}" for rounds, value in sorted(found.items()))
+    stand_in = any(case.population.stand_in for cell in cells for case in cell.cases)
+    pace = " A stand-in is learnt at another pace than the paper's data: do not compare these rows by round."
+    return [f"Accuracy of the trained network here, by rounds: {told}.{pace if stand_in else ''}"]
+
+
+def _iterations(cells: Sequence[Cell]) -> list[str]:
     attacks = [cell for cell in cells if isinstance(cell.experiment.probe, Reconstruct)]
     asked = {cell.iterations for cell in attacks if cell.iterations is not None}
     return [f"Every attack was given {n} iterations, not as many as published." for n in sorted(asked)]

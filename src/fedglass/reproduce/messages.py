@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from fedglass.core.params import buffers_of, subtract, weights_of
@@ -23,6 +24,9 @@ from fedglass.rounds.views import AggregateView, ServerView
 
 MOST_WRITERS = 100
 """Clients that a warm-up draws from, where the data have more writers."""
+
+JUDGED = 1000
+"""Images that an accuracy is taken over, drawn from all of them."""
 
 
 def members(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
@@ -89,6 +93,17 @@ def warmed_up(
         model.load_state_dict(dict(federation.run().rounds[0].after), strict=False)
         progress(index + 1, warm_up.rounds)
     return model
+
+
+def accuracy(setup: Setup, population: Population, seed: int, weights: str) -> float:
+    """Share of the data that a trained network classifies rightly: how far its training has come."""
+    model = network_of(setup, seed)
+    load_weights(model, weights)
+    data = population.dataset(own_labels=True)
+    rows = torch.randperm(len(data), generator=stream(seed, "accuracy"))[:JUDGED]
+    with torch.no_grad():
+        logits = model.eval()(data.whitening.whiten(data.images[rows]))
+    return float((logits.argmax(1) == data.labels[rows]).double().mean())
 
 
 def _crowd(warm_up: WarmUp, population: Population) -> list[Client]:

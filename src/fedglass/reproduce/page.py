@@ -15,7 +15,7 @@ from fedglass.report.page import Table as PageTable
 from fedglass.report.page import render, write_page
 from fedglass.report.pictures import Album, Inlined
 from fedglass.reproduce.cases import Case, Cell, known_methods
-from fedglass.reproduce.compare import Line, iterations_in_words, lines, measures_of, shown, spread_in_words
+from fedglass.reproduce.compare import Line, lines, measures_of, remarks, shown, spread_in_words
 from fedglass.reproduce.curves import Chart, charts
 from fedglass.reproduce.estimate import duration
 from fedglass.reproduce.tables import Figure, Table
@@ -57,7 +57,7 @@ def write_recreation(
         spread=spread_in_words(of),
         clients=of.clients,
         table=_table(of, found),
-        notes=[*iterations_in_words(cells), *of.notes],
+        notes=remarks(of, cells, records),
         charts=_charts(of, cells, records),
         groups=[group for row in _by_row(cells) for group in _groups(of, row, records, album)],
         failures=[(case.title, r.error) for case, r in _failed(cells, records)],

@@ -38,6 +38,8 @@ class Work:
     """What the clients' images are, in words."""
     weights: str | None = None
     """The file of the trained network, where there was a warm-up."""
+    accuracy: float | None = None
+    """Of the trained network."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +95,7 @@ def _identity(work: Work) -> dict[str, Any]:
         "client": str(case.client),
         "repeat": 0,
         "seed": case.seed,
+        "utility": {} if work.accuracy is None else {"accuracy": work.accuracy},
         "versions": versions(CPU),
         "extra": _extra(work),
     }

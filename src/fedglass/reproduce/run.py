@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ from fedglass.audit.machine import one_thread
 from fedglass.audit.records import RECORDS, Record, RecordFile
 from fedglass.core.errors import UsageError
 from fedglass.reproduce.cases import Case, Cell, warm_up_key
-from fedglass.reproduce.messages import Checkpoint, members, warmed_up
+from fedglass.reproduce.experiment import Setup
+from fedglass.reproduce.messages import Checkpoint, accuracy, members, warmed_up
 from fedglass.reproduce.pictures import save_pictures, write_bytes
 from fedglass.reproduce.play import Played, Work, lost, play
 from fedglass.reproduce.pool import Lost, Pool
+from fedglass.reproduce.populations import Population
 
 TRAINED = "trained"
 
@@ -73,7 +76,18 @@ def _kept(directory: Path, played: Played) -> Record:
 def _work(case: Case, directory: Path, progress: Progress) -> Work:
     setup, population = case.experiment.setup, case.population
     clients, words = members(setup, population, case.client), population.words(setup.warm_up is not None)
-    return Work(case, clients, words, _weights(case, directory, progress))
+    weights = _weights(case, directory, progress)
+    return Work(case, clients, words, weights, None if weights is None else _accuracy(case, weights))
+
+
+def _accuracy(case: Case, weights: str) -> float:
+    return _accuracy_of(case.experiment.setup, case.population, case.seed, weights)
+
+
+@functools.cache
+def _accuracy_of(setup: Setup, population: Population, seed: int, weights: str) -> float:
+    with one_thread():
+        return accuracy(setup, population, seed, weights)
 
 
 def untrained(cases: Sequence[Case], directory: Path) -> list[Case]:
