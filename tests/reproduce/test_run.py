@@ -110,7 +110,7 @@ def test_the_page_shows_numbers_data_and_pictures(
     assert "paper\u00a030.3\u00a0±\u00a00.3" in html
     assert "2 of 2 runs are done" in html
     assert html.count("data:image/png;base64") >= 3
-    assert "Every attack was given 2 iterations" in html
+    assert "Not as published: the last stage of every attack was given 2 iterations" in html
     assert "fedglass reproduce &lt;x&gt;" in html
 
 

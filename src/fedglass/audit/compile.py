@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from fedglass.attack.attack import Attack
+from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job
@@ -59,7 +59,7 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     return Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text)
 
 
-def attack_of(table: AttackTable, adversary: AdversaryTable) -> Attack:
+def attack_of(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
     """The attack with its options; oracle labels where the adversary knows them and the recipe can use them."""
     if table.name not in RECIPES:
         raise unknown_name("attack", table.name, RECIPES)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fedglass.attack.attack import Attack
+from fedglass.attack.hypotheses import AnyAttack
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.recipes.dlfa import (
     dlfa_fedsgd,
@@ -15,6 +15,7 @@ from fedglass.recipes.dlfa import (
     dlfa_printed,
     dlfa_published,
     dlfa_shared,
+    dlfa_unknown_epochs,
 )
 from fedglass.recipes.dlfa_fast import dlfa
 from fedglass.recipes.dlg import dlg
@@ -27,7 +28,7 @@ from fedglass.recipes.sme import sme, sme_baseline_ig, sme_published
 class Recipe:
     """A published attack: how to compose it, in one line, and where it comes from."""
 
-    make: Callable[..., Attack]
+    make: Callable[..., AnyAttack]
     summary: str
     paper: str
 
@@ -64,13 +65,14 @@ RECIPES: Mapping[str, Recipe] = {
     "dlfa_shared": Recipe(dlfa_shared, "simulates the local training, epochs share their images", DLFA),
     "dlfa_fedsgd_epoch": Recipe(dlfa_fedsgd_epoch, "simulates one full batch for each epoch", DLFA),
     "dlfa_fedsgd": Recipe(dlfa_fedsgd, "the whole update as one gradient", DLFA),
+    "dlfa_unknown_epochs": Recipe(dlfa_unknown_epochs, "dlfa_published where epochs and batch size are unknown", DLFA),
     "sme": Recipe(sme, "one gradient at a point between the weights before and after; fast", SME),
     "sme_published": Recipe(sme_published, "one gradient at a point between the weights before and after", SME),
     "sme_baseline_ig": Recipe(sme_baseline_ig, "the same at the weights before: the IG of SME's tables", SME),
 }
 
 
-def recipe(name: str, **options: object) -> Attack:
+def recipe(name: str, **options: object) -> AnyAttack:
     """The attack of that name with the given options of its recipe.
 
     >>> recipe("idlg", iterations=10).stages[0].solver

@@ -9,6 +9,7 @@ from __future__ import annotations
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.one_gradient import RepeatedGradient
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.per_epoch import EpochPixels
 from fedglass.attack.images.pixels import FreePixels
 from fedglass.attack.labels.counts import InterpolatedCounts
@@ -56,6 +57,13 @@ def dlfa_fedsgd_epoch(
 def dlfa_fedsgd(labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400) -> Attack:
     """The update as one gradient, no simulation [Geng et al., 2021]: "FedSGD"."""
     return _compose(RepeatedGradient(), FreePixels(), labels, setting, iterations)
+
+
+def dlfa_unknown_epochs(
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+) -> TryEpochs:
+    """`dlfa_published` for every number of epochs that divides the number of steps; lowest energy wins."""
+    return TryEpochs(dlfa_published(labels, setting, iterations, budget_mib))
 
 
 def dlfa_printed(

@@ -75,7 +75,7 @@ def _accuracies(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[st
 def _iterations(cells: Sequence[Cell]) -> list[str]:
     attacks = [cell for cell in cells if isinstance(cell.experiment.probe, Reconstruct)]
     asked = {cell.iterations for cell in attacks if cell.iterations is not None}
-    return [f"Every attack was given {n} iterations, not as many as published." for n in sorted(asked)]
+    return [f"Not as published: the last stage of every attack was given {n} iterations." for n in sorted(asked)]
 
 
 def number(value: Printed | str | None, digits: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
+from fedglass.attack.attack import Stage
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.audit.machine import one_thread
 from fedglass.core.types import BatchNorm
@@ -38,7 +39,12 @@ def seconds_of(experiment: Experiment) -> float:
         return local + (training.steps(setup.examples) + probe.points) * whole
     if not isinstance(probe, Reconstruct):
         return local + 60 * gradient_seconds(setup.network, setup.data, 50)  # 3000 dummy images, twice, no gradient
-    stage = probe.attack.stages[-1]
+    return local + sum(_stage_seconds(stage, experiment, local) for stage in probe.attack.stages)
+
+
+def _stage_seconds(stage: Stage, experiment: Experiment, local: float) -> float:
+    """One stage of an attack; `local` is the time of the client's own training."""
+    setup, training = experiment.setup, experiment.supposed or experiment.setup.training
     full = gradient_seconds(setup.network, setup.data, setup.examples * setup.clients)
     if isinstance(stage.forward, Unroll):
         iteration = SIMULATION * local * setup.clients
@@ -46,7 +52,7 @@ def seconds_of(experiment: Experiment) -> float:
         iteration = SIMULATION * training.epochs * full
     else:
         iteration = SECOND_ORDER * full
-    return local + float(getattr(stage.solver, "iterations", 1)) * iteration
+    return float(getattr(stage.solver, "iterations", 1)) * iteration
 
 
 def training_seconds(case: Case) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedglass.attack.attack import Attack
+from fedglass.core.errors import UsageError
 from fedglass.recipes.catalogue import recipe
 
 
@@ -18,4 +19,7 @@ class Request:
         """The recipe of that name, with as many iterations as were asked for."""
         if self.iterations is not None:
             options = {**options, "iterations": self.iterations}
-        return recipe(name, **options)
+        found = recipe(name, **options)
+        if not isinstance(found, Attack):
+            raise UsageError(f"The recipe {name!r} tries several attacks: a table takes one composition of parts.")
+        return found
