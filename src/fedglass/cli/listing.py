@@ -110,16 +110,18 @@ def list_known(kind: str) -> None:
       fedglass list models
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.padding import Padding
     from rich.text import Text
 
     found = KINDS[kind]()
     if not found.rows:
         click.echo(f"No {kind} are known to this version.")
         return
-    table = Table(show_lines=len(found.columns) > 3)
-    for i, column in enumerate(found.columns):
-        table.add_column(column, no_wrap=i == 0, overflow="fold")
-    for row in found.rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console(highlight=False).print(table)
+    # An entry of a few lines instead of a row: citations in a narrow column can not be read.
+    console = Console(highlight=False, soft_wrap=False)
+    for name, summary, *rest in found.rows:
+        console.print(Text(name, style="bold"))
+        console.print(Padding(Text(summary), (0, 0, 0, 4)))
+        for column, text in zip(found.columns[2:], rest, strict=True):
+            if text:
+                console.print(Padding(Text(f"{column}: {text}", style="dim"), (0, 0, 0, 4)))
