@@ -24,7 +24,7 @@ def theirs(network: str, n: int, iterations: int) -> None:
 def measure() -> list[tuple[str, str, str]]:
     """Rows of (what, measured, bar)."""
     rows = []
-    for network, n, iterations, rounds, bar in (("cifar_cnn", 10, 20, 5, 1.05), ("lenet", 1, 300, 6, 1.10)):
+    for network, n, iterations, rounds, bar in (("cifar_cnn", 10, 50, 4, 1.05), ("lenet", 1, 500, 6, 1.10)):
         observation, _ = cases.colour(n, Training(lr=0.1), network)
         attack = inverting_gradients_published(labels=OracleLabels(), iterations=iterations)
         runs = {"ours": partial(attack.run, observation), "bare": partial(bare.invert, observation, iterations)}

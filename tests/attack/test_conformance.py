@@ -26,22 +26,36 @@ from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import OnSegment
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
+from fedglass.attack.images.generator import GeneratorWeights
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.labels.bias_counts import BiasCounts
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
+from fedglass.attack.labels.minimum_rule import MinimumRule
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.merge import FirstEpoch, MatchAndAverage
 from fedglass.attack.parts import Evaluation, Problem, silent
+from fedglass.attack.refine.median import MedianFilter
 from fedglass.attack.solvers.adam import Adam, SignedAdam
-from fedglass.attack.solvers.keep import Last, Lowest
+from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
 from fedglass.attack.solvers.lbfgs import LBFGS
+from fedglass.attack.solvers.lookahead_adam import LookaheadAdam
+from fedglass.attack.solvers.quantised_adam import QuantisedAdam
 from fedglass.attack.solvers.schedules import Constant, CosineDecay, ExponentialDecay, StepDecay
+from fedglass.attack.terms.after import After
 from fedglass.attack.terms.clip import ClipPenalty
 from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.epoch_prior import AbsoluteEpochPrior, ConvMax, ConvMean, Max, Mean, SquaredEpochPrior
+from fedglass.attack.terms.growing_cosine import GrowingCosine
+from fedglass.attack.terms.kernel import GaussianKernel
+from fedglass.attack.terms.layered_cosine import LayeredCosine
 from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
+from fedglass.attack.terms.partial_match import PartialMatch
+from fedglass.attack.terms.reweighted import ReweightedL1
+from fedglass.attack.terms.scale_rule import ScaleRule
+from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Scaled, Sum
 from fedglass.attack.terms.total_variation import CircularTotalVariation, IsotropicTotalVariation, TotalVariation
 from fedglass.core.rng import stream
@@ -50,6 +64,8 @@ from fedglass.rounds.views import Knows
 
 LABELS = [
     SignRule(),
+    MinimumRule(),
+    BiasCounts(),
     JointLabels(),
     JointLabels(rate=0.5),
     CountsBefore(),
@@ -58,7 +74,7 @@ LABELS = [
     OracleLabels(),
     OracleBatchLabels(),
 ]
-IMAGES = [Pixels(), FreePixels(), EpochPixels(), BoundedEpochPixels()]
+IMAGES = [Pixels(), FreePixels(), EpochPixels(), BoundedEpochPixels(), GeneratorWeights(width=4, code=3)]
 FORWARDS = [
     OneGradient(),
     ObservedResidual(),
@@ -69,7 +85,22 @@ FORWARDS = [
     Unroll(budget_mib=0.2),
     UnrollEpochs(),
 ]
-DISTANCES = [SquaredError(), Cosine(), LayeredSquaredError(), LayeredSquaredError(decay=0.5)]
+DISTANCES = [
+    SquaredError(),
+    Cosine(),
+    SupportCosine(),
+    ReweightedL1(),
+    GaussianKernel(),
+    GaussianKernel(width=10.0),
+    LayeredCosine(),
+    LayeredCosine(first=2.0, last=0.5),
+    GrowingCosine(),
+    GrowingCosine(first=0.5, last=1.0, until=0.9, kept=0.5, seed=3),
+    PartialMatch(),
+    PartialMatch(dropped=0.2),
+    LayeredSquaredError(),
+    LayeredSquaredError(decay=0.5),
+]
 PRIORS = [
     TotalVariation(),
     TotalVariation(share=0.5),
@@ -89,22 +120,31 @@ COMPOSED = [
     2 * (Cosine() + 0.1 * (TotalVariation() + 3 * ClipPenalty())),
     2 * (0.5 * Cosine()),
     Ramp(Cosine() + SquaredError(), 1.0, 2.0, until=0.25),
+    After(Cosine() + SquaredError(), 0.5),
+    ScaleRule(IsotropicTotalVariation(exponent=4.0)),
+    ScaleRule(TotalVariation(), offset=0.1, slope=0.2),
 ]
 SCHEDULES = [Constant(), StepDecay(), StepDecay(at=(0.5,), by=0.2), ExponentialDecay(0.99, 10), CosineDecay(0.2, 0.1)]
-KEEPS = [Last(), Lowest()]
+KEEPS = [Last(), Lowest(), LowestFrom(0.6)]
 SOLVERS = [
     Adam(iterations=3),
     Adam(0.2, 3, StepDecay(), Lowest(), (0.8, 0.9), 1e-6),
+    Adam(iterations=3, keep=LowestFrom(0.5)),
     SignedAdam(iterations=3, schedule=CosineDecay(0.3)),
+    QuantisedAdam(iterations=3),
+    LookaheadAdam(iterations=3),
+    LookaheadAdam(0.1, 3, CosineDecay(), Lowest(), 0.5, (0.8, 0.9), 1e-6),
     LBFGS(iterations=2),
     LBFGS(rate=0.5, iterations=2, inner=3, history=4),
 ]
 SUMMARIES = [Mean(), Max(), ConvMean(channels=4), ConvMax(channels=4, seed=1)]
 MERGES = [MatchAndAverage(), FirstEpoch()]
+REFINEMENTS = [MedianFilter(), MedianFilter(size=3)]
 STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
 WHOLES = [
     STAGE,
     Attack(OracleLabels(), (STAGE, STAGE), FirstEpoch(), (), 2),
+    Attack(OracleLabels(), (STAGE,), FirstEpoch(), (MedianFilter(),)),
     TryEpochs(Attack(OracleLabels(), (STAGE,))),
 ]
 
@@ -120,6 +160,7 @@ PARTS: list[Any] = [
     *SOLVERS,
     *SUMMARIES,
     *MERGES,
+    *REFINEMENTS,
     *WHOLES,
 ]
 
@@ -210,7 +251,7 @@ def repeats(make: Callable[[int], Tensor], random: bool) -> None:
 
 @pytest.mark.parametrize("part", LABELS, ids=repr)
 def test_labels_repeat_themselves(seen: Observation, unchanged: None, part: Any) -> None:
-    random = not isinstance(part, SignRule | OracleBatchLabels)
+    random = not isinstance(part, SignRule | MinimumRule | OracleBatchLabels)
     repeats(lambda seed: decoded(part.bind(seen, stream(seed, "x"))), random)
 
 
@@ -290,6 +331,16 @@ def test_solvers_repeat_themselves_and_lower_the_energy(part: Any) -> None:
     assert one.energy < float(energy([start], 0.0))
     assert len(one.trace) == part.iterations + 1
     assert torch.equal(start, kept)
+
+
+@pytest.mark.parametrize("part", REFINEMENTS, ids=repr)
+def test_refinements_repeat_themselves_and_leave_their_input_alone(toy: Any, part: Any) -> None:
+    images = toy.images(3, "refine")
+    kept = images.clone()
+    one, again = (part.refine(images, stream(0, "x")) for _ in range(2))
+    assert torch.equal(one, again)
+    assert one.shape == images.shape
+    assert torch.equal(images, kept)
 
 
 @pytest.mark.parametrize("labels", LABELS, ids=repr)

@@ -24,11 +24,17 @@ from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.parts import Evaluation
+from fedglass.attack.solvers.keep import Lowest, LowestFrom
+from fedglass.attack.terms.after import After
+from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.terms.reweighted import ReweightedL1
+from fedglass.attack.terms.support import SupportCosine
 from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.recipes.coarse_to_fine import PRIOR
 from fedglass.recipes.dlfa_settings import SETTINGS
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
@@ -53,6 +59,15 @@ PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "sme": (FEDAVG, [0, 2, 3], {"iterations": 60}),
     "sme_published": (FEDAVG, [0, 2, 3], {"iterations": 60}),
     "sme_baseline_ig": (FEDAVG, [0, 2, 3], {"iterations": 60}),
+    "idlg_adam": (FEDSGD, [2], {"iterations": 150}),
+    "invg": (FEDSGD, [3], {"iterations": 100}),
+    "sapag": (FEDSGD, [0, 2], {"iterations": 200}),
+    "agic": (FEDAVG, [0, 2], {"iterations": 100}),
+    "hfgradinv": (FEDSGD, [0, 2], {"iterations": 150}),
+    "fedleak": (FEDSGD, [0, 2], {"iterations": 100, "width": 16, "median": 1}),
+    "coarse_to_fine": (FEDSGD, [3], {"iterations": 100}),
+    "coarse_stage": (FEDSGD, [3], {"iterations": 150}),
+    "invg_scaled": (FEDSGD, [3], {"iterations": 150}),
 }
 """The toy problem of each recipe: how the client trains, its labels, and the recipe's options."""
 
@@ -100,6 +115,10 @@ def test_a_recipe_beats_a_blind_guess_in_five_seconds(toy: Any, name: str) -> No
 
 def short(name: str, **options: Any) -> Attack:
     return recipe(name, iterations=2, **options)
+
+
+def composed(name: str) -> Any:
+    return recipe(name, iterations=10)
 
 
 def composition(attack: Any) -> Attack:
@@ -244,6 +263,18 @@ def test_the_baselines_differ_in_the_operator_alone() -> None:
     assert isinstance(geng.stages[0].forward, RepeatedGradient)
     shared, plain = recipe("dlfa_shared"), recipe("dlfa_no_prior")
     assert replace(shared.stages[0], images=plain.stages[0].images) == plain.stages[0]
+
+
+def test_coarse_to_fine_adds_one_component_at_a_time() -> None:
+    """The rows of Table 3: rescaled variation, the support, the fine stage [K. Zhu et al., 2025]."""
+    plain, coarse, whole = (composed(n) for n in ("invg_scaled", "coarse_stage", "coarse_to_fine"))
+    assert plain.stages[0].objective.terms == (Cosine(), PRIOR)
+    assert coarse.stages[0].objective.terms == (Cosine(), After(0.05 * SupportCosine(), 0.6), PRIOR)
+    assert whole.stages[:1] == coarse.stages
+    assert whole.stages[1].objective.terms == (Cosine(), ReweightedL1(), PRIOR)
+    for attack, keeps in ((plain, [Lowest()]), (whole, [LowestFrom(0.6), Lowest()])):
+        assert [stage.solver.keep for stage in attack.stages] == keeps
+    assert [stage.solver.rate for stage in whole.stages] == [0.1, 0.01]
 
 
 def test_one_epoch_makes_the_variants_alike(toy: Any) -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedglass.attack.labels import counts
+from fedglass.attack.labels import bias_counts, counts
+from fedglass.attack.labels.bias_counts import BiasCounts
 from fedglass.attack.labels.catalogue import LABELS, labels_part
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts, raw_counts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
+from fedglass.attack.labels.minimum_rule import MinimumRule
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
@@ -44,11 +46,35 @@ def with_labels(toy: Any, labels: list[int], training: Training, knows: Knows, m
     return ServerView().see(federation.run(), knows)[0]
 
 
+@pytest.mark.parametrize("rule", [SignRule(), MinimumRule()], ids=repr)
 @pytest.mark.parametrize("label", range(5))
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.ReLU])
-def test_the_sign_rule_is_exact_for_one_example(toy: Any, label: int, activation: type[nn.Module]) -> None:
+def test_the_rules_are_exact_for_one_example(toy: Any, rule: Labels, label: int, activation: type[nn.Module]) -> None:
     seen = with_labels(toy, [label], Training(0.1), Knows(training=False), toy.dense(activation))
-    assert labels_of(SignRule(), seen).tolist() == [label]
+    assert labels_of(rule, seen).tolist() == [label]
+
+
+def test_the_minimum_rule_goes_by_the_smallest_entry_not_by_the_sum(toy: Any) -> None:
+    seen = with_labels(toy, [0, 3], Training(0.1), Knows(), toy.dense())
+    gradient = torch.ones(5, 32)
+    gradient[1, 7], gradient[4, 2] = -3.0, -2.0
+    gradient[2] = -1.0  # the smallest sum
+    seen = replace(seen, update={**seen.update, "3.weight": -gradient})
+    assert labels_of(MinimumRule(), seen).tolist() == [1, 4]
+    assert labels_of(SignRule(), seen)[0] == 2
+
+
+def test_counts_from_the_bias_need_a_bias(toy: Any) -> None:
+    model = toy.seeded(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Sigmoid(), nn.Linear(8, 5, bias=False)))
+    seen = with_labels(toy, [0, 3], Training(0.1), Knows(), model)
+    with pytest.raises(UsageError, match="minimum_rule"):
+        labels_of(BiasCounts(), seen)
+
+
+def test_counts_from_the_bias_need_the_scale_of_the_message(toy: Any) -> None:
+    seen = with_labels(toy, [0, 3], Training(0.1), Knows(training=False), toy.dense())
+    with pytest.raises(UsageError, match="knows_training"):
+        labels_of(BiasCounts(), seen)
 
 
 def test_the_sign_rule_names_each_class_once_before_it_repeats(toy: Any) -> None:
@@ -75,10 +101,11 @@ def test_counts_are_exact_where_the_statistics_are_the_true_ones(
         return seen.model(inputs).softmax(-1).mean(0).detach(), hidden.sum(1).mean().detach()
 
     monkeypatch.setattr(counts, "head_statistics", truly)
+    monkeypatch.setattr(bias_counts, "head_statistics", truly)
     raw = raw_counts(seen, stream(0, "x"), [0.0], steps=1)
     expected = torch.bincount(torch.tensor(labels), minlength=5).float()
     torch.testing.assert_close(raw, expected, rtol=1e-3, atol=1e-3)
-    for part in COUNTS:
+    for part in (*COUNTS, BiasCounts()):
         assert wrong(labels_of(part, seen), client.labels) == 0
 
 
@@ -206,7 +233,8 @@ def test_joint_labels_are_probabilities(toy: Any) -> None:
 
 def test_the_catalogue_makes_every_part() -> None:
     made = {name: labels_part(name) for name in LABELS}
-    assert set(made.values()) == {SignRule(), JointLabels(), *COUNTS, OracleLabels(), OracleBatchLabels()}
+    rules = {SignRule(), MinimumRule(), BiasCounts(), JointLabels()}
+    assert set(made.values()) == {*rules, *COUNTS, OracleLabels(), OracleBatchLabels()}
     assert all(entry.summary for entry in LABELS.values())
     assert all(("ORACLE" in entry.summary) == name.startswith("oracle") for name, entry in LABELS.items())
     with pytest.raises(UsageError, match="did you mean 'sign_rule'"):

@@ -7,8 +7,10 @@ non-finite steps then cost a handful of small operations and no look-ups; a test
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,7 +40,7 @@ class Adam:
         check_iterations(self.iterations)
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return _run(self, problem, progress, lambda gradient: gradient)
+        return descend(self, problem, progress, lambda gradients, elsewhere: gradients)
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,34 @@ class SignedAdam:
         check_iterations(self.iterations)
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return _run(self, problem, progress, torch.sign)
+        return descend(self, problem, progress, lambda gradients, elsewhere: [torch.sign(g) for g in gradients])
 
 
-def _run(
-    spec: Adam | SignedAdam, problem: Problem, progress: Progress, direction: Callable[[Tensor], Tensor]
-) -> Solution:
+class Settings(Protocol):
+    """What every solver of this kind is told."""
+
+    @property
+    def rate(self) -> float: ...
+    @property
+    def iterations(self) -> int: ...
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def keep(self) -> Keep: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def eps(self) -> float: ...
+
+
+Elsewhere = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""The gradients with the unknowns displaced by the given tensors, at the price of another evaluation."""
+
+Direction = Callable[[Sequence[Tensor], Elsewhere], Sequence[Tensor]]
+"""What Adam is fed in place of the gradients."""
+
+
+def descend(spec: Settings, problem: Problem, progress: Progress, direction: Direction) -> Solution:
     """The hot loop. `alive` turns false, on the device, at the first iterate of non-finite energy or gradient; that
     step goes back to the iterate before it, and every later one stays there."""
     n = spec.iterations
@@ -69,7 +93,7 @@ def _run(
     tensors = tuple(m.tensor for m in moving)
     trace = torch.full((n + 1,), math.nan, device=tensors[0].device, dtype=tensors[0].dtype)
     alive = torch.ones((), dtype=torch.bool, device=tensors[0].device)
-    kept = spec.keep.start(tensors)
+    kept = spec.keep.start(tensors, n)
     report_every = max(1, n // REPORTS)
     for k in range(n):
         energy = problem.energy(tensors, k / n)
@@ -80,8 +104,9 @@ def _run(
             # A sum is finite only where all its entries are.
             alive &= torch.isfinite(energy + sum(g.sum() for g in gradients))
             kept.offer(energy, tensors)
-            for m, gradient in zip(due, gradients, strict=True):
-                m.gradient = direction(gradient)
+            fed = direction(gradients, partial(_elsewhere, problem, moving, due, k / n))
+            for m, gradient in zip(due, fed, strict=True):
+                m.gradient = gradient
             factor = spec.schedule.factor(k, n)
             for m in moving:
                 m.step(k + 1, factor, alive)
@@ -101,10 +126,20 @@ def _run(
     return Solution(chosen, float(chosen_energy), trace.cpu(), finite=bool(alive))
 
 
+@torch.enable_grad()
+def _elsewhere(
+    problem: Problem, moving: Sequence[_Moving], due: Sequence[_Moving], share: float, offsets: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """The gradients of the unknowns that are due, displaced by `offsets`."""
+    moved = {id(m): (m.tensor + o).detach().requires_grad_() for m, o in zip(due, offsets, strict=True)}
+    energy = problem.energy(tuple(moved.get(id(m), m.tensor) for m in moving), share)
+    return torch.autograd.grad(energy, list(moved.values()))
+
+
 class _Moving:
     """One unknown with its moments."""
 
-    def __init__(self, unknown: Unknown, spec: Adam | SignedAdam) -> None:
+    def __init__(self, unknown: Unknown, spec: Settings) -> None:
         self.tensor = unknown.start.detach().clone().requires_grad_()
         self.safe = self.tensor.detach().clone()
         """The last iterate of finite energy and gradient."""

@@ -66,7 +66,8 @@ class ConvMax:
 
     def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
         kernel = _kernel(self, images, memo)
-        return torch.stack([F.conv2d(epoch, kernel, padding=1).amax(0) for epoch in images])
+        # `max` remembers where the maximum was, `amax` the whole convolution, which for many epochs is gigabytes.
+        return torch.stack([F.conv2d(epoch, kernel, padding=1).max(0).values for epoch in images])
 
 
 class _EpochPrior(Term, ABC):

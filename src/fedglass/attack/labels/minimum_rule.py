@@ -1,0 +1,27 @@
+"""The labels of a batch, read off the smallest entries of the last layer's gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedglass.attack.forward.target import head_gradient
+from fedglass.attack.labels.known import known
+from fedglass.attack.parts import Bound
+from fedglass.core.types import Observation
+
+
+@dataclass(frozen=True)
+class MinimumRule:
+    """The n classes with the most negative entry in their row of the last layer's gradient [Yin et al., 2021].
+
+    As `SignRule`, with the minimum over the features in place of the sum: an example's negative entry is less
+    easily outweighed by the positive ones of the other examples. The paper takes all labels to be different;
+    with more examples than classes the order is gone through again.
+    """
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        order = torch.argsort(head_gradient(observation).amin(dim=1))  # (classes,)
+        n = observation.knows.examples
+        return known(order.repeat(-(-n // len(order)))[:n])

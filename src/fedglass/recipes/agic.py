@@ -1,0 +1,28 @@
+"""AGIC: Approximate Gradient Inversion Attack on Federated Learning [Xu et al., 2022]."""
+
+from __future__ import annotations
+
+from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.images.pixels import Pixels
+from fedglass.attack.labels.minimum_rule import MinimumRule
+from fedglass.attack.parts import Labels
+from fedglass.attack.solvers.adam import SignedAdam
+from fedglass.attack.solvers.keep import Lowest
+from fedglass.attack.solvers.schedules import StepDecay
+from fedglass.attack.terms.layered_cosine import LayeredCosine
+from fedglass.attack.terms.total_variation import TotalVariation
+
+MINIMUM_RULE = MinimumRule()
+
+
+def agic(labels: Labels = MINIMUM_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1) -> Attack:
+    """Inverting Gradients with layers that weigh more towards the output; local steps taken as one.
+
+    The update of several local steps is approximated by the one gradient of all examples at the weights before, in
+    place of a simulation. The paper can also join the messages of several rounds, which one message does not offer.
+    Its code was not found in public and its exact weights could not be confirmed (see `LayeredCosine`).
+    """
+    solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())
+    objective = LayeredCosine() + tv * TotalVariation(share=1.0)
+    return Attack(labels, (Stage(OneGradient(), Pixels(), objective, solver),), restarts=restarts)

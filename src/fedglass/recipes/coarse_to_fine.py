@@ -1,0 +1,59 @@
+"""Cracking Federated Privacy: coarse-to-fine gradient inversion [K. Zhu et al., 2025], and its ablations.
+
+Two stages of `iterations` each. The paper runs 30,000 each with 5 restarts, on GPUs; the defaults, 500 each and
+one restart, take 7 to 15 minutes for one 32 x 32 picture and a ResNet-18 on one core. The paper writes
+total variation as a sum over pixels; here it is a mean, as in the framework (Breaching) that the paper builds on.
+"""
+
+from __future__ import annotations
+
+from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.images.pixels import Pixels
+from fedglass.attack.labels.minimum_rule import MinimumRule
+from fedglass.attack.parts import Labels
+from fedglass.attack.solvers.adam import Adam, SignedAdam
+from fedglass.attack.solvers.keep import Lowest, LowestFrom
+from fedglass.attack.solvers.schedules import CosineDecay, StepDecay
+from fedglass.attack.terms.after import After
+from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.terms.reweighted import ReweightedL1
+from fedglass.attack.terms.scale_rule import ScaleRule
+from fedglass.attack.terms.support import SupportCosine
+from fedglass.attack.terms.total_variation import IsotropicTotalVariation
+
+MINIMUM_RULE = MinimumRule()
+PRIOR = ScaleRule(IsotropicTotalVariation(exponent=4.0))
+SWITCH = 0.6
+"""The share of the coarse stage after which the support counts: 18,000 of 30,000 iterations."""
+
+
+def coarse_to_fine(
+    labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 500, restarts: int = 1
+) -> Attack:
+    """Direction first, signed Adam; then the size of each entry, Adam at 0.01 with cosine decay from one third on.
+
+    The iterate of lowest energy starts the second stage. Since `support` joins at 60 % of the first and raises the
+    energy, only the iterates from there on are compared. The second stage needs the scale of the message.
+    """
+    solver = Adam(rate=0.01, iterations=iterations, schedule=CosineDecay(start=1 / 3), keep=Lowest())
+    fine = Stage(OneGradient(), Pixels(), Cosine() + ReweightedL1() + PRIOR, solver)
+    return Attack(labels, (_coarse(support, iterations), fine), restarts=restarts)
+
+
+def coarse_stage(
+    labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
+) -> Attack:
+    """The first stage alone: "Coarse Stages GIA" of the paper's Table 3."""
+    return Attack(labels, (_coarse(support, iterations),), restarts=restarts)
+
+
+def invg_scaled(labels: Labels = MINIMUM_RULE, iterations: int = 1000, restarts: int = 1) -> Attack:
+    """Inverting Gradients with the first stage's total variation: "+ TV rescale" of the paper's Table 3."""
+    solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())
+    return Attack(labels, (Stage(OneGradient(), Pixels(), Cosine() + PRIOR, solver),), restarts=restarts)
+
+
+def _coarse(support: float, iterations: int) -> Stage:
+    solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=LowestFrom(SWITCH))
+    return Stage(OneGradient(), Pixels(), Cosine() + After(support * SupportCosine(), SWITCH) + PRIOR, solver)

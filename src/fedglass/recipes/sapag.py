@@ -1,0 +1,28 @@
+"""SAPAG: A Self-Adaptive Privacy Attack from Gradients [Wang et al., 2020]; as a conference paper, 2022, it is called
+Variance of the Gradient Also Matters."""
+
+from __future__ import annotations
+
+from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.images.pixels import Pixels
+from fedglass.attack.labels.minimum_rule import MinimumRule
+from fedglass.attack.parts import Labels
+from fedglass.attack.solvers.adam import Adam
+from fedglass.attack.solvers.keep import Lowest
+from fedglass.attack.solvers.schedules import StepDecay
+from fedglass.attack.terms.kernel import GaussianKernel
+
+MINIMUM_RULE = MinimumRule()
+
+
+def sapag(
+    labels: Labels = MINIMUM_RULE, width: float = 1.0, rate: float = 0.1, iterations: int = 1000, restarts: int = 1
+) -> Attack:
+    """The Gaussian kernel of each layer's difference as distance, with a bandwidth read off the message.
+
+    The authors' code is not public. Adam, its rate and the labels are those of the coarse-to-fine paper's other
+    baselines; the paper's own solver and layer weights could not be confirmed (see `GaussianKernel`).
+    """
+    solver = Adam(rate=rate, iterations=iterations, schedule=StepDecay(), keep=Lowest())
+    return Attack(labels, (Stage(OneGradient(), Pixels(), GaussianKernel(width), solver),), restarts=restarts)
