@@ -18,11 +18,13 @@ from fedglass.audit.cases import Case
 from fedglass.audit.gate import Gate
 from fedglass.audit.progress import Silent
 from fedglass.audit.records import RECORDS, Record, RecordFile
+from fedglass.audit.sources import Simulated
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.types import Observation, Reconstruction
+from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import AggregateView, Knows, ServerView
+from fedglass.rounds.views import AggregateView, Knows, ServerView, View
 
 Make = Callable[..., Job]
 
@@ -187,6 +189,17 @@ def test_an_empty_message_is_flagged_and_not_played(
         assert record.energy is None
         assert record.metrics["psnr"] == record.extra["blind"]["psnr"]  # type: ignore[index, call-overload]  # JSON
     assert result.verdict.state == "inconclusive"
+
+
+def test_it_is_known_whether_anything_protects_a_message(make_federation: Callable[..., Federation]) -> None:
+    def undefended(federation: Federation, *views: View) -> list[bool]:
+        return [t.undefended for t in Simulated(federation, views=views).targets(lambda done, total: None)]
+
+    bare = make_federation()
+    noisy = replace(bare, clients=[replace(c, release=GaussianNoise(std=0.1)) for c in bare.clients])
+    assert undefended(bare, ServerView(0), AggregateView()) == [True, False]
+    assert undefended(make_federation(clients=1), AggregateView()) == [True]
+    assert undefended(noisy, ServerView(0)) == [False]
 
 
 def test_the_aggregate_is_attacked_as_one_message(make_job: Make, tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ def test_a_truth_that_fits_no_better_than_decoys_is_hidden() -> None:
     assert names(replace(hidden, energy_decoys=(0.9, 0.95))) == ["optimiser failed"]
 
 
+def test_what_nothing_protects_is_not_hidden_by_a_defence() -> None:
+    hidden = replace(MISSED, energy=0.9, energy_truth=0.8, energy_decoys=(0.795, 0.9))
+    (flag,) = flags_of(replace(hidden, undefended=True))
+    assert (flag.name, flag.severity) == ("attack is blind", "serious")
+    assert "absence of leakage is not shown" in flag.text
+    assert names(replace(RECOVERED, energy_truth=0.8, energy_decoys=(0.7,), undefended=True)) == []
+
+
 def test_what_was_recovered_was_not_hidden() -> None:
     assert names(replace(RECOVERED, energy_truth=0.8, energy_decoys=(0.7,))) == []
 

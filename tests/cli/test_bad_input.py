@@ -73,6 +73,7 @@ def audited(fedglass: Run, tmp_path: Path) -> Callable[[Path], Result]:
         (('"lenet"', '"collections:Counter"'), ["returned Counter", "expected a torch.nn.Module"]),
         (('"lenet"', '"os:nothing"'), ["'os:nothing' does not import"]),
         (("size = 16", "size = 0"), ["federation.size", "greater than or equal to 1", "got 0"]),
+        (("size = 16", "size = 100000"), ["federation.size", "less than or equal to 2048", "got 100000"]),
         (('"photos"', '"idx:nowhere"'), ["no such file or folder"]),
     ],
 )
@@ -166,6 +167,7 @@ UPDATES: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], list[str]]
     "extra": (lambda u: u.update(strange=torch.zeros(1)), ["has the unknown 'strange'"]),
     "shapes": (lambda u: u.update({"fc.0.bias": torch.zeros(7)}), ["'fc.0.bias' has shape (7,), expected (10,)"]),
     "nan": (lambda u: u["fc.0.bias"].fill_(float("nan")), ["'fc.0.bias' holds NaN"]),
+    "zero": (lambda u: [t.zero_() for t in u.values()], ["zero in every entry", "check that it trained"]),
 }
 
 
@@ -181,6 +183,22 @@ def test_updates(
     change(recording)
     save_file(recording, tmp_path / "update.safetensors")
     refused(audited(write_plan(text=RECORDING)), "recording.update", *words)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('update = "update', 'after = "before', ["recording.after is the same as recording.before"]),
+        ("classes = 10", "classes = 10\nexamples = 3", ["recording.examples is 3", "holds 1 images"]),
+        ("classes = 10", "classes = 10\nclients = 2", ["recording.clients must be at most", "got 2"]),
+        ('truth = "truth.npz"', "shape = [3, 16, 16]\nexamples = 4000000000", ["at most 268435456 pixels"]),
+        ('truth = "truth.npz"', "shape = [3, 90000, 90000]\nexamples = 1", ["at most 268435456 pixels"]),
+    ],
+)
+def test_recordings_that_can_not_be(
+    old: str, new: str, words: list[str], audited: Callable[[Path], Result], write_plan: Write, recording: object
+) -> None:
+    refused(audited(write_plan((old, new), text=RECORDING)), "recording", *words)
 
 
 @pytest.mark.parametrize("name", ["before", "update"])

@@ -47,6 +47,7 @@ function measure(frame) {
     ground: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
     unseen: [...page.images].filter(image => image.naturalWidth === 0).length,
     images: page.images.length,
+    tight: [...page.querySelectorAll(".pair")].filter(item => item.scrollWidth > item.clientWidth).length,
   });
 }
 </script><iframe src="PAGE" onload="measure(this)"
@@ -117,7 +118,9 @@ def test_it_fits_every_width_with_everything_open(
     record = make_case(
         audit_directory, long, 0, 0, key="long", view=long, attack_repr=long, flags=[flag], knows={long: long}
     )
-    RecordFile(audit_directory / "records.jsonl").append(record)
+    exact = make_case(audit_directory, "dlg", 1, 0, key="exact", metrics={"psnr": [100.0] * 4, "ssim": [1.0] * 4})
+    for one in (record, exact):
+        RecordFile(audit_directory / "records.jsonl").append(one)
     page = write_report(audit_directory)
     for width in (390, 1280):
         found = measure(page, width, "light", tmp_path)
@@ -125,6 +128,7 @@ def test_it_fits_every_width_with_everything_open(
         assert found["scroll"] <= width
         assert found["images"] > 0
         assert found["unseen"] == 0
+        assert found["tight"] == 0
 
 
 def test_the_check_itself_sees_what_overflows(tmp_path: Path) -> None:

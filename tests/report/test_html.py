@@ -16,7 +16,7 @@ from fedglass.audit.gate import Gate
 from fedglass.audit.records import Flag, Picture, Record, RecordFile
 from fedglass.audit.summary import summarise
 from fedglass.core.errors import UsageError
-from fedglass.report.html import write_report
+from fedglass.report.html import WORST, write_report
 from fedglass.report.page import Table, environment, render
 from fedglass.report.pictures import Album
 
@@ -194,6 +194,30 @@ def test_records_without_scores_or_pictures(tmp_path: Path, make_case: Callable[
     text = page(tmp_path).text
     assert "not scored" in text
     assert "PSNR is missing in 2 of 2 cases" in text
+
+
+def test_reconstructions_without_a_truth_are_shown(tmp_path: Path, make_case: Callable[..., Record]) -> None:
+    scored = make_case(tmp_path, "dlg", 0, 0)
+    shown = [picture.reconstruction for picture in scored.pictures]
+    extra = {"pictures": [*shown, "../../outside.png", 7]}
+    bare = make_case(tmp_path, "idlg", 0, 0, metrics={}, pictures=[], extra=extra, labels_recovered=[3])
+    RecordFile(tmp_path / "records.jsonl").append(bare)
+    text = page(tmp_path).text
+    assert "What the attacks found" in text
+    assert "recovered label 3" in text
+    assert "refused, outside the audit directory" in text
+    html = write_report(tmp_path).read_text()
+    for path in shown:
+        # At the top and again in its case.
+        assert html.count(base64.b64encode((tmp_path / path).read_bytes()).decode()) == 2
+
+
+def test_only_some_of_many_unscored_images_are_at_the_top(tmp_path: Path, make_case: Callable[..., Record]) -> None:
+    (path, *_) = (picture.reconstruction for picture in make_case(tmp_path, "dlg", 0, 0).pictures)
+    extra = {"pictures": [path] * (WORST + 3)}
+    bare = make_case(tmp_path, "idlg", 0, 0, metrics={}, pictures=[], extra=extra)
+    RecordFile(tmp_path / "records.jsonl").append(bare)
+    assert "3 more images are below" in page(tmp_path).text
 
 
 @pytest.mark.parametrize("gate", [Gate("ssim", 0.5), Gate("rmse", 0.1, max_share=0.5)])

@@ -31,7 +31,7 @@ def attack_of(experiment: Experiment) -> Any:
     return experiment.probe.attack
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if not name.startswith("c2f")])
 def test_every_cell_is_an_experiment_of_the_printed_number_of_steps(name: str) -> None:
     of = table(name)
     for row in of.rows:

@@ -31,6 +31,18 @@ ROWS = {
     "sme-table6": 16,
     "sme-table7": 24,
     "sme-figure6": 4,
+    "c2f-table1": 5,
+    "c2f-table2": 2,
+    "c2f-table3": 2,
+    "c2f-table5": 15,
+    "c2f-table6": 15,
+    "c2f-figure3": 9,
+    "c2f-figure9": 5,
+    "c2f-figure11": 12,
+    "c2f-figure13": 17,
+    "c2f-figure14": 10,
+    "c2f-figure15": 4,
+    "c2f-figure16": 13,
 }
 SPOTS = [
     ("dlfa-table1", 4, "prior", "recovered", Printed(65.5)),
@@ -54,6 +66,18 @@ SPOTS = [
     ("sme-table6", 16, "dlfa", "psnr", Printed(19.0, 0.2)),
     ("sme-table7", 4, "sme", "psnr", Printed(31.4, 0.3)),
     ("sme-table7", 13, "sme", "psnr", Printed(36.8, 0.5)),
+    ("c2f-table1", 5, "ours", "psnr", Printed(47.737)),
+    ("c2f-table1", 3, "hfgradinv", "lpips", Printed(0.509)),
+    ("c2f-table1", 4, "idlg", "ssim", Printed(0.841)),
+    ("c2f-table2", 2, "invg", "psnr", Printed(32.917)),
+    ("c2f-table3", 1, "coarse", "lpips", Printed(0.654)),
+    ("c2f-table5", 1, "fedleak", "psnr", Printed(12.35)),
+    ("c2f-table5", 10, "ours", "ssim", Printed(0.28)),
+    ("c2f-table6", 15, "hfgradinv", "lpips", Printed(0.81)),
+    ("c2f-figure3", 4, "invg", "sparsity", Printed(0.344)),
+    ("c2f-figure3", 9, "invg", "pearson", Printed(-0.478)),
+    ("c2f-figure13", 17, "hfgradinv", "psnr", Printed(14.02)),
+    ("c2f-figure16", 4, "ours", "psnr", None),
 ]
 MISPRINTED = {("sme-table6", 5), ("sme-table7", 21)}
 """Rows whose printed difference is not that of their columns."""
@@ -74,7 +98,8 @@ def test_every_file_is_listed() -> None:
     listed = names()
     assert set(ROWS) <= set(listed)
     assert all(figure(name).table in ROWS for name in listed)
-    assert list(listed)[:3] == ["dlfa-table1", "dlfa-table2", "dlfa-table3"]
+    assert list(listed)[12:15] == ["dlfa-table1", "dlfa-table2", "dlfa-table3"]
+    assert list(listed)[:6] == [f"c2f-table{i}" for i in (1, 2, 3, 5, 6)] + ["c2f-figure3"]
 
 
 @pytest.mark.parametrize(("name", "row", "method", "measure", "printed"), SPOTS)

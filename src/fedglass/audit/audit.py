@@ -15,6 +15,7 @@ from fedglass.audit.digest import digest
 from fedglass.audit.evidence import save_outcome
 from fedglass.audit.gate import Gate, Verdict
 from fedglass.audit.given import oracle_facts
+from fedglass.audit.lock import alone
 from fedglass.audit.machine import one_thread
 from fedglass.audit.play import Outcome, Work
 from fedglass.audit.progress import Progress, Silent
@@ -103,7 +104,11 @@ def run(
     """
     if workers < 1:
         raise UsageError(f"workers must be at least 1, got {workers}.")
-    said = Silent() if progress is None else progress
+    with alone(directory):
+        return _run(job, directory, workers, device, Silent() if progress is None else progress)
+
+
+def _run(job: Job, directory: Path, workers: int, device: torch.device, said: Progress) -> Result:
     claim(directory, job.digest)
     if job.plan is not None:
         write_atomic(directory / PLAN, job.plan)

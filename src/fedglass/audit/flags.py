@@ -1,8 +1,8 @@
 """When a figure may mislead its reader: each flag says what it means and what to do.
 
 Only the audit may compare the energy of a reconstruction with that of the true data. True data clearly lower:
-the optimiser failed, and absence of leakage is not shown. True data not lower than other data: the defence (or
-the attack's idea of the training) hides them.
+the optimiser failed, and absence of leakage is not shown. True data not lower than other data: the defence hides
+them from this attack or, where there is no defence, the attack is blind and absence of leakage is not shown either.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Findings:
     oracle: frozenset[str] = frozenset()
     notes: Sequence[str] = ()
     truth: bool = True
+    undefended: bool = False
+    """Whether it is known that nothing protects the message."""
 
     @property
     def hits(self) -> int:
@@ -113,11 +115,20 @@ def _optimiser(found: Findings) -> Flag | None:
 def _hides(found: Findings) -> Flag | None:
     if found.update != "sound" or found.all_recovered or not found.hidden:
         return None
-    text = (
+    fits = (
         "The true images explain the message no better than other images do (energies "
-        f"{found.energy_truth:.3g} and {min(found.energy_decoys):.3g}): the defence hides them from this attack, "
-        "or the attack does not model the local training. Another attack may see more; a longer run of this one "
-        "will not."
+        f"{found.energy_truth:.3g} and {min(found.energy_decoys):.3g})"
+    )
+    if found.undefended:
+        text = (
+            f"{fits}, although nothing protects it: this attack is blind here, so that absence of leakage is not "
+            "shown. It does not model the local training (after several steps try sme or dlfa), its prior (tv) is "
+            "too strong, or the training diverged; a longer run will not help."
+        )
+        return Flag(name="attack is blind", severity="serious", text=text)
+    text = (
+        f"{fits}: the defence hides them from this attack, or the attack does not model the local training. "
+        "Another attack may see more; a longer run of this one will not."
     )
     return Flag(name="defence hides it", severity="warning", text=text)
 

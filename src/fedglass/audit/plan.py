@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,10 @@ from fedglass.core.types import BatchNorm, Training, Whitening
 
 LONGEST = 2**20
 """Bytes of a plan file."""
+LARGEST_SIDE = 2048
+"""Pixels along a side; no attack can handle larger images."""
+MOST_PIXELS = 2**28
+"""Of all images behind one message together: a gibibyte as floats."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -57,7 +62,7 @@ class FederationTable(_Table):
     name: str = ""
     data: Name
     split: Literal["train", "test"] = "train"
-    size: Count | None = None
+    size: Annotated[int, Field(ge=1, le=LARGEST_SIDE, strict=True)] | None = None
     classes: Annotated[int, Field(ge=2, strict=True)] | None = None
     relabel_classes: Annotated[int, Field(ge=2, strict=True)] | None = None
     clients: Count = 1
@@ -108,6 +113,11 @@ class RecordingTable(_Table):
             raise ValueError("give either after (the weights after training) or update (after - before)")
         if self.truth is None and (self.shape is None or self.examples is None):
             raise ValueError("without truth, shape = [channels, height, width] and examples must be given")
+        if self.shape is not None and math.prod(self.shape) * (self.examples or 1) > MOST_PIXELS:
+            raise ValueError(
+                f"shape times examples must be at most {MOST_PIXELS} pixels, which no attack can handle, got "
+                f"{self.shape} times {self.examples or 1}"
+            )
         return self
 
 

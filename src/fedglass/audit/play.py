@@ -57,7 +57,8 @@ def play(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     try:
         outcome = _played(work, progress)
     except FAILURES as error:
-        outcome = Outcome(failed(work, f"{type(error).__name__}: {error}"))
+        kind = "" if isinstance(error, FedglassError) else f"{type(error).__name__}: "
+        outcome = Outcome(failed(work, f"{kind}{error}"))
     spent = {"seconds": time.perf_counter() - start, "peak_mib": peak_mib()}
     return replace(outcome, record=outcome.record.model_copy(update=spent))
 
@@ -81,7 +82,14 @@ def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     attack = case.attack if state == "sound" else None
     found = _guess(seen) if attack is None else attack.run(seen, case.seed, progress)
     oracle = oracle_facts(case.attack)
-    findings = Findings(work.gate, state, energy=found.energy, oracle=oracle, notes=found.notes)
+    findings = Findings(
+        work.gate,
+        state,
+        energy=found.energy,
+        oracle=oracle,
+        notes=found.notes,
+        undefended=work.target.undefended,
+    )
     fields = {**_identity(work), **_of_run(case, found), "oracle": bool(oracle)}
     if attack is not None:
         fields["energy_blind"] = energy_blind(attack, seen, found)

@@ -37,6 +37,11 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     labels = None if data is None else data.labels.sort().values
     examples = table.examples if data is None else len(data)
     assert examples is not None, "the plan's validation demands it"
+    if table.clients > examples:
+        raise UsageError(
+            f"recording.clients must be at most the number of examples behind the message, {examples}, got "
+            f"{table.clients}: correct one of them."
+        )
     steps = None if training is None else training.steps(max(1, examples // table.clients))
     knows = Knowledge(
         shape=shape,
@@ -108,6 +113,14 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
         after, _ = _weights("recording.after", _path(table.after, folder), model)
         update = subtract(after, before)
     check_update(update, before)
+    if not any(bool(tensor.any()) for tensor in update.values()):
+        field = (
+            "recording.after is the same as recording.before" if table.update is None else "recording.update is zero"
+        )
+        raise UpdateError(
+            f"{field} in every entry, expected what a client's training changed: check that it trained, and that "
+            "the weights before and after were not mixed up."
+        )
     return update
 
 

@@ -198,9 +198,14 @@ def claim(directory: Path, digest: str) -> None:
         # Written even where it is already ours: that is how we learn that we may write.
         write_atomic(directory / CLAIM, json.dumps({"schema_version": 1, "plan_digest": digest}) + "\n")
     except OSError as error:
-        raise UsageError(
-            f"Cannot write to the output directory {directory}: {error.strerror}; choose another one with -o."
-        ) from error
+        raise unwritable(directory, error) from error
+
+
+def unwritable(directory: Path, error: OSError) -> UsageError:
+    """What to say of an output directory that can not be made or written."""
+    return UsageError(
+        f"Cannot write to the output directory {directory}: {error.strerror}; choose another one with -o."
+    )
 
 
 def claimed_digest(directory: Path) -> str | None:

@@ -12,6 +12,8 @@ from torch import Tensor
 from fedglass.audit.digest import digest, of_model, of_params, of_tensor, spelled
 from fedglass.core.errors import UsageError
 from fedglass.core.types import BatchNorm, Observation
+from fedglass.fl.local import MeanGradient
+from fedglass.fl.release import AsIs
 from fedglass.models.network import Network
 from fedglass.rounds.federation import Federation, Transcript
 from fedglass.rounds.truth import Truth
@@ -30,6 +32,8 @@ class Target:
     class_names: tuple[str, ...] | None = None
     utility: Mapping[str, float] = field(default_factory=dict)
     """How good the model is that the federation trained."""
+    undefended: bool = False
+    """Whether it is known that neither a defence nor secure aggregation protects the message."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,15 @@ class Simulated:
     def targets(self, progress: Callable[[int, int], None]) -> Sequence[Target]:
         transcript = self.federation.run(self.rounds, progress)
         utility = {} if self.test is None else {"test accuracy": accuracy(transcript, self.test)}
-        return [Target(*view.see(transcript, self.knows), self.class_names, utility) for view in self.views]
+        return [
+            Target(*view.see(transcript, self.knows), self.class_names, utility, self._undefended(view))
+            for view in self.views
+        ]
+
+    def _undefended(self, view: View) -> bool:
+        clients = self.federation.clients
+        bare = all(isinstance(c.gradient, MeanGradient) and isinstance(c.release, AsIs) for c in clients)
+        return bare and (isinstance(view, ServerView) or len(clients) == 1)
 
 
 def accuracy(transcript: Transcript, test: Examples) -> float:

@@ -6,11 +6,11 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.core.errors import AuditError, UsageError
+from fedglass.core.errors import AuditError, UsageError, unknown_name
 from fedglass.reproduce.tables import Figure, Table, choose_rows, figure, names, table
 
 if TYPE_CHECKING:
@@ -19,21 +19,31 @@ if TYPE_CHECKING:
 LIST = "list"
 STRUCTURE = "dlfa-table5"
 SHARED = "FEDGLASS_SHARED"
+CLIENTS = 3
 
 
 @click.command(short_help="Re-create a table or figure of the papers.")
 @click.argument("name")
 @click.argument("of", required=False)
-@click.option("--clients", type=int, default=3, show_default=True, help="Clients in each row; the papers have 100.")
+@click.option(
+    "--clients", type=int, help="Clients in each row; the papers have 100 or 20.  [default: 3, or the table's own]"
+)
 @click.option("--rows", multiple=True, help="Such as 1,3-4 or dataset=FEMNIST,epochs=10.  [default: all]")
 @click.option("--methods", multiple=True, help="Names of `list TABLE`, separated by commas.  [default: the paper's]")
-@click.option("--data", multiple=True, help="LEAF's json files or CIFAR-100; repeat it to give both.")
+@click.option(
+    "--data", multiple=True, help="LEAF's json files, CIFAR, or celeba=folder:PATH and such; may be repeated."
+)
 @click.option(
     "--stand-ins",
     type=click.Path(path_type=Path),
-    help=f"A folder of npz files for data that are not given.  [default: ${SHARED}, or embedded images]",
+    help=f"A folder of files for data that are not given.  [default: ${SHARED}, or embedded images]",
 )
-@click.option("--iterations", type=click.IntRange(1), help="Of each attack.  [default: the release's]")
+@click.option(
+    "--iterations", type=click.IntRange(1), help="Of each attack.  [default: the release's; c2f: an hour on 2 cores]"
+)
+@click.option("--restarts", type=click.IntRange(1), default=1, show_default=True, help="Of each attack (c2f).")
+@click.option("--size", type=click.Choice(["96", "224"]), default="96", show_default=True, help="Of photographs (c2f).")
+@click.option("--weights", multiple=True, help="Trained networks (c2f), such as transfer=FILE or 50=FILE.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
 @click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
@@ -41,12 +51,15 @@ SHARED = "FEDGLASS_SHARED"
 def reproduce(
     name: str,
     of: str | None,
-    clients: int,
+    clients: int | None,
     rows: tuple[str, ...],
     methods: tuple[str, ...],
     data: tuple[str, ...],
     stand_ins: Path | None,
     iterations: int | None,
+    restarts: int,
+    size: str,
+    weights: tuple[str, ...],
     seed: int,
     output: Path,
     workers: int | None,
@@ -62,12 +75,13 @@ def reproduce(
     Examples:
       fedglass reproduce dlfa-table1 --clients 3 --rows 4 --methods prior,fedsgd
       fedglass reproduce sme-table2 --data leaf:femnist/data --data cifar100:cifar-100-binary
+      fedglass reproduce c2f-table3 --rows dataset=CIFAR-10 --clients 4 --iterations 1000
     """
     if name == LIST:
         return _list(of)
     if of is not None:
         raise UsageError(f"Expected one table or figure, got {name!r} and {of!r}.")
-    if clients < 1:
+    if clients is not None and clients < 1:
         raise UsageError(f"clients must be at least 1, got {clients}.")
     asked = figure(name)
     printed = table(asked.table)
@@ -75,7 +89,10 @@ def reproduce(
         return _structure(printed)
     chosen = rows or (",".join(map(str, asked.rows)),) * bool(asked.rows)
     wanted = [m.strip() for given in methods for m in given.split(",")] or list(asked.methods)
-    cells = _cells(printed, chosen, wanted, clients, data, stand_ins, iterations, seed)
+    count = clients or printed.default.get("clients", CLIENTS)
+    options = {"iterations": iterations or printed.default.get("iterations"), "restarts": restarts, "side": int(size)}
+    _refuse_options(printed, restarts, weights)
+    cells = _cells(printed, chosen, wanted, count, data, stand_ins, {**options, "weights": named(weights)}, seed)
     return _run(asked, printed, cells, output, workers, dry_run)
 
 
@@ -86,17 +103,39 @@ def _cells(
     clients: int,
     data: Sequence[str],
     stand_ins: Path | None,
-    iterations: int | None,
+    options: dict[str, Any],
     seed: int,
 ) -> list[Cell]:
-    from fedglass.reproduce.cases import cells, choose_methods, data_kinds
+    from fedglass.reproduce.cases import cells, choose_methods, data_kinds, network_names
     from fedglass.reproduce.populations import populations
     from fedglass.reproduce.request import Request
 
     selected, used = choose_rows(of, rows), choose_methods(of, methods)
     folder = stand_ins or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
-    found = populations(data_kinds(of, selected, used), data, folder, seed)
-    return cells(of, selected, used, clients, found, Request(iterations), seed)
+    request = Request(**options)
+    for name in request.weights:
+        if name not in (known := network_names(of)):
+            raise unknown_name("network for --weights", name, known)
+    found = populations(data_kinds(of, selected, used, request), data, folder, seed)
+    return cells(of, selected, used, clients, found, request, seed)
+
+
+def named(weights: Sequence[str]) -> dict[str, str]:
+    """Files by the name in front of them.
+
+    >>> named([f"50={__file__}"]) == {"50": __file__}
+    True
+    """
+    pairs = [given.partition("=")[::2] for given in weights]
+    for given, (name, path) in zip(weights, pairs, strict=True):
+        if not name or not Path(path).is_file():
+            raise UsageError(f"--weights must be NAME=FILE with a file that exists, got {given!r}.")
+    return dict(pairs)
+
+
+def _refuse_options(of: Table, restarts: int, weights: Sequence[str]) -> None:
+    if not of.default and (restarts != 1 or weights):
+        raise UsageError(f"--restarts and --weights are for the tables of coarse-to-fine, not for {of.name}.")
 
 
 def _run(asked: Figure, of: Table, cells: Sequence[Cell], output: Path, workers: int | None, dry_run: bool) -> None:
@@ -104,9 +143,12 @@ def _run(asked: Figure, of: Table, cells: Sequence[Cell], output: Path, workers:
     from fedglass.cli.reproduced import RecreationScreen, say_before, say_table
     from fedglass.reproduce.compare import lines
     from fedglass.reproduce.page import write_recreation
+    from fedglass.reproduce.play import device_of
     from fedglass.reproduce.run import run
 
-    count = workers or cores()
+    # Processes that share one accelerator only get in each other's way.
+    alone = any(device_of(cell.experiment.probe).type != "cpu" for cell in cells)
+    count = workers or (1 if alone else cores())
     say_before(asked, cells, output, count)
     if dry_run:
         return

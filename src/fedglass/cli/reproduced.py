@@ -104,6 +104,7 @@ def _in_words(record: Record) -> str:
     if record.status == "failed":
         return f"failed ({record.error})"
     known = measures_of(record)
-    told = [f"{name} {known[name]:.3g}" for name in ("psnr", "recovered", "lsim", "label_errors") if name in known]
+    names = ("psnr", "recovered", "ssim", "lsim", "label_errors")
+    told = [f"{name} {known[name]:.3g}" for name in names if name in known]
     told += [f"{name} {known[name]:.3f}" for name in ("min_share", "cosine_before", "cosine_best") if name in known]
     return f"{', '.join(told)}, {record.seconds:.0f} s"

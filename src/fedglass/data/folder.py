@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from fedglass.core.errors import DataError
 from fedglass.data.arrays import image_tensor
@@ -49,6 +50,13 @@ def read_folder(path: Path, split: str = "train", size: int | None = None) -> Da
         class_names=tuple(name for name, _ in classes),
         credit=f"Pictures of the folder {path.name}.",
     )
+
+
+def read_picture(file: Path, size: int | None) -> Tensor:
+    """One picture in colour, pixels in [0, 1]; with `size` its central square reduced to it.  # (3, h, w)"""
+    with _picture(file) as picture:
+        check_values(file, (3, picture.height, picture.width))
+    return image_tensor(file, _pixels(file, False, size)[None])[0]
 
 
 def _classes(root: Path) -> list[tuple[str, list[Path]]]:

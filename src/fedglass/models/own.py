@@ -61,7 +61,7 @@ def _import(name: str) -> Callable[..., object]:
     except _FAULTS as error:
         raise ModelError(
             f"The model factory {name!r} does not import: {_said(error)}. Expected 'package.module:factory'; "
-            "check the spelling and that the package is installed or its folder is in PYTHONPATH."
+            "check the spelling, and that the package is installed, lies beside the plan or is in PYTHONPATH."
         ) from error
     if not callable(factory) or isinstance(factory, nn.Module):
         raise ModelError(

@@ -53,6 +53,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
     verdict, groups = gate.judge(records, missing), by_attack(records, gate)
     views, album = by_view(records, gate), Album(directory)
     worst = _worst(records, gate, album)
+    found, more_found = _found(records, album)
     energies, more_energies = sections.energy_figures(records, groups)
     utility, utility_plot = sections.utility_table(views or groups, gate)
     return render(
@@ -62,6 +63,8 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         facts=_facts(records, gate),
         gate=gate,
         worst=worst,
+        found=found,
+        more_found=more_found,
         common=sections.common_knowledge(records),
         threats=sections.threat_models(records),
         table=sections.figures_table(groups, gate),
@@ -154,7 +157,34 @@ def _evidence(record: Record, cases: Sequence[Case], gate: Gate, album: Album) -
     else:
         score, tone = ("failed" if record.status == "failed" else "not scored"), "incomplete"
     pairs = [_pair(c, c.picture, gate, album, [f"image {c.image}"]) for c in cases if c.picture is not None]
-    return Evidence(record, score, tone, pairs, _record_facts(record))
+    return Evidence(record, score, tone, pairs or _unscored(record, album), _record_facts(record))
+
+
+def _found(records: Sequence[Record], album: Album) -> tuple[list[Pair], int]:
+    """The first reconstructions whose true images nobody gave, and how many more there are."""
+    number = sum(len(_unscored_paths(record)) for record in records)
+    pairs: list[Pair] = []
+    for record in records:
+        if len(pairs) < WORST:
+            pairs += _unscored(record, album, [record.attack, record.view], WORST - len(pairs))
+    return pairs, number - len(pairs)
+
+
+def _unscored(record: Record, album: Album, lines: Sequence[str] = (), most: int | None = None) -> list[Pair]:
+    """The reconstructions of a record whose true images nobody gave; `lines` say whose they are."""
+    return [
+        Pair(
+            original=None,
+            reconstruction=album.inline(path, f"reconstruction by {record.attack}"),
+            lines=[*lines, f"image {i}", *(f"recovered label {n}" for n in record.labels_recovered[i : i + 1])],
+        )
+        for i, path in enumerate(_unscored_paths(record)[:most])
+    ]
+
+
+def _unscored_paths(record: Record) -> list[str]:
+    paths = record.extra.get("pictures")
+    return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
 def _record_facts(record: Record) -> Table:

@@ -38,9 +38,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Pair:
-    """An original beside its reconstruction, and what is written below them."""
+    """An original (None where nobody has it) beside its reconstruction, and what is written below them."""
 
-    original: Inlined
+    original: Inlined | None
     reconstruction: Inlined
     scores: Sequence[str] = field(default_factory=tuple)
     lines: Sequence[str] = field(default_factory=tuple)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from fedglass.audit.digest import digest, spelled
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.recipes.catalogue import RECIPES
-from fedglass.reproduce import dlfa, sme
+from fedglass.reproduce import c2f, dlfa, sme
 from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.populations import Population
 from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import Row, Table
 
-EXPERIMENTS = {**dlfa.DLFA, **sme.SME}
+EXPERIMENTS = {**dlfa.DLFA, **sme.SME, **c2f.C2F}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Case:
     title: str
     place: Mapping[str, object] = field(hash=False, compare=False)
     """Table, row and method that asked for it first."""
+    part: str = field(default="", hash=False, compare=False)
+    """Which of the settings that the row averages over."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +52,10 @@ def known_methods(of: Table) -> dict[str, str]:
     >>> list(known_methods(table("sme-table2")))[:3]
     ['dlfa', 'ig', 'sme']
     """
-    modules = {"prior": dlfa, "sme": sme}
+    modules = {"prior": dlfa, "sme": sme, "ours": c2f, "invg": c2f}
     own = next((module for method, module in modules.items() if method in of.methods), None)
-    extra = {} if own is None else {m: t for m, t in own.EXTRA.items() if own.RECIPES[m] in RECIPES}
+    known = {} if own is None else {m: t for m, t in own.EXTRA.items() if own.RECIPES[m] in RECIPES}
+    extra = {method: title for method, title in known.items() if method not in of.methods}
     return {**of.methods, **extra}
 
 
@@ -80,17 +83,50 @@ def cells(
     found = []
     for row in rows:
         for method in methods:
-            experiment = EXPERIMENTS[of.name](row, method, request)
-            population = populations[experiment.setup.data]
-            cases = [_case(of, row, method, experiment, population, client, seed) for client in range(clients)]
-            found.append(Cell(row, method, experiment, cases, request.iterations))
+            experiments = _experiments(of, row, method, request)
+            cases = [
+                _case(of, row, method, experiment, populations[experiment.setup.data], client, seed, part)
+                for part, experiment in experiments.items()
+                for client in range(clients)
+            ]
+            if cases:
+                found.append(Cell(row, method, next(iter(experiments.values())), cases, request.iterations))
     return found
 
 
-def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
-    """The kinds of data that these rows need."""
-    setups = (EXPERIMENTS[of.name](row, method, Request()).setup for row in rows for method in methods)
-    return list(dict.fromkeys(setup.data for setup in setups))
+def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str, Experiment]:
+    """One for each part of the row whose trained network was given, or is not needed; by the part in words."""
+    averaged = [field for field, value in row.setting.items() if isinstance(value, list)]
+    parts = [part for part in row.parts() if c2f.available(part.setting, request)]
+    return {
+        ", ".join(f"{of.columns[field]} {part.setting[field]}" for field in averaged): EXPERIMENTS[of.name](
+            part, method, request
+        )
+        for part in parts
+    }
+
+
+def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: Request | None = None) -> list[str]:
+    """The kinds of data that these rows need; an error where none of them can be run."""
+    asked = request or Request()
+    made = [e.setup.data for row in rows for method in methods for e in _experiments(of, row, method, asked).values()]
+    if not made:
+        names = [c2f.needed(part.setting) for row in rows for part in row.parts()]
+        files = " ".join(f"--weights {name}=FILE" for name in dict.fromkeys(names))
+        raise UsageError(f"These rows of {of.name} need trained networks: give them as {files}.")
+    return list(dict.fromkeys(made))
+
+
+def network_names(of: Table) -> list[str]:
+    """The trained networks that rows of the table need or can use.
+
+    >>> from fedglass.reproduce.tables import table
+    >>> network_names(table("c2f-figure9")), network_names(table("c2f-figure14"))
+    (['25', '50', '75', 'max'], ['53'])
+    """
+    settings = [part.setting for row in of.rows for part in row.parts()]
+    names = [c2f.needed(setting) or setting.get("trained") for setting in settings]
+    return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def warm_up_key(setup: Setup, population: Population, seed: int) -> str:
@@ -100,10 +136,9 @@ def warm_up_key(setup: Setup, population: Population, seed: int) -> str:
 
 
 def _case(
-    of: Table, row: Row, method: str, experiment: Experiment, population: Population, client: int, seed: int
+    of: Table, row: Row, method: str, experiment: Experiment, population: Population, client: int, seed: int, part: str
 ) -> Case:
     key = digest(spelled(experiment), population.identity, str(client), str(seed))[:32]
-    title = f"{of.name} row {row.number}, {known_methods(of)[method]}, client {client}"
-    return Case(
-        key, experiment, population, client, seed, title, {"table": of.name, "row": row.number, "method": method}
-    )
+    title = f"{of.name} row {row.number}, {known_methods(of)[method]}, client {client}{part and f', {part}'}"
+    place = {"table": of.name, "row": row.number, "method": method}
+    return Case(key, experiment, population, client, seed, title, place, part)

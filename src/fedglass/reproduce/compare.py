@@ -6,8 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedglass.analysis.sparsity import pearson
 from fedglass.audit.records import Record
 from fedglass.reproduce.cases import Cell, known_methods
+from fedglass.reproduce.populations import KINDS, PUBLISHED
+from fedglass.reproduce.probes.invert import Invert
 from fedglass.reproduce.probes.reconstruct import Reconstruct
 from fedglass.reproduce.tables import Printed, Table
 
@@ -53,7 +56,7 @@ def spread_in_words(of: Table) -> str:
 
 def remarks(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
     """What the reader must know beside the numbers."""
-    return [*_iterations(cells), *_accuracies(cells, records), *of.notes]
+    return [*_iterations(cells), *_reduced(of, cells), *_averaged(cells), *_accuracies(cells, records), *of.notes]
 
 
 def _accuracies(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
@@ -76,6 +79,44 @@ def _iterations(cells: Sequence[Cell]) -> list[str]:
     attacks = [cell for cell in cells if isinstance(cell.experiment.probe, Reconstruct)]
     asked = {cell.iterations for cell in attacks if cell.iterations is not None}
     return [f"Not as published: the last stage of every attack was given {n} iterations." for n in sorted(asked)]
+
+
+def _reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
+    """How the runs of coarse-to-fine's tables differ from the paper's in size."""
+    probes = [cell.experiment.probe for cell in cells if isinstance(cell.experiment.probe, Invert)]
+    if not probes:
+        return []
+    counts = sorted({probe.iterations for probe in probes})
+    sides = {KINDS[case.experiment.setup.data].shape[1] for cell in cells for case in cell.cases}
+    trials = max(len({case.client for case in cell.cases}) for cell in cells)
+    smaller = [f"{side} x {side} pixels in place of 224 x 224" for side in sorted(sides) if 32 < side < PUBLISHED]
+    here = [
+        f"{' or '.join(map(str, counts))} iterations in all, which coarse-to-fine halves between its stages",
+        f"restarts: {max(probe.attack.restarts for probe in probes)}",
+        f"trials: {trials}",
+        *smaller,
+    ]
+    paper = f"30,000 iterations (coarse-to-fine 30,000 + 30,000), the best of 5 restarts, {of.clients} trials"
+    return [f"Reduced here: {'; '.join(here)}. The paper: {paper}."]
+
+
+def _averaged(cells: Sequence[Cell]) -> list[str]:
+    """What the averages are made of, since a part whose network was not given is left out."""
+    parts = list(dict.fromkeys(case.part for cell in cells for case in cell.cases if case.part))
+    return [f"Averages here are over: {'; '.join(parts)}."] if parts else []
+
+
+def correlation(cell: Cell, records: Mapping[str, Record]) -> float | None:
+    """Pearson's coefficient of sparsity and PSNR over the settings of a cell, averaged over its clients."""
+    points: dict[int, list[tuple[float, float]]] = {}
+    for case in cell.cases:
+        known = measures_of(records[case.key]) if case.key in records else {}
+        if "sparsity" in known and "psnr" in known:
+            points.setdefault(case.client, []).append((known["sparsity"], known["psnr"]))
+    whole = [pairs for pairs in points.values() if len(pairs) > 2]  # two points always lie on a line
+    found = [pearson([x for x, _ in pairs], [y for _, y in pairs]) for pairs in whole]
+    values = [value for value in found if value is not None]
+    return statistics.fmean(values) if values else None
 
 
 def number(value: Printed | str | None, digits: int) -> str:
@@ -109,6 +150,8 @@ def _line(of: Table, cell: Cell, title: str, records: Mapping[str, Record]) -> L
     printed = cell.row.values.get(cell.method, {})
     known = [measures_of(record) for record in done]
     values = {name: [m[name] for m in known if name in m] for name in of.measures}
+    if "pearson" in of.measures and (coefficient := correlation(cell, records)) is not None:
+        values["pearson"] = [coefficient]
     peaks = [record.peak_mib for record in done if record.peak_mib is not None]
     return Line(
         [shown(cell.row.setting[field]) for field in of.columns],
@@ -126,9 +169,11 @@ def _line(of: Table, cell: Cell, title: str, records: Mapping[str, Record]) -> L
 def shown(value: object) -> str:
     """A field of a setting as text.
 
-    >>> shown(True), shown(0.0), shown("FEMNIST")
-    ('yes', '-', 'FEMNIST')
+    >>> shown(True), shown(0.0), shown("FEMNIST"), shown(["normal", "uniform"])
+    ('yes', '-', 'FEMNIST', 'average')
     """
+    if isinstance(value, list):
+        return "average"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value == 0 else str(value)

@@ -19,6 +19,7 @@ from fedglass.reproduce.cases import Case
 from fedglass.reproduce.experiment import Experiment
 from fedglass.reproduce.populations import KINDS
 from fedglass.reproduce.probes.geometry import Geometry
+from fedglass.reproduce.probes.invert import Invert
 from fedglass.reproduce.probes.reconstruct import Reconstruct
 
 SECOND_ORDER = 3.0
@@ -37,6 +38,8 @@ def seconds_of(experiment: Experiment) -> float:
     if isinstance(probe, Geometry):
         whole = gradient_seconds(setup.network, setup.data, setup.examples)
         return local + (training.steps(setup.examples) + probe.points) * whole
+    if isinstance(probe, Invert):
+        return local + probe.attack.restarts * sum(_stage_seconds(s, experiment, local) for s in probe.attack.stages)
     if not isinstance(probe, Reconstruct):
         return local + 60 * gradient_seconds(setup.network, setup.data, 50)  # 3000 dummy images, twice, no gradient
     return local + sum(_stage_seconds(stage, experiment, local) for stage in probe.attack.stages)
@@ -102,6 +105,8 @@ def duration(seconds: float) -> str:
 def gradient_seconds(network: str, data: str, examples: int) -> float:
     """The time of one plain gradient of that many examples, on one thread."""
     kind = KINDS[data]
+    if kind.shape[1] > 32 and examples > 1:
+        return examples * gradient_seconds(network, data, 1)  # photographs are dear: one is timed
     model = build(network, shape=kind.shape, classes=kind.classes)
     pure = Network(model, dict(model.named_buffers()), BatchNorm.FROZEN)
     weights = [p.detach().clone().requires_grad_() for p in model.parameters()]

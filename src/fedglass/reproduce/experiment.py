@@ -11,6 +11,7 @@ from torch import Tensor
 from fedglass.attack.parts import Progress
 from fedglass.core.types import Observation, Training
 from fedglass.fl.local import GradientFn, MeanGradient
+from fedglass.fl.release import AsIs, Release
 from fedglass.models.init import Initialisation, PyTorchDefault
 from fedglass.rounds.truth import Truth
 from fedglass.rounds.views import Knows
@@ -33,7 +34,7 @@ class Setup:
     """All that decides a message, beside the data and the seed."""
 
     data: str
-    """`femnist` or `cifar100`."""
+    """A kind of `populations.KINDS`."""
     network: str
     training: Training
     examples: int
@@ -45,6 +46,13 @@ class Setup:
     shuffled: bool = True
     """Whether a client shuffles its examples anew in each epoch."""
     warm_up: WarmUp | None = None
+
+
+@dataclass(frozen=True)
+class Defended(Setup):
+    """A setup whose clients change the update before it leaves."""
+
+    release: Release = field(default_factory=AsIs)
 
 
 @dataclass(frozen=True, eq=False)

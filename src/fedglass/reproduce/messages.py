@@ -12,10 +12,11 @@ from fedglass.core.params import buffers_of, subtract, weights_of
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Observation
 from fedglass.fl.local import schedule, train
+from fedglass.fl.release import AsIs
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network
 from fedglass.models.weights import load_weights
-from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
+from fedglass.reproduce.experiment import Defended, Experiment, Setup, WarmUp
 from fedglass.reproduce.populations import KINDS, Population
 from fedglass.rounds.client import Client, Message
 from fedglass.rounds.federation import Federation, Round, Transcript
@@ -33,7 +34,8 @@ def members(setup: Setup, population: Population, index: int) -> tuple[Client, .
     """The clients behind the message at that position: one, or as many as are averaged in it."""
     first, own_labels = index * setup.clients, setup.warm_up is not None
     drawn = [population.client(first + i, setup.examples, own_labels) for i in range(setup.clients)]
-    return tuple(Client(name, images, labels, setup.gradient) for name, images, labels in drawn)
+    release = setup.release if isinstance(setup, Defended) else AsIs()
+    return tuple(Client(name, images, labels, setup.gradient, release) for name, images, labels in drawn)
 
 
 def observe(

@@ -14,6 +14,7 @@ from fedglass.report.page import Cell as TableCell
 from fedglass.report.page import Table as PageTable
 from fedglass.report.page import render, write_page
 from fedglass.report.pictures import Album, Inlined
+from fedglass.reproduce.against import against
 from fedglass.reproduce.cases import Case, Cell, known_methods
 from fedglass.reproduce.compare import Line, lines, measures_of, remarks, shown, spread_in_words
 from fedglass.reproduce.curves import Chart, charts
@@ -69,7 +70,8 @@ def write_recreation(
 
 def data_in_words(cells: Sequence[Cell]) -> list[str]:
     """What the clients' images were, each once."""
-    return list(dict.fromkeys(c.cases[0].population.words(c.experiment.setup.warm_up is not None) for c in cells))
+    each = ((case.population, cell.experiment.setup.warm_up is not None) for cell in cells for case in cell.cases)
+    return list(dict.fromkeys(population.words(trained) for population, trained in dict.fromkeys(each)))
 
 
 def _table(of: Table, found: Sequence[Line]) -> PageTable:
@@ -121,7 +123,9 @@ def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], alb
             strips = [original, *(_strip(of, cell, record, album) for cell, record in known)]
             # Of one client only: they are many.
             epochs = [s for cell, record in known for s in _epochs(of, cell, record, album)] if client == 0 else []
-            found.append(Group(f"{_setting(of, cells[0])}: client {client}", strips, epochs))
+            case = cells[0].cases[client]
+            part = f" ({case.part})" if case.part else ""
+            found.append(Group(f"{_setting(of, cells[0])}: client {case.client}{part}", strips, epochs))
     return found
 
 
@@ -137,7 +141,10 @@ def _place(record: Record, name: str) -> str:
 
 def _strip(of: Table, cell: Cell, record: Record, album: Album) -> Strip:
     method, measures = known_methods(of)[cell.method], measures_of(record)
-    score = f"{measures['psnr']:.1f} dB, {measures['recovered']:.0f} % recovered"
+    told = [f"{measures['psnr']:.1f} dB"]
+    told += [f"{measures['recovered']:.0f} % recovered"] if "recovered" in measures else []
+    told += [f"{name.upper()} {measures[name]:.3f}" for name in ("ssim", "lpips") if name in measures]
+    score = ", ".join(told)
     return Strip(method, score, album.inline(_place(record, "reconstruction"), f"reconstructed by {method}"))
 
 
@@ -152,6 +159,7 @@ def _epochs(of: Table, cell: Cell, record: Record, album: Album) -> list[Strip]:
 
 def _charts(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
     drawn = [Chart("PSNR against N", svg)] if (svg := _against_examples(of, cells, records)) is not None else []
+    drawn += against(of, cells, records)
     for cell in cells:
         record = records.get(cell.cases[0].key)
         if record is not None and isinstance(curves := record.extra.get("curves"), dict) and curves:

@@ -14,7 +14,7 @@ import torch
 from fedglass.attack.parts import Progress
 from fedglass.audit.digest import spelled
 from fedglass.audit.given import handed, oracle_facts
-from fedglass.audit.machine import peak_mib, reset_peak, versions
+from fedglass.audit.machine import device_named, peak_mib, reset_peak, versions
 from fedglass.audit.play import FAILURES
 from fedglass.audit.records import Record
 from fedglass.audit.words import knowledge_in_words
@@ -23,9 +23,15 @@ from fedglass.core.types import Observation
 from fedglass.reproduce.cases import Case
 from fedglass.reproduce.experiment import Finding
 from fedglass.reproduce.messages import observe
+from fedglass.reproduce.probes.invert import Invert
 from fedglass.rounds.client import Client
 
 CPU = torch.device("cpu")
+
+
+def device_of(probe: object) -> torch.device:
+    """An accelerator for the attacks on deep networks, where there is one; the small networks are quicker without."""
+    return device_named("auto") if isinstance(probe, Invert) else CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +64,7 @@ def play(work: Work, progress: Progress) -> Played:
     case, start = work.case, time.perf_counter()
     try:
         seen, truth = observe(case.experiment, work.clients, case.seed, work.weights)
-        seen = handed(seen, case.experiment.probe, CPU)
+        seen = handed(seen, case.experiment.probe, device_of(case.experiment.probe))
         _return_memory()
         reset_peak()
         start = time.perf_counter()
@@ -96,7 +102,7 @@ def _identity(work: Work) -> dict[str, Any]:
         "repeat": 0,
         "seed": case.seed,
         "utility": {} if work.accuracy is None else {"accuracy": work.accuracy},
-        "versions": versions(CPU),
+        "versions": versions(device_of(case.experiment.probe)),
         "extra": _extra(work),
     }
 

@@ -17,7 +17,13 @@ from fedglass.core.types import Whitening
 from fedglass.data.catalogue import load
 from fedglass.data.dataset import Dataset
 from fedglass.data.photos import photos
-from fedglass.data.whitening import CIFAR100, FEMNIST
+from fedglass.data.whitening import CIFAR10, CIFAR100, FEMNIST
+from fedglass.reproduce.samples import read_samples
+
+PUBLISHED, REDUCED = 224, 96
+"""Sides of photographs: those of the coarse-to-fine paper, and those that a CPU can bear."""
+
+IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,24 @@ class Kind:
     images: str
     """What the file shows."""
     embedded: str
+    reader: str = "npz"
+    """How the file is read."""
+    genuine: bool = False
+    """Whether the file holds the paper's own data."""
+    split: str = "train"
+
+
+def _photographs(side: int) -> dict[str, Kind]:
+    """The data that the coarse-to-fine paper has at 224 x 224, at a size of one's own."""
+    shape, mark = (3, side, side), "" if side == PUBLISHED else f"@{side}"
+    faces = Kind(
+        "CelebA-HQ", shape, 307, IMAGENET, "orl_faces.npz", "ORL faces of 40 persons (grey)", "photos", "faces"
+    )
+    tissue = Kind("LC25000", shape, 5, IMAGENET, "medical_images", "H&E tiles of colon tissue", "photos", "tiles")
+    imagenet = Kind(
+        "ImageNet", shape, 1000, IMAGENET, "imagenet_samples", "ImageNet images", "photos", "listed", genuine=True
+    )
+    return {f"celeba{mark}": faces, f"lc25000{mark}": tissue, f"imagenet{mark}": imagenet}
 
 
 KINDS = {
@@ -46,8 +70,13 @@ KINDS = {
         "glyphs",
     ),
     "cifar100": Kind("CIFAR100", (3, 32, 32), 100, CIFAR100, "cifar10_10k.npz", "CIFAR-10 images", "photos"),
+    "cifar10": Kind(
+        "CIFAR-10", (3, 32, 32), 10, CIFAR10, "cifar10_10k.npz", "CIFAR-10", "photos", genuine=True, split="test"
+    ),
+    **_photographs(PUBLISHED),
+    **_photographs(REDUCED),
 }
-KIND_OF = {kind.title: name for name, kind in KINDS.items()}
+KIND_OF = {kind.title: name for name, kind in KINDS.items() if "@" not in name}
 
 
 @dataclass(frozen=True)
@@ -90,11 +119,12 @@ class Population:
     def words(self, own_labels: bool = False) -> str:
         """What the images are, for every table that shows a number from them."""
         kind, data = KINDS[self.kind], self.dataset()
+        size = f", at {kind.shape[1]} x {kind.shape[2]} pixels" if kind.shape[1] > 32 else ""
         if not self.stand_in:
-            return f"{kind.title}: {data.name}, {len(data)} images read from {self.source}"
+            return f"{kind.title}: {data.name}, {len(data)} images read from {self.source}{size}"
         images = {"glyphs": "drawn characters", "photos": "crops of the embedded photographs"}.get(self.source)
         labels = "their own labels" if own_labels else f"labels drawn from {kind.classes} classes"
-        return f"STAND-IN for {kind.title}: {images or kind.images} with {labels}"
+        return f"STAND-IN for {kind.title}: {images or kind.images} with {labels}{size}"
 
     @functools.cached_property
     def identity(self) -> str:
@@ -120,7 +150,7 @@ def _client(population: Population, index: int, examples: int | None, own_labels
 
 def populations(kinds: Sequence[str], data: Sequence[str], stand_ins: Path | None, seed: int) -> dict[str, Population]:
     """One population for each kind: the user's data of that shape, or its stand-in."""
-    given = {kind: source for source in data for kind in [_kind_of(source)]}
+    given = dict(_given(source, kinds) for source in data)
     return {kind: _population(kind, given.get(kind), stand_ins, seed) for kind in kinds}
 
 
@@ -129,31 +159,50 @@ def _population(kind: str, source: str | None, stand_ins: Path | None, seed: int
         return Population(kind, source, stand_in=False, seed=seed)
     if stand_ins is not None and not stand_ins.is_dir():
         raise DataError(f"stand-ins: no such folder: {str(stand_ins)!r}.")
-    file = None if stand_ins is None else stand_ins / KINDS[kind].file
-    if file is None or not file.is_file():
-        return Population(kind, KINDS[kind].embedded, stand_in=True, seed=seed)
-    return Population(kind, f"npz:{file}", stand_in=True, seed=seed)
+    known = KINDS[kind]
+    file = None if stand_ins is None else stand_ins / known.file
+    if file is None or not file.exists():
+        return Population(kind, known.embedded, stand_in=True, seed=seed)
+    return Population(kind, f"{known.reader}:{file}", stand_in=not known.genuine, seed=seed)
 
 
-def _kind_of(source: str) -> str:
-    shape = _read(source).shape
-    for name, kind in KINDS.items():
-        if kind.shape == shape:
-            return name
-    raise DataError(
-        f"--data {source}: its images have shape {shape}; expected FEMNIST's (1, 28, 28) or CIFAR-100's (3, 32, 32)."
-    )
+def _given(source: str, asked: Sequence[str]) -> tuple[str, str]:
+    """The kind of a user's data, from a name in front (`celeba=folder:PATH`) or from their shape, and the source."""
+    name, mark, rest = source.partition("=")
+    if mark and name in {kind.partition("@")[0] for kind in KINDS}:
+        return next((kind for kind in asked if kind.partition("@")[0] == name), name), rest
+    return _kind_of(source, asked), source
+
+
+def _kind_of(source: str, asked: Sequence[str]) -> str:
+    data = _read(source)
+    fitting = [name for name, kind in KINDS.items() if kind.shape == data.shape]
+    if not fitting:
+        raise DataError(
+            f"--data {source}: its images have shape {data.shape}; expected FEMNIST's (1, 28, 28) or CIFAR-100's "
+            "(3, 32, 32). Photographs are brought to size where their data set is named, as in celeba=folder:PATH."
+        )
+    # Of CIFAR-10 and CIFAR-100 the one that is asked for, or the smaller one that has all the classes.
+    wanted = [name for name in fitting if name in asked] or fitting
+    return min(wanted, key=lambda name: (KINDS[name].classes < data.classes, KINDS[name].classes))
 
 
 @functools.cache
-def _read(source: str) -> Dataset:
-    return load(source)
+def _read(source: str, split: str = "train", side: int | None = None) -> Dataset:
+    found = None if side is None else read_samples(source, side)
+    return load(source, split=split, size=side) if found is None else found
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
 def _loaded(population: Population, own_labels: bool) -> Dataset:
     kind = KINDS[population.kind]
-    data = _photo_crops() if population.source == "photos" else _read(population.source)
+    side = kind.shape[1] if kind.shape[1] > 32 else None
+    if population.source == "photos" and side is None:
+        data = _photo_crops()
+    else:
+        data = _read(population.source, kind.split, side)
+    if population.stand_in and data.classes > kind.classes:
+        data = replace(data, labels=data.labels % kind.classes, classes=kind.classes, class_names=None)
     if data.classes > kind.classes:
         raise DataError(f"{data.name} has {data.classes} classes, {kind.title} has {kind.classes}: bring those data.")
     if population.stand_in and not own_labels:

@@ -6,10 +6,11 @@ Nothing here computes anything, and nothing here imports torch: listing the tabl
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -45,6 +46,16 @@ class Row:
     values: Mapping[str, Mapping[str, Printed | str | None]]
     """Method -> measure -> what is printed; None where the paper has no number."""
 
+    def parts(self) -> list[Row]:
+        """The row itself, or one row for each setting that it is the average of, where fields are lists.
+
+        >>> [part.setting for part in Row(1, {"init": ["normal", "uniform"], "batch": 1}, {}).parts()]
+        [{'init': 'normal', 'batch': 1}, {'init': 'uniform', 'batch': 1}]
+        """
+        choices = [value if isinstance(value, list) else [value] for value in self.setting.values()]
+        settings = (dict(zip(self.setting, chosen, strict=True)) for chosen in itertools.product(*choices))
+        return [Row(self.number, setting, self.values) for setting in settings]
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -63,6 +74,10 @@ class Table:
     """What stands after ±: `standard error` or `standard deviation`."""
     clients: int = 100
     notes: Sequence[str] = ()
+    default: Mapping[str, int] = field(default_factory=dict)
+    """Clients and iterations that fit about an hour on 2 cores, where the published numbers are beyond that."""
+    against: Mapping[str, Any] = field(default_factory=dict)
+    """What the measures are drawn over: the field `x` of the setting, its `title`, whether `log`."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +115,7 @@ def table(name: str) -> Table:
     content = _content(name)
     measures = {key: Measure(**value) for key, value in content["measures"].items()}
     rows = [_row(i, row, content, tuple(measures)) for i, row in enumerate(content["rows"], 1)]
-    optional = {key: content[key] for key in ("spread", "clients", "notes") if key in content}
+    optional = {key: content[key] for key in ("spread", "clients", "notes", "default", "against") if key in content}
     title, source, columns, methods = (content[key] for key in ("title", "source", "columns", "methods"))
     return Table(name, title, source, columns, methods, measures, rows, **optional)
 
@@ -147,9 +162,9 @@ def _chosen(of: Table, choice: str) -> Iterator[int]:
 def _by_setting(of: Table, choice: str) -> list[int]:
     wanted = dict(term.strip().partition("=")[::2] for term in choice.split(","))
     known = of.rows[0].setting
-    for field in wanted:
-        if field not in known:
-            raise UsageError(f"rows: {unknown_name('field', field, known)}")
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"rows: {unknown_name('field', name, known)}")
     found = [r.number for r in of.rows if all(str(r.setting[k]).lower() == v.lower() for k, v in wanted.items())]
     if not found:
         raise UsageError(f"rows: no row of {of.name} has {choice}: see `fedglass reproduce list {of.name}`.")
@@ -157,8 +172,8 @@ def _by_setting(of: Table, choice: str) -> list[int]:
 
 
 def _example(of: Table) -> str:
-    field = next(iter(of.columns))
-    return f"{field}={of.rows[0].setting[field]}"
+    name = next(iter(of.columns))
+    return f"{name}={of.rows[0].setting[name]}"
 
 
 def _row(number: int, row: Mapping[str, Any], content: Mapping[str, Any], measures: Sequence[str]) -> Row:

@@ -1,0 +1,52 @@
+"""What the user sees of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from fedglass.cli.plain import plain
+
+
+class TrainingScreen:
+    """A progress bar on stderr; where that is no terminal, every saved checkpoint leaves a line."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        text = TextColumn(
+            "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        )
+        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
+        self.task: TaskID | None = None
+        self.tested = ""
+
+    def __enter__(self) -> TrainingScreen:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+    def line(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def moved(self, step: int, steps: int, loss: float) -> None:
+        if self.task is None:
+            self.task = self.bars.add_task("", total=steps)
+        said = f"step {step} of {steps}, loss {loss:.3f}{self.tested}"
+        self.bars.update(self.task, completed=step, total=steps, description=said)
+
+    def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None:
+        self.tested = f", test accuracy {accuracy:.1f} %"
+        for path in saved:
+            if path.name.startswith("acc"):
+                self.line(plain(f"step {step}: {accuracy:.1f} % of the test images, saved as {path}"))
