@@ -25,7 +25,7 @@ def save_outcome(directory: Path, outcome: Outcome) -> Record:
     if found is None or outcome.shown is None:
         return record
     tensors = {"images": found.images.detach().cpu().contiguous(), "labels": found.labels.detach().cpu()}
-    _write(directory / RECONSTRUCTIONS / f"{record.key}.safetensors", save(tensors))
+    write_bytes(directory / RECONSTRUCTIONS / f"{record.key}.safetensors", save(tensors))
     shown = [_picture(directory, f"{record.key}_{i}", image) for i, image in enumerate(outcome.shown)]
     if outcome.originals is None:
         return record.model_copy(update={"extra": {**record.extra, "pictures": shown}})
@@ -70,12 +70,12 @@ def _picture(directory: Path, name: str, image: Tensor) -> str:
 
 
 def _store(directory: Path, name: str, data: bytes) -> str:
-    _write(directory / PICTURES / name, data)
+    write_bytes(directory / PICTURES / name, data)
     return f"{PICTURES}/{name}"
 
 
-def _write(path: Path, data: bytes) -> None:
-    """In one step, so that a killed audit leaves no torn file under a final name."""
+def write_bytes(path: Path, data: bytes) -> None:
+    """In one step, so that a killed run leaves no torn file under a final name."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.progress import TaskID
 from rich.table import Table as Grid
 from rich.text import Text
 
 from fedglass.audit.records import Record
+from fedglass.cli.bars import progress_bars
 from fedglass.reproduce.cases import Case, Cell
 from fedglass.reproduce.compare import Line, measures_of, remarks, spread_in_words
 from fedglass.reproduce.estimate import duration, in_words
@@ -61,11 +61,7 @@ class RecreationScreen:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
-        text = TextColumn(
-            "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        )
-        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
-        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
+        self.bars = progress_bars(self.console)
         self.whole: TaskID | None = None
         self.tasks: dict[str, TaskID] = {}
 

@@ -6,14 +6,14 @@ from collections import Counter
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.progress import TaskID
 from rich.text import Text
 
 from fedglass.audit.audit import Result
 from fedglass.audit.cases import Case
 from fedglass.audit.gate import scale_of
 from fedglass.audit.records import REPORT, Record
+from fedglass.cli.bars import progress_bars
 from fedglass.cli.plain import plain
 
 STYLES = {"leak": "bold red", "clear": "bold green", "inconclusive": "bold yellow", "incomplete": "bold yellow"}
@@ -33,19 +33,7 @@ class Screen:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
-        text = TextColumn(
-            "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        )
-        self.bars = Progress(
-            SpinnerColumn(),
-            text,
-            BarColumn(bar_width=24),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            expand=True,
-        )
+        self.bars = progress_bars(self.console)
         self.whole: TaskID | None = None
         self.running: dict[str, TaskID] = {}
         self.training: dict[str, TaskID] = {}

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.progress import TaskID
 from rich.text import Text
 
+from fedglass.cli.bars import progress_bars
 from fedglass.cli.plain import plain
 
 
@@ -19,11 +19,7 @@ class TrainingScreen:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
-        text = TextColumn(
-            "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        )
-        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
-        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
+        self.bars = progress_bars(self.console)
         self.task: TaskID | None = None
         self.tested = ""
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedglass.audit.evidence import png
+from fedglass.audit.evidence import png, write_bytes
 from fedglass.audit.records import PICTURES
-from fedglass.core.errors import AuditError
 from fedglass.reproduce.experiment import Finding
 
 SHOWN = 16
@@ -40,20 +38,6 @@ def strip(images: Tensor) -> Tensor:
     gap = torch.ones(c, h, GAP)
     parts = [piece for image in images[:SHOWN] for piece in (gap, image.detach().cpu().float())]
     return torch.cat(parts[1:], dim=-1)
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """In one step, so that a killed run leaves no torn file under a final name."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        raise AuditError(
-            f"Cannot write {path}: {error.strerror}; make room or fix permissions, then run the same command again: "
-            "it continues where it stopped."
-        ) from error
 
 
 def _store(directory: Path, name: str, image: Tensor) -> str:
