@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 
 import torch
 from torch.nn import functional as F
@@ -14,8 +15,8 @@ from torch.nn import functional as F
 from fedglass.core.types import Observation
 
 
-def invert(observation: Observation, iterations: int) -> torch.Tensor:
-    """Runs the loop and returns the images, whitened."""
+def steps(observation: Observation) -> Iterator[torch.Tensor]:
+    """Yields the images, whitened, after each iteration, without end."""
     knows = observation.knows
     model = copy.deepcopy(observation.model).eval()
     model.load_state_dict({**observation.before, **observation.buffers})
@@ -26,7 +27,9 @@ def invert(observation: Observation, iterations: int) -> torch.Tensor:
     labels = knows.labels
     x = torch.randn(knows.examples, *knows.shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
     mean, square = torch.zeros_like(x), torch.zeros_like(x)
-    for k in range(1, iterations + 1):
+    k = 0
+    while True:
+        k += 1
         loss = F.cross_entropy(model(x), labels)
         gradient = [g.flatten() for g in torch.autograd.grad(loss, weights, create_graph=True)]
         product = sum(g.dot(t) for g, t in zip(gradient, target, strict=True))
@@ -40,4 +43,5 @@ def invert(observation: Observation, iterations: int) -> torch.Tensor:
             square.mul_(0.999).addcmul_(g, g, value=0.001)
             scale = (square.sqrt() / math.sqrt(1 - 0.999**k)).add_(1e-8)
             x.addcdiv_(mean, scale, value=-0.1 / (1 - 0.9**k)).clamp_(low, high)
-    return x.detach()
+        del loss, gradient, product, norm, variation, energy  # as a loop's next turn would: no graph is kept
+        yield x.detach()

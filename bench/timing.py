@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
-import resource
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from fedglass.attack.parts import Progress
+from fedglass.audit import machine
 
 
 def side_by_side(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -22,6 +28,33 @@ def side_by_side(candidates: Mapping[str, Callable[[], object]], rounds: int) ->
     return best
 
 
+def interleaved(ours: Callable[[Progress], object], theirs: Iterator[object], block: int) -> tuple[float, float, float]:
+    """Seconds of one iteration of a solver's run, of one step of an iterator, and the median of their ratio.
+
+    The two take turns of `block` iterations, by way of the solver's progress callback, so that each pair of turns
+    sees the same machine. The first and the last turn, which bind and conclude, are left out.
+    """
+    turns: list[tuple[float, float]] = []
+    began: float | None = None
+
+    def turn(done: int, total: int) -> None:
+        nonlocal began
+        now = time.perf_counter()
+        for _ in range(block):
+            next(theirs)
+        after = time.perf_counter()
+        if began is not None and done < total:
+            turns.append(((now - began) / block, (after - now) / block))
+        began = time.perf_counter()
+
+    ours(turn)
+    return (
+        statistics.median(a for a, _ in turns),
+        statistics.median(b for _, b in turns),
+        statistics.median(a / b for a, b in turns),
+    )
+
+
 def peak_mib(work: Callable[[], object]) -> float:
     """Peak resident memory of a fresh process that does the work."""
     context = multiprocessing.get_context("spawn")
@@ -30,5 +63,7 @@ def peak_mib(work: Callable[[], object]) -> float:
 
 
 def _measured(work: Callable[[], object]) -> float:
+    torch.set_num_threads(1)
     work()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not getrusage: a process that was started by a larger one reports the other's peak.
+    return machine.peak_mib() or math.nan

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import fedglass.attack
 from fedglass.attack.attack import Attack
+from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import OnSegment
 from fedglass.attack.hypotheses import TryEpochs
@@ -66,6 +67,8 @@ PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "hfgradinv": (FEDSGD, [0, 2], {"iterations": 150}),
     "fedleak": (FEDSGD, [0, 2], {"iterations": 100, "width": 16, "median": 1}),
     "coarse_to_fine": (FEDSGD, [3], {"iterations": 100}),
+    "coarse_to_fine_published": (FEDSGD, [3], {"iterations": 100}),
+    "coarse_stage_published": (FEDSGD, [3], {"iterations": 150}),
     "coarse_stage": (FEDSGD, [3], {"iterations": 150}),
     "invg_scaled": (FEDSGD, [3], {"iterations": 150}),
 }
@@ -267,7 +270,8 @@ def test_the_baselines_differ_in_the_operator_alone() -> None:
 
 def test_coarse_to_fine_adds_one_component_at_a_time() -> None:
     """The rows of Table 3: rescaled variation, the support, the fine stage [K. Zhu et al., 2025]."""
-    plain, coarse, whole = (composed(n) for n in ("invg_scaled", "coarse_stage", "coarse_to_fine"))
+    names = "invg_scaled", "coarse_stage_published", "coarse_to_fine_published"
+    plain, coarse, whole = (composed(name) for name in names)
     assert plain.stages[0].objective.terms == (Cosine(), PRIOR)
     assert coarse.stages[0].objective.terms == (Cosine(), After(0.05 * SupportCosine(), 0.6), PRIOR)
     assert whole.stages[:1] == coarse.stages
@@ -275,6 +279,15 @@ def test_coarse_to_fine_adds_one_component_at_a_time() -> None:
     for attack, keeps in ((plain, [Lowest()]), (whole, [LowestFrom(0.6), Lowest()])):
         assert [stage.solver.keep for stage in attack.stages] == keeps
     assert [stage.solver.rate for stage in whole.stages] == [0.1, 0.01]
+
+
+def test_our_coarse_to_fine_differs_in_operator_and_first_schedule_alone() -> None:
+    ours, published = composed("coarse_to_fine"), composed("coarse_to_fine_published")
+    forward, schedule = published.stages[0].forward, published.stages[0].solver.schedule
+    assert ours.stages[0].forward == ours.stages[1].forward == ObservedResidual(sized=True)
+    alike = [replace(stage, forward=forward) for stage in ours.stages]
+    alike[0] = replace(alike[0], solver=replace(alike[0].solver, schedule=schedule))
+    assert tuple(alike) == published.stages
 
 
 def test_one_epoch_makes_the_variants_alike(toy: Any) -> None:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.recipes.agic import agic
-from fedglass.recipes.coarse_to_fine import coarse_stage, coarse_to_fine, invg_scaled
+from fedglass.recipes.coarse_to_fine import (
+    coarse_stage,
+    coarse_stage_published,
+    coarse_to_fine,
+    coarse_to_fine_published,
+    invg_scaled,
+)
 from fedglass.recipes.dlfa import (
     dlfa_fedsgd,
     dlfa_fedsgd_epoch,
@@ -107,7 +113,13 @@ RECIPES: Mapping[str, Recipe] = {
     "coarse_to_fine": Recipe(
         coarse_to_fine, "direction, then direction and the size of each entry; resists initialisations", COARSE_TO_FINE
     ),
-    "coarse_stage": Recipe(coarse_stage, "direction, overall and on the support of the message", COARSE_TO_FINE),
+    "coarse_to_fine_published": Recipe(
+        coarse_to_fine_published, "coarse_to_fine with the paper's rates and operator", COARSE_TO_FINE
+    ),
+    "coarse_stage": Recipe(coarse_stage, "the first stage of coarse_to_fine alone", COARSE_TO_FINE),
+    "coarse_stage_published": Recipe(
+        coarse_stage_published, "direction, overall and on the support of the message", COARSE_TO_FINE
+    ),
     "invg_scaled": Recipe(invg_scaled, "invg with total variation that follows the pictures' size", COARSE_TO_FINE),
 }
 

@@ -44,7 +44,8 @@ NETWORKS = {
     "MobileNet-V2": "mobilenet_v2",
 }
 RECIPES = {
-    "ours": "coarse_to_fine",
+    "ours": "coarse_to_fine_published",
+    "fast": "coarse_to_fine",
     "fedleak": "fedleak",
     "hfgradinv": "hfgradinv",
     "agic": "agic",
@@ -52,11 +53,14 @@ RECIPES = {
     "invg": "invg",
     "idlg": "idlg_adam",
     "tv": "invg_scaled",
-    "coarse": "coarse_stage",
+    "coarse": "coarse_stage_published",
+    "fast-coarse": "coarse_stage",
 }
 """Method of the tables -> recipe."""
+TWO_STAGES = ("ours", "fast")
 EXTRA = {
     "ours": "coarse-to-fine",
+    "fast": "this package's coarse_to_fine",
     "fedleak": "FedLeak",
     "hfgradinv": "HFGradInv",
     "agic": "AGIC",
@@ -65,6 +69,7 @@ EXTRA = {
     "idlg": "iDLG with Adam",
     "tv": "InvG with the rescaled total variation",
     "coarse": "the coarse stage alone",
+    "fast-coarse": "the coarse stage of this package's coarse_to_fine alone",
 }
 
 
@@ -112,7 +117,7 @@ def _attack(method: str, request: Request) -> Attack:
     name = RECIPES[method]
     if request.iterations is None:
         return request.attack(name, restarts=request.restarts)
-    share = max(1, request.iterations // 2) if method == "ours" else request.iterations
+    share = max(1, request.iterations // 2) if method in TWO_STAGES else request.iterations
     return Request(share).attack(name, restarts=request.restarts)
 
 

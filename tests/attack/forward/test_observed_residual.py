@@ -70,6 +70,14 @@ def test_without_a_bias_the_direction_is_found(toy: Any, label: int) -> None:
     assert torch.nn.functional.cosine_similarity(found, target, dim=0) > 0.999
 
 
+def test_without_a_bias_sizes_are_left_to_one_gradient(toy: Any) -> None:
+    seen = seen_in(toy.federation(Training(0.3), model=toy.seeded(NoBias(5)), examples=1))
+    candidate = Candidate(toy.images(1, "other")[None], torch.zeros(1).long())
+    found = message(ObservedResidual(sized=True), seen, candidate)
+    assert torch.equal(found, message(OneGradient(), seen, candidate))
+    assert not torch.equal(found, message(ObservedResidual(), seen, candidate))
+
+
 @pytest.mark.parametrize("classes", [2, 3, 62])
 def test_the_left_factor_has_the_sign_of_a_residual(classes: int) -> None:
     for seed in range(10):

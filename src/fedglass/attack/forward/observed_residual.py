@@ -26,8 +26,12 @@ class ObservedResidual:
     answer with several classes go from 12 to above 20 dB.
 
     A message of several examples or steps mixes their residuals: it is treated as by `OneGradient`. So are labels
-    that are sought along with the images, which a fixed residual would leave where they are.
+    that are sought along with the images, which a fixed residual would leave where they are. Without a bias in the
+    last layer the message tells r up to its size only, which is enough for a direction; with `sized`, for
+    distances that compare sizes, such a network is treated as by `OneGradient` too.
     """
+
+    sized: bool = False
 
     def bind(self, observation: Observation) -> BoundForward:
         knows = observation.knows
@@ -37,6 +41,8 @@ class ObservedResidual:
         weights = leaves(observation, network)
         target = mean_gradient(observation, network)
         weight, bias = head_of(observation, network)
+        if bias is None and self.sized:
+            return OneGradient().bind(observation)
         named = dict(zip(network.names, target, strict=True))
         residual = named[bias] if bias is not None else left_factor(named[weight])
 

@@ -91,7 +91,7 @@ def descend(spec: Settings, problem: Problem, progress: Progress, direction: Dir
     n = spec.iterations
     moving = [_Moving(unknown, spec) for unknown in problem.unknowns]
     tensors = tuple(m.tensor for m in moving)
-    trace = torch.full((n + 1,), math.nan, device=tensors[0].device, dtype=tensors[0].dtype)
+    trace: list[Tensor] = []
     alive = torch.ones((), dtype=torch.bool, device=tensors[0].device)
     kept = spec.keep.start(tensors, n)
     report_every = max(1, n // REPORTS)
@@ -100,9 +100,11 @@ def descend(spec: Settings, problem: Problem, progress: Progress, direction: Dir
         due = [m for m in moving if k % m.every == 0]
         gradients = torch.autograd.grad(energy, [m.tensor for m in due]) if due else ()
         with torch.no_grad():
-            trace[k] = energy
-            # A sum is finite only where all its entries are.
-            alive &= torch.isfinite(energy + sum(g.sum() for g in gradients))
+            trace.append(energy.detach())
+            # A sum is finite only where all its entries are, and only then is its difference to itself zero:
+            # half the operations of torch.isfinite.
+            probe = sum((g.sum() for g in gradients), energy)
+            alive &= (probe - probe) == 0
             kept.offer(energy, tensors)
             fed = direction(gradients, partial(_elsewhere, problem, moving, due, k / n))
             for m, gradient in zip(due, fed, strict=True):
@@ -119,11 +121,11 @@ def descend(spec: Settings, problem: Problem, progress: Progress, direction: Dir
             for m in moving:
                 m.tensor.copy_(m.safe)
         final = problem.energy(tensors, 1.0).detach()
-    trace[n] = final
+    trace.append(final)
     kept.offer(final, tensors)
     chosen, chosen_energy = kept.choose(final, tensors)
     progress(n, n)
-    return Solution(chosen, float(chosen_energy), trace.cpu(), finite=bool(alive))
+    return Solution(chosen, float(chosen_energy), torch.stack(trace).cpu(), finite=bool(alive))
 
 
 @torch.enable_grad()
