@@ -26,7 +26,7 @@ def measure() -> list[tuple[str, str, str]]:
 def surrogate() -> list[tuple[str, str, str]]:
     observation, _ = cases.colour(10, Training(lr=0.004, epochs=10, batch_size=10))
     iterations = 20
-    attacks = {"sme": sme, "sme_published": sme_published, "ig": sme_baseline_ig}
+    attacks = {"sme": partial(sme, finish=0), "sme_published": sme_published, "ig": sme_baseline_ig}
     runs = {
         name: partial(make(labels=OracleLabels(), iterations=iterations).run, observation)
         for name, make in attacks.items()

@@ -23,7 +23,7 @@ import fedglass.attack
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
-from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.segment import AlongSegment, OnSegment
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.generator import GeneratorWeights
@@ -81,6 +81,8 @@ FORWARDS = [
     RepeatedGradient(),
     OnSegment(),
     OnSegment(start=0.25, rate=0.01, every=3),
+    AlongSegment(),
+    AlongSegment(3),
     Unroll(),
     Unroll(budget_mib=0.2),
     UnrollEpochs(),
@@ -295,7 +297,7 @@ def test_the_gradient_passes_through_operators(
     assert all(map(torch.equal, predicted, predict()))
     loss = torch.stack([p.square().sum() for p in predicted]).sum()
     to_images, *to_own = torch.autograd.grad(loss, [at.images, *own])
-    one_step = isinstance(part, OneGradient | ObservedResidual | RepeatedGradient | OnSegment)
+    one_step = isinstance(part, OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment)
     assert all(bool(row.any()) for row in (to_images[:1] if one_step else to_images).flatten(0, 1))
     assert all(bool(g.any()) for g in to_own)
 

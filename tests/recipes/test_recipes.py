@@ -233,7 +233,8 @@ def test_labels_can_be_chosen(seen: Observation, name: str, labels: Any) -> None
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_its_iterations_and_cites_its_paper(name: str) -> None:
-    assert composition(short(name)).stages[-1].solver.iterations == 2  # type: ignore[attr-defined]  # of every solver so far
+    stages = composition(short(name)).stages
+    assert 2 in {stage.solver.iterations for stage in stages}  # type: ignore[attr-defined]  # of every solver so far
     assert "http" in RECIPES[name].paper
     assert RECIPES[name].summary
     with pytest.raises(UsageError, match="iterations must be at least 1, got 0"):

@@ -12,7 +12,7 @@ from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.epoch_prior import SquaredEpochPrior
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.recipes.dlfa_settings import settings
-from fedglass.recipes.sme import COUNTS, sme
+from fedglass.recipes.sme import COUNTS, surrogate
 
 
 def dlfa(
@@ -35,4 +35,4 @@ def dlfa(
     objective = Cosine() + tv * TotalVariation(share=0.5) + (prior * chosen.inv) * SquaredEpochPrior(chosen.summary)
     solver = Adam(rate=0.2, iterations=iterations, schedule=CosineDecay())
     simulation = Stage(Unroll(budget_mib), BoundedEpochPixels(), objective, solver)
-    return Attack(labels, (*sme(iterations=warm_up).stages, simulation))
+    return Attack(labels, (surrogate(0.01, warm_up), simulation))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.one_gradient import OneGradient
-from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.segment import AlongSegment, OnSegment
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.parts import Forward, Labels
@@ -18,26 +18,40 @@ COUNTS = InterpolatedCounts()
 PUBLISHED_STEPS = StepDecay(at=(0.374, 0.624, 0.875))
 
 
-def sme(labels: Labels = COUNTS, tv: float = 0.01, iterations: int = 400, restarts: int = 1) -> Attack:
-    """SME with a smooth decay and alpha's gradient at every tenth iteration: the published quality in less time."""
-    return _compose(OnSegment(every=10), labels, tv, 1.0, iterations, CosineDecay(start=0.2), restarts)
+LESS = 0.7
+"""Of the total variation, where two points explain the message better than one and less of it is noise."""
+
+
+def sme(
+    labels: Labels = COUNTS, tv: float = 0.01, iterations: int = 240, finish: int = 80, restarts: int = 1
+) -> Attack:
+    """SME with a smooth decay and alpha's gradient at every tenth iteration, then `finish` iterations with gradients
+    at two points of the segment, which cost twice as much: better than published, in less than half of the time."""
+    first = surrogate(tv, iterations)
+    if finish < 0:
+        raise UsageError(f"Attack 'sme': finish must be at least 0, got {finish}.")
+    solver = Adam(rate=0.3, iterations=max(finish, 1), schedule=CosineDecay(start=0.2))
+    second = Stage(AlongSegment(2), Pixels(), Cosine() + LESS * tv * TotalVariation(share=0.5), solver)
+    return Attack(labels, (first, second) if finish else (first,), restarts=restarts)
+
+
+def surrogate(tv: float, iterations: int) -> Stage:
+    """The images by one gradient on the segment, for any later stage to start from."""
+    return _stage(OnSegment(every=10), tv, 1.0, iterations, CosineDecay(start=0.2))
 
 
 def sme_published(labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000) -> Attack:
     """SME as released: Adam at 1.0 for images and 0.001 for alpha, three drops, bounds by projection, last iterate."""
     if not rate > 0:
         raise UsageError(f"Attack 'sme_published': rate must be positive, got {rate:g}.")
-    return _compose(OnSegment(rate=0.001 / rate), labels, tv, rate, iterations, PUBLISHED_STEPS, 1)
+    return Attack(labels, (_stage(OnSegment(rate=0.001 / rate), tv, rate, iterations, PUBLISHED_STEPS),))
 
 
 def sme_baseline_ig(labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000) -> Attack:
     """The "IG" of SME's tables: `sme_published` with alpha fixed at the weights before, not Geiping's signed Adam."""
-    return _compose(OneGradient(), labels, tv, rate, iterations, PUBLISHED_STEPS, 1)
+    return Attack(labels, (_stage(OneGradient(), tv, rate, iterations, PUBLISHED_STEPS),))
 
 
-def _compose(
-    forward: Forward, labels: Labels, tv: float, rate: float, iterations: int, schedule: Schedule, restarts: int
-) -> Attack:
+def _stage(forward: Forward, tv: float, rate: float, iterations: int, schedule: Schedule) -> Stage:
     solver = Adam(rate=rate, iterations=iterations, schedule=schedule)
-    stage = Stage(forward, Pixels(), Cosine() + tv * TotalVariation(share=0.5), solver)
-    return Attack(labels, (stage,), restarts=restarts)
+    return Stage(forward, Pixels(), Cosine() + tv * TotalVariation(share=0.5), solver)

