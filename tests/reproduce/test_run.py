@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from fedglass.audit.records import RECORDS, Record, RecordFile
+from fedglass.audit.workers import Lost, Pool
 from fedglass.core.types import Training
 from fedglass.reproduce.cases import Case, Cell, cells
 from fedglass.reproduce.compare import Line, lines, number, remarks, spread_in_words, summarised
 from fedglass.reproduce.estimate import in_words, seconds_of
 from fedglass.reproduce.experiment import WarmUp
 from fedglass.reproduce.page import write_recreation
-from fedglass.reproduce.pool import Lost, Pool
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.request import Request

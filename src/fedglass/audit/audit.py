@@ -17,12 +17,12 @@ from fedglass.audit.gate import Gate, Verdict
 from fedglass.audit.given import oracle_facts
 from fedglass.audit.lock import alone
 from fedglass.audit.machine import one_thread
-from fedglass.audit.play import Outcome, Work
+from fedglass.audit.play import Outcome, Work, failed, play
 from fedglass.audit.progress import Progress, Silent
 from fedglass.audit.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim, write_atomic
 from fedglass.audit.sources import Source, Target
 from fedglass.audit.summary import Summary, summarise
-from fedglass.audit.workers import in_process, in_workers
+from fedglass.audit.workers import Lost, Pool
 from fedglass.core.errors import UsageError
 from fedglass.metrics.catalogue import metric, names
 
@@ -146,9 +146,9 @@ def _outcomes(
     def moved(work: Work, done: int, total: int) -> None:
         said.moved(work.case, done, total)
 
-    if workers == 1 or len(works) <= 1:
-        return in_process(works, started, moved)
-    return in_workers(works, workers, started, moved)
+    pool: Pool[Work, Outcome] = Pool(play, workers, started, moved)
+    for work, result in pool.run(works):
+        yield work, Outcome(failed(work, result.why)) if isinstance(result, Lost) else result
 
 
 def _targets(job: Job, wanted: set[int], said: Progress) -> dict[int, Sequence[Target]]:

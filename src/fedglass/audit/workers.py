@@ -1,7 +1,7 @@
 """Worker processes of one thread each, which live as long as there is work and no longer than their parent.
 
-Work and outcomes travel as bytes through a pipe of each worker's own: no shared memory is needed, and a worker
-that is killed (out of memory, say) takes only its own case with it.
+Jobs and results travel as bytes through a pipe of each worker's own: no shared memory is needed, and a worker that
+is killed (out of memory, say) takes only its own job with it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import pickle
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any, Generic, TypeVar
 
 import torch
 
+from fedglass.attack.parts import Progress
 from fedglass.audit.machine import one_thread
-from fedglass.audit.play import Outcome, Work, failed, play
 from fedglass.core.errors import UsageError
 
 EVERY = 0.2
@@ -28,50 +29,64 @@ EVERY = 0.2
 PATIENCE = 5.0
 """Seconds that a worker is given to end by itself."""
 
-Started = Callable[[Work], None]
-Moved = Callable[[Work, int, int], None]
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
-def in_process(works: Iterable[Work], started: Started, moved: Moved) -> Iterator[tuple[Work, Outcome]]:
-    """One case after another, here, on one thread."""
-    for work in works:
-        started(work)
+@dataclass(frozen=True)
+class Lost:
+    """In place of a result: why there is none."""
 
-        def say(done: int, total: int, work: Work = work) -> None:
-            moved(work, done, total)
-
-        with one_thread():
-            outcome = play(work, Throttled(say))
-        yield work, outcome
+    why: str
 
 
-def in_workers(works: Sequence[Work], workers: int, started: Started, moved: Moved) -> Iterator[tuple[Work, Outcome]]:
-    """The cases spread over worker processes, in the order in which they end."""
-    waiting = deque(works)
-    _packed(works[0])  # what can not be sent is said before processes are started
-    team = [_Worker.hired() for _ in range(min(workers, len(works)))]
-    try:
-        for worker in team:
-            worker.take(waiting, started)
-        while busy := {worker.pipe: worker for worker in team if worker.work is not None}:
-            for pipe in wait(list(busy)):
-                worker = next(w for p, w in busy.items() if p is pipe)
-                heard, work = worker.hear(), worker.work
-                assert work is not None, "only busy workers are waited for"
-                if isinstance(heard, tuple):
-                    moved(work, *heard)
-                    continue
-                if heard is None:
-                    team.remove(worker)
-                    heard = Outcome(failed(work, worker.obituary()))
-                    if waiting:
-                        worker = _Worker.hired()
-                        team.append(worker)
-                worker.take(waiting, started)
-                yield work, heard
-    finally:
-        for worker in team:
-            worker.dismiss()
+@dataclass(frozen=True, eq=False)
+class Pool(Generic[Job, Result]):
+    """Runs `work`, a function of a module, on each job; `moved` hears of the jobs' progress."""
+
+    work: Callable[[Job, Progress], Result]
+    workers: int
+    started: Callable[[Job], None]
+    moved: Callable[[Job, int, int], None]
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Result | Lost]]:
+        """Jobs with their results, in the order in which they end."""
+        count = min(self.workers, len(jobs))
+        return self._here(jobs) if count <= 1 else self._apart(jobs, count)
+
+    def _here(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Result | Lost]]:
+        for job in jobs:
+            self.started(job)
+
+            def say(done: int, total: int, job: Job = job) -> None:
+                self.moved(job, done, total)
+
+            with one_thread():
+                result = self.work(job, Throttled(say))
+            yield job, result
+
+    def _apart(self, jobs: Sequence[Job], count: int) -> Iterator[tuple[Job, Result | Lost]]:
+        waiting = deque(jobs)
+        _packed(jobs[0])  # what can not be sent is said before processes are started
+        team: list[_Worker[Job]] = [_Worker.hired(self.work) for _ in range(count)]
+        try:
+            for worker in team:
+                worker.take(waiting, self.started)
+            while busy := {worker.pipe: worker for worker in team if worker.job is not None}:
+                for pipe in wait(list(busy)):
+                    worker = next(w for p, w in busy.items() if p is pipe)
+                    heard, job = worker.hear(), worker.job
+                    assert job is not None, "only busy workers are waited for"
+                    if isinstance(heard, tuple):
+                        self.moved(job, *heard)
+                        continue
+                    if isinstance(heard, Lost) and waiting:
+                        team[team.index(worker)] = worker = _Worker.hired(self.work)
+                    worker.take(waiting, self.started)
+                    yield job, heard
+        finally:
+            for worker in team:
+                worker.dismiss()
 
 
 class Throttled:
@@ -88,54 +103,47 @@ class Throttled:
 
 
 @dataclass(eq=False)
-class _Worker:
+class _Worker(Generic[Job]):
     """A process, our end of its pipe, and what it is working on."""
 
     process: BaseProcess
     pipe: Connection
-    work: Work | None = None
+    job: Job | None = None
 
     @classmethod
-    def hired(cls) -> _Worker:
+    def hired(cls, work: Callable[[Job, Progress], Any]) -> _Worker[Job]:
         # A forked copy of a process in which torch has run threads may hang: start afresh.
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, work), daemon=True)
         process.start()
         theirs.close()
         return cls(process, ours)
 
-    def take(self, waiting: deque[Work], started: Started) -> None:
-        """Hand over the next case, if there is one."""
-        self.work = waiting.popleft() if waiting else None
-        if self.work is not None:
-            started(self.work)
+    def take(self, waiting: deque[Job], started: Callable[[Job], None]) -> None:
+        self.job = waiting.popleft() if waiting else None
+        if self.job is not None:
+            started(self.job)
             # A worker that is already gone is noticed when it is listened to.
             with contextlib.suppress(OSError):
-                self.pipe.send_bytes(_packed(self.work))
+                self.pipe.send_bytes(_packed(self.job))
 
-    def hear(self) -> tuple[int, int] | Outcome | None:
-        """Progress, the outcome, or None from a worker that is no more."""
+    def hear(self) -> Any:
+        """Progress as a tuple, the result, or `Lost` from a worker that is no more."""
         try:
-            heard = pickle.loads(self.pipe.recv_bytes())
+            return pickle.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
-            return None
-        assert isinstance(heard, tuple | Outcome)
-        return heard
-
-    def obituary(self) -> str:
-        self.pipe.close()
-        self.process.join(PATIENCE)
-        code = self.process.exitcode
-        cause = "it was killed, perhaps because memory ran out" if code == -signal.SIGKILL else "see its last words"
-        return (
-            f"The worker process ended without a result (exit code {code}; {cause}). Use fewer workers or "
-            "smaller batches, then run the same command again."
-        )
+            self.process.join(PATIENCE)
+            code = self.process.exitcode
+            cause = "it was killed, perhaps because memory ran out" if code == -signal.SIGKILL else "see its last words"
+            return Lost(
+                f"The worker process ended without a result (exit code {code}; {cause}). Use fewer workers or "
+                "smaller batches, then run the same command again."
+            )
 
     def dismiss(self) -> None:
         self.pipe.close()
-        if self.work is not None:
+        if self.job is not None:
             self.process.terminate()
         self.process.join(PATIENCE)
         if self.process.is_alive():
@@ -143,9 +151,9 @@ class _Worker:
             self.process.join()
 
 
-def _packed(work: Work) -> bytes:
+def _packed(job: object) -> bytes:
     try:
-        return pickle.dumps(work)
+        return pickle.dumps(job)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"The case can not be sent to a worker process ({error}): define the model and the parts in an "
@@ -153,7 +161,7 @@ def _packed(work: Work) -> bytes:
         ) from error
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, work: Callable[[Any, Progress], Any]) -> None:
     """The life of a worker. It ends when its parent closes the pipe, or is no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     torch.set_num_threads(1)
@@ -163,5 +171,5 @@ def _serve(pipe: Connection) -> None:
 
     with contextlib.suppress(EOFError, OSError):
         while True:
-            work = pickle.loads(pipe.recv_bytes())
-            pipe.send_bytes(pickle.dumps(play(work, Throttled(say))))
+            job = pickle.loads(pipe.recv_bytes())
+            pipe.send_bytes(pickle.dumps(work(job, Throttled(say))))

@@ -13,13 +13,13 @@ from safetensors.torch import save
 from fedglass.audit.evidence import write_bytes
 from fedglass.audit.machine import one_thread
 from fedglass.audit.records import RECORDS, Record, RecordFile
+from fedglass.audit.workers import Lost, Pool
 from fedglass.core.errors import UsageError
 from fedglass.reproduce.cases import Case, Cell, warm_up_key
 from fedglass.reproduce.experiment import Setup
 from fedglass.reproduce.messages import Checkpoint, accuracy, members, warmed_up
 from fedglass.reproduce.pictures import save_pictures
 from fedglass.reproduce.play import Played, Work, lost, play
-from fedglass.reproduce.pool import Lost, Pool
 from fedglass.reproduce.populations import Population
 
 TRAINED = "trained"
