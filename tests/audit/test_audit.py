@@ -188,7 +188,8 @@ def test_an_empty_message_is_flagged_and_not_played(
         assert record.status == "done"
         assert record.energy is None
         assert record.metrics["psnr"] == record.extra["blind"]["psnr"]  # type: ignore[index, call-overload]  # JSON
-    assert result.verdict.state == "inconclusive"
+    assert (result.verdict.state, result.verdict.exit_code) == ("incomplete", 3)
+    assert f"nothing to attack in {len(result.records)} of {len(result.records)} cases ({flag})" in result.verdict.lead
 
 
 def test_it_is_known_whether_anything_protects_a_message(make_federation: Callable[..., Federation]) -> None:

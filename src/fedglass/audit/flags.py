@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedglass.audit.gate import Gate, scale_of
+from fedglass.audit.gate import NO_MESSAGE, Gate, scale_of
 from fedglass.audit.records import Flag
 
 State = Literal["sound", "zero", "non-finite"]
@@ -79,12 +79,12 @@ def _no_message(found: Findings) -> Flag | None:
             f"The update is zero everywhere, so that there is nothing to invert. {scored} Check that the client "
             "trained, and that the weights before and after were not mixed up."
         )
-        return Flag(name="zero update", severity="serious", text=text)
+        return Flag(name=NO_MESSAGE[0], severity="serious", text=text)
     text = (
         f"The update holds NaN or infinity: the client's training diverged. {scored} Lower the client's learning "
         "rate and audit again."
     )
-    return Flag(name="non-finite update", severity="serious", text=text)
+    return Flag(name=NO_MESSAGE[1], severity="serious", text=text)
 
 
 def _stopped(found: Findings) -> Flag | None:

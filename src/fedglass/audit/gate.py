@@ -10,6 +10,9 @@ from typing import Literal
 from fedglass.audit.records import EXACT_PSNR, Record
 from fedglass.core.errors import UsageError, unknown_name
 
+NO_MESSAGE = ("zero update", "non-finite update")
+"""Flags of a case in which no attack could be played."""
+
 State = Literal["leak", "clear", "inconclusive", "incomplete"]
 
 
@@ -143,7 +146,7 @@ class Gate:
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
             found = [v for v in record.metrics.get(self.metric, []) if v is not None]
-            if record.status == "done" and found:
+            if record.status == "done" and found and not _mute(record):
                 scores.setdefault(record.attack, []).extend(found)
         tallies = [
             Tally(name, len(v), sum(map(self.recovered, v)), self.scale.best(v), name in oracle)
@@ -186,6 +189,10 @@ class Gate:
         if blank:
             why = _short(blank[0].skipped_metrics.get(self.metric, "no score for some image"))
             problems.append(f"{self.scale.title} is missing in {len(blank)} of {_count(total, 'case')} ({why})")
+        mute = [r for r in records if _mute(r)]
+        if mute:
+            names = ", ".join(sorted({flag.name for r in mute for flag in r.flags if flag.name in NO_MESSAGE}))
+            problems.append(f"there was nothing to attack in {len(mute)} of {_count(total, 'case')} ({names})")
         if missing is None:
             problems.append("it was stopped before its end; run it again to continue")
         elif missing > 0:
@@ -223,6 +230,11 @@ class Gate:
             f"None of the {len(tallies)} attacks recovered a private image ({self.rule}); the closest, "
             f"{worst.attack}, reached {best}."
         )
+
+
+def _mute(record: Record) -> bool:
+    """Whether there was no message that an attack could have been played on."""
+    return any(flag.name in NO_MESSAGE for flag in record.flags)
 
 
 def _doubt(records: Sequence[Record]) -> str:
