@@ -13,6 +13,7 @@ from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job
+from fedglass.audit.given import needs_training
 from fedglass.audit.options import checked_options
 from fedglass.audit.plan import AdversaryTable, AttackTable, DefenceTable, FederationTable, Plan, read_plan
 from fedglass.audit.recording import recorded
@@ -72,7 +73,13 @@ def attack_of(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
         options["labels"] = labels_part(table.labels)
     elif takes_labels and adversary.knows_labels:
         options["labels"] = OracleLabels()
-    return recipe(table.name, **options)
+    attack = recipe(table.name, **options)
+    if needs_training(attack) and not adversary.knows_training:
+        raise UsageError(
+            f"{where} simulates the client, whose learning rate, epochs and batch size the adversary does not know: "
+            "set adversary.knows_training = true, or attack with sme, inverting_gradients or dlfa_unknown_epochs."
+        )
+    return attack
 
 
 def defences_of(tables: Sequence[DefenceTable]) -> tuple[GradientFn, Release]:

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedglass.attack.forward.one_gradient import RepeatedGradient
+from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.hypotheses import TryEpochs
+from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.core.params import Params
 from fedglass.core.types import Knowledge, Observation
@@ -24,6 +28,17 @@ def oracle_facts(attack: object) -> frozenset[str]:
     """
     asked = {OracleLabels: "labels", OracleBatchLabels: "batch_labels"}
     return frozenset(asked[type(part)] for part in _parts(attack) if type(part) in asked)
+
+
+def needs_training(attack: object) -> bool:
+    """Whether the attack simulates the client, for which it must know the client's training.
+
+    >>> from fedglass.recipes.catalogue import recipe
+    >>> [needs_training(recipe(name)) for name in ("dlfa", "sme", "dlfa_unknown_epochs")]
+    [True, False, False]
+    """
+    simulating = (Unroll, UnrollEpochs, RepeatedGradient, EpochPixels, BoundedEpochPixels)
+    return not isinstance(attack, TryEpochs) and any(isinstance(part, simulating) for part in _parts(attack))
 
 
 def told(knows: Knowledge, attack: object) -> Knowledge:
