@@ -10,6 +10,7 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.epoch_prior import SquaredEpochPrior
+from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.recipes.dlfa_settings import settings
 from fedglass.recipes.sme import COUNTS, surrogate
@@ -29,10 +30,12 @@ def dlfa(
     Differs from the paper in its start, in the cosine distance, total variation and bounds (those of SME), and in
     a rate that decays to zero: a fraction of the iterations of `dlfa_published` reaches its quality. Made for
     networks on which SME gets anywhere; `dlfa_published` starts from noise. `prior` is relative to the weight that
-    the setting has in the paper, beside a distance of another scale.
+    the setting has in the paper, beside a distance of another scale; 0 leaves it out.
     """
     chosen = settings(setting)
-    objective = Cosine() + tv * TotalVariation(share=0.5) + (prior * chosen.inv) * SquaredEpochPrior(chosen.summary)
+    objective: Term = Cosine() + tv * TotalVariation(share=0.5)
+    if prior:
+        objective = objective + (prior * chosen.inv) * SquaredEpochPrior(chosen.summary)
     solver = Adam(rate=0.2, iterations=iterations, schedule=CosineDecay())
     simulation = Stage(Unroll(budget_mib), BoundedEpochPixels(), objective, solver)
     return Attack(labels, (surrogate(0.01, warm_up), simulation))
