@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,8 +25,8 @@ REPORTS = 100
 
 
 @dataclass(frozen=True)
-class Adam:
-    """Adam [Kingma and Ba, 2015] with projection onto each unknown's box after every step."""
+class Settings:
+    """What every solver of this family is told."""
 
     rate: float = 0.1
     iterations: int = 1000
@@ -38,44 +37,22 @@ class Adam:
 
     def __post_init__(self) -> None:
         check_iterations(self.iterations)
+
+
+@dataclass(frozen=True)
+class Adam(Settings):
+    """Adam [Kingma and Ba, 2015] with projection onto each unknown's box after every step."""
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         return descend(self, problem, progress, lambda gradients, elsewhere: gradients)
 
 
 @dataclass(frozen=True)
-class SignedAdam:
+class SignedAdam(Settings):
     """Adam that is fed the signs of the gradient's entries [Geiping et al., 2020]."""
-
-    rate: float = 0.1
-    iterations: int = 1000
-    schedule: Schedule = field(default_factory=Constant)
-    keep: Keep = field(default_factory=Last)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        check_iterations(self.iterations)
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         return descend(self, problem, progress, lambda gradients, elsewhere: [torch.sign(g) for g in gradients])
-
-
-class Settings(Protocol):
-    """What every solver of this kind is told."""
-
-    @property
-    def rate(self) -> float: ...
-    @property
-    def iterations(self) -> int: ...
-    @property
-    def schedule(self) -> Schedule: ...
-    @property
-    def keep(self) -> Keep: ...
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def eps(self) -> float: ...
 
 
 Elsewhere = Callable[[Sequence[Tensor]], Sequence[Tensor]]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Problem, Progress, Solution
-from fedglass.attack.solvers.adam import Elsewhere, descend
-from fedglass.attack.solvers.check import check_iterations
-from fedglass.attack.solvers.keep import Keep, Last
-from fedglass.attack.solvers.schedules import Constant, Schedule
+from fedglass.attack.solvers.adam import Elsewhere, Settings, descend
 from fedglass.core.errors import UsageError
 
 
 @dataclass(frozen=True)
-class LookaheadAdam:
+class LookaheadAdam(Settings):
     """Adam fed with (1 - blend) sign g(x) + blend sign g(x - rate sign g(x)), two evaluations an iteration.
 
     The gradient regularisation of FedLeak [Fan et al., 2025]: the second gradient stands for that of the gradient's
@@ -26,15 +23,10 @@ class LookaheadAdam:
     """
 
     rate: float = 0.01
-    iterations: int = 1000
-    schedule: Schedule = field(default_factory=Constant)
-    keep: Keep = field(default_factory=Last)
     blend: float = 0.3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        check_iterations(self.iterations)
+        super().__post_init__()
         if not 0 <= self.blend <= 1:
             raise UsageError(f"solver.blend must be between 0 and 1, got {self.blend:g}.")
 

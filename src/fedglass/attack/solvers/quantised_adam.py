@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Problem, Progress, Solution
-from fedglass.attack.solvers.adam import Elsewhere, descend
-from fedglass.attack.solvers.check import check_iterations
-from fedglass.attack.solvers.keep import Keep, Last
-from fedglass.attack.solvers.schedules import Constant, Schedule
+from fedglass.attack.solvers.adam import Elsewhere, Settings, descend
 
 
 @dataclass(frozen=True)
-class QuantisedAdam:
+class QuantisedAdam(Settings):
     """Adam fed with 0.2 sign(g) + 0.8 clamp(round(2 g / median|g|) / 2, -1, 1) [Ye et al., 2024, release].
 
     Between Adam and signed Adam: entries below a quarter of the median count a fifth of those above it. The release
     doubles the gradients of its first 100 iterations, which Adam's normalisation all but undoes: left out.
     """
-
-    rate: float = 0.1
-    iterations: int = 1000
-    schedule: Schedule = field(default_factory=Constant)
-    keep: Keep = field(default_factory=Last)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        check_iterations(self.iterations)
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         return descend(self, problem, progress, _quantised)
