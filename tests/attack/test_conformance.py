@@ -135,7 +135,7 @@ SOLVERS = [
     SignedAdam(iterations=3, schedule=CosineDecay(0.3)),
     QuantisedAdam(iterations=3),
     LookaheadAdam(iterations=3),
-    LookaheadAdam(0.1, 3, CosineDecay(), Lowest(), 0.5, (0.8, 0.9), 1e-6),
+    LookaheadAdam(0.1, 3, CosineDecay(), Lowest(), (0.8, 0.9), 1e-6, 0.5),
     LBFGS(iterations=2),
     LBFGS(rate=0.5, iterations=2, inner=3, history=4),
 ]
