@@ -32,8 +32,8 @@ class Cosine(Term):
         product: Tensor | float = 0.0
         square: Tensor | float = 0.0
         for g, y in zip(at.predicted, target, strict=True):
-            # A dot product of vectors needs no temporary of their size.
-            flat = g.reshape(-1)
+            # A dot product of vectors needs no temporary of their size; `flatten` leaves a vector as it is.
+            flat = g.flatten()
             product = product + torch.dot(flat, y)
             square = square + torch.dot(flat, flat)
         return 1 - product / (torch.sqrt(torch.as_tensor(square)) * target_norm)

@@ -28,7 +28,7 @@ class TotalVariation(Term):
         x = at.candidate.images
         across = (x[..., :, 1:] - x[..., :, :-1]).abs().mean()
         down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
-        return self.share * (across + down)
+        return across + down if self.share == 1 else self.share * (across + down)
 
 
 @dataclass(frozen=True)
