@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedglass.audit.play import Outcome
-from fedglass.audit.records import PICTURES, Picture, Record
+from fedglass.audit.records import PICTURES, Picture, Record, write_atomic
 from fedglass.core.errors import AuditError
 
 RECONSTRUCTIONS = "reconstructions"
@@ -75,12 +74,10 @@ def _store(directory: Path, name: str, data: bytes) -> str:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """In one step, so that a killed run leaves no torn file under a final name."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """`write_atomic` into a folder that is made where needed, with words for whoever's disk is full."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        write_atomic(path, data)
     except OSError as error:
         raise AuditError(
             f"Cannot write {path}: {error.strerror}; make room or fix permissions, then run the same command "

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+from typing import Self
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
 
-def progress_bars(console: Console) -> Progress:
-    """Spinner, words cut to the width that is left, bar, elapsed and remaining time; gone when they are done."""
-    words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-    text = TextColumn("{task.description}", markup=False, table_column=words)
-    parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*parts, console=console, transient=True, expand=True)
+class Bars:
+    """Spinner, words cut to the width that is left, bar, elapsed and remaining time; on stderr, gone when done."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        text = TextColumn("{task.description}", markup=False, table_column=words)
+        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()

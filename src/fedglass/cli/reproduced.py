@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -12,7 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fedglass.audit.records import Record
-from fedglass.cli.bars import progress_bars
+from fedglass.cli.bars import Bars
 from fedglass.reproduce.cases import Case, Cell
 from fedglass.reproduce.compare import Line, measures_of, remarks, spread_in_words
 from fedglass.reproduce.estimate import duration, in_words
@@ -56,23 +55,13 @@ def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: 
         out.print(Text(note, style="dim"), soft_wrap=True)
 
 
-class RecreationScreen:
+class RecreationScreen(Bars):
     """Progress bars on stderr; where that is no terminal, every finished run leaves a line."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
-        self.bars = progress_bars(self.console)
+        super().__init__(console)
         self.whole: TaskID | None = None
         self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> RecreationScreen:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
 
     def planned(self, cases: int, done: int) -> None:
         self.whole = self.bars.add_task(f"{cases} runs", total=cases, completed=done)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -13,7 +12,7 @@ from fedglass.audit.audit import Result
 from fedglass.audit.cases import Case
 from fedglass.audit.gate import scale_of
 from fedglass.audit.records import REPORT, Record
-from fedglass.cli.bars import progress_bars
+from fedglass.cli.bars import Bars
 from fedglass.cli.plain import plain
 
 STYLES = {"leak": "bold red", "clear": "bold green", "inconclusive": "bold yellow", "incomplete": "bold yellow"}
@@ -25,27 +24,17 @@ TITLES = {
 }
 
 
-class Screen:
+class Screen(Bars):
     """Progress bars on stderr: one for the audit and one for each running case.
 
     Where stderr is no terminal, as in a pipeline, every finished case leaves a line.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
-        self.bars = progress_bars(self.console)
+        super().__init__(console)
         self.whole: TaskID | None = None
         self.running: dict[str, TaskID] = {}
         self.training: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Screen:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
 
     def planned(self, cases: int, done: int) -> None:
         if done:

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import TaskID
 from rich.text import Text
 
-from fedglass.cli.bars import progress_bars
+from fedglass.cli.bars import Bars
 from fedglass.cli.plain import plain
 
 
-class TrainingScreen:
+class TrainingScreen(Bars):
     """A progress bar on stderr; where that is no terminal, every saved checkpoint leaves a line."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
-        self.bars = progress_bars(self.console)
+        super().__init__(console)
         self.task: TaskID | None = None
         self.tested = ""
-
-    def __enter__(self) -> TrainingScreen:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
 
     def line(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)

@@ -27,10 +27,9 @@ MINIMUM_RULE = MinimumRule()
 PRIOR = ScaleRule(IsotropicTotalVariation(exponent=4.0))
 SWITCH = 0.6
 """The share of the coarse stage after which the support counts: 18,000 of 30,000 iterations."""
-
-
 LATE = StepDecay(at=(0.85,))
 """The paper's drops, made for 30,000 iterations, stop a stage of 500 before it has arrived; the fine stage anneals."""
+RESIDUAL = ObservedResidual(sized=True)
 
 
 def coarse_to_fine(
@@ -38,8 +37,8 @@ def coarse_to_fine(
 ) -> Attack:
     """The paper's two stages for small budgets: one late drop of the first stage's rate, and, for a single example,
     the network's error read off the message."""
-    forward = ObservedResidual(sized=True)
-    return Attack(labels, (_coarse(forward, LATE, support, iterations), _fine(forward, iterations)), restarts=restarts)
+    stages = _coarse(RESIDUAL, LATE, support, iterations), _fine(RESIDUAL, iterations)
+    return Attack(labels, stages, restarts=restarts)
 
 
 def coarse_to_fine_published(
@@ -59,7 +58,7 @@ def coarse_stage(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
     """The first stage of `coarse_to_fine` alone."""
-    return Attack(labels, (_coarse(ObservedResidual(sized=True), LATE, support, iterations),), restarts=restarts)
+    return Attack(labels, (_coarse(RESIDUAL, LATE, support, iterations),), restarts=restarts)
 
 
 def coarse_stage_published(

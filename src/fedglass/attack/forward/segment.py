@@ -61,10 +61,9 @@ class AlongSegment:
 
     def bind(self, observation: Observation) -> BoundForward:
         network = network_of(observation)
-        before = leaves(observation, network)
-        update = [observation.update[name] for name in network.names]
+        ends = [(observation.before[name], observation.update[name]) for name in network.names]
         places = [
-            [torch.add(w.detach(), u, alpha=alpha).requires_grad_() for w, u in zip(before, update, strict=True)]
+            [torch.add(w, u, alpha=alpha).detach().requires_grad_() for w, u in ends]
             for alpha in self.places(local_steps(observation))
         ]
         rule = MeanGradient()
