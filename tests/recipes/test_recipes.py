@@ -282,12 +282,13 @@ def test_coarse_to_fine_adds_one_component_at_a_time() -> None:
     assert [stage.solver.rate for stage in whole.stages] == [0.1, 0.01]
 
 
-def test_our_coarse_to_fine_differs_in_operator_and_first_schedule_alone() -> None:
+def test_our_coarse_to_fine_differs_in_operator_first_schedule_and_second_rate_alone() -> None:
     ours, published = composed("coarse_to_fine"), composed("coarse_to_fine_published")
     forward, schedule = published.stages[0].forward, published.stages[0].solver.schedule
     assert ours.stages[0].forward == ours.stages[1].forward == ObservedResidual(sized=True)
     alike = [replace(stage, forward=forward) for stage in ours.stages]
     alike[0] = replace(alike[0], solver=replace(alike[0].solver, schedule=schedule))
+    alike[1] = replace(alike[1], solver=replace(alike[1].solver, rate=published.stages[1].solver.rate))
     assert tuple(alike) == published.stages
 
 
