@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedglass.core.selection import kth_smallest
+
 
 def lowest(values: Tensor, count: int) -> Tensor:
     """True at exactly `count` of the lowest entries; among equal ones those that come first.  # (d,) -> (d,) bool
@@ -16,7 +18,7 @@ def lowest(values: Tensor, count: int) -> Tensor:
     """
     if count == 0:
         return torch.zeros_like(values, dtype=torch.bool)
-    threshold = torch.kthvalue(values.detach(), count).values
+    threshold = kth_smallest(values, count)
     below = values < threshold
     equal = values == threshold
     return below | (equal & (equal.cumsum(0) <= count - below.sum()))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedglass.attack.parts import Evaluation
 from fedglass.attack.terms.term import Term
+from fedglass.core.selection import kth_smallest
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class PartialMatch(Term):
 
     def _one(self, g: Tensor, y: Tensor) -> Tensor:
         size = g.detach().abs()
-        mask = size >= size.kthvalue(1 + int(self.dropped * (len(size) - 1))).values
+        mask = size >= kth_smallest(size, 1 + int(self.dropped * (len(size) - 1)))
         g, y = g * mask, y * mask
         # Of a layer that sends nothing the norm is zero, with a zero gradient; the 1e-8 is the release's.
         lengths = (torch.linalg.vector_norm(g) + 1e-8) * (torch.linalg.vector_norm(y) + 1e-8)
