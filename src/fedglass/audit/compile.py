@@ -36,6 +36,8 @@ from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views import AggregateView, Knows, ServerView, View
 
+NO_DEFENCE = MeanGradient(), AsIs()
+
 
 def read_job(path: Path) -> Job:
     """The audit that a plan file describes; paths in it are relative to the file."""
@@ -50,9 +52,10 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
-    gradient, release = defences_of(plan.defences)
+    protection = defences_of(plan.defences)
     sources: list[Source] = [
-        simulated(table, plan.adversary, plan.seed, folder, gradient, release) for table in plan.federation
+        simulated(table, plan.adversary, plan.seed, folder, *(protection if table.defended else NO_DEFENCE))
+        for table in plan.federation
     ]
     sources += [recorded(table, plan.adversary, folder) for table in plan.recording]
     _check_gate_metric(gate.metric, sources)

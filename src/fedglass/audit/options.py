@@ -13,7 +13,16 @@ from pydantic import TypeAdapter, ValidationError
 from fedglass.core.errors import UsageError, unknown_name
 
 PLAIN = (int, float, bool, str)
-POSITIVE = ("iterations", "restarts")
+NOT_NEGATIVE = (lambda x: x >= 0), "a finite number of at least 0"
+AT_LEAST_ONE = (lambda x: x >= 1), "at least 1"
+ABOVE_ZERO = (lambda x: x > 0), "a finite number above 0"
+SHARE = (lambda x: 0 <= x < 1), "in [0, 1), a share and not a percentage"
+RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(("iterations", "restarts"), AT_LEAST_ONE),
+    **dict.fromkeys(("rate", "width", "norm", "clip"), ABOVE_ZERO),
+    **dict.fromkeys(("share", "pruned"), SHARE),
+}
+"""Of the options with these names; the others are not negative. The parts check the rest themselves."""
 
 
 def checked_options(where: str, make: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,7 +33,7 @@ def checked_options(where: str, make: Callable[..., object], options: Mapping[st
     {'tv': 1.0}
     >>> checked_options("attack 'x'", recipe, {"iterations": "many"})
     Traceback (most recent call last):
-    fedglass.core.errors.UsageError: attack 'x': iterations must be of type int, got 'many'.
+    fedglass.core.errors.UsageError: attack 'x': iterations must be of type int, got 'many': write numbers without quotes.
     """
     hints = typing.get_type_hints(make)
     plain = {name: hints[name] for name in inspect.signature(make).parameters if _is_plain(hints.get(name))}
@@ -48,12 +57,12 @@ def _checked(where: str, name: str, hint: Any, value: Any) -> Any:
         found = TypeAdapter(hint).validate_python(value, strict=None if isinstance(value, list) else True)
     except ValidationError as error:
         kind = hint.__name__ if isinstance(hint, type) else str(hint)
-        raise UsageError(f"{where}: {name} must be of type {kind}, got {value!r}.") from error
+        hint = ": write numbers without quotes" if isinstance(value, str) else ""
+        raise UsageError(f"{where}: {name} must be of type {kind}, got {value!r}{hint}.") from error
+    allowed, words = RANGES.get(name, NOT_NEGATIVE)
     for number in found if isinstance(found, tuple | list) else (found,):
-        if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
-            raise UsageError(f"{where}: {name} must be a finite number of at least 0, got {value!r}.")
-    if name in POSITIVE and found < 1:
-        raise UsageError(f"{where}: {name} must be at least 1, got {value!r}.")
+        if isinstance(number, int | float) and not (math.isfinite(number) and allowed(number)):
+            raise UsageError(f"{where}: {name} must be {words}, got {value!r}.")
     return found
 
 

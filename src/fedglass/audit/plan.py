@@ -76,6 +76,7 @@ class FederationTable(_Table):
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     training: TrainingTable
     whitening: WhiteningTable | None = None
+    defended: Flag = True
     seed: Seed | None = None
 
     @model_validator(mode="after")

@@ -162,5 +162,6 @@ def _identity(work: Work) -> dict[str, Any]:
         "seed": case.seed,
         "knows": knowledge_in_words(told(target.observation.knows, case.attack)),
         "utility": dict(target.utility),
+        "defences": None if target.defences is None else list(target.defences),
         "versions": versions(work.device),
     }

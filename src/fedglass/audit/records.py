@@ -104,6 +104,8 @@ class Record(_Frozen):
     iterations: int | None = None
     peak_mib: float | None = None
     utility: dict[str, float | None] = Field(default_factory=dict)
+    defences: list[str] | None = None
+    """What protects the message and what that promises, in words; null where nobody knows."""
     pictures: list[Picture] = Field(default_factory=list)
     """`pictures[i]` shows image i of the metrics; there may be fewer."""
     versions: dict[str, str] = Field(default_factory=dict)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedglass.audit.digest import digest, of_model, of_params, of_tensor, spelled
+from fedglass.audit.protection import defences_of, privacy_in_words, undefended
 from fedglass.core.errors import UsageError
 from fedglass.core.types import BatchNorm, Observation
-from fedglass.fl.local import MeanGradient
-from fedglass.fl.release import AsIs
 from fedglass.models.network import Network
 from fedglass.rounds.federation import Federation, Transcript
 from fedglass.rounds.truth import Truth
@@ -32,6 +31,8 @@ class Target:
     class_names: tuple[str, ...] | None = None
     utility: Mapping[str, float] = field(default_factory=dict)
     """How good the model is that the federation trained."""
+    defences: tuple[str, ...] | None = None
+    """What protects the message, and what that promises; None where it is not known."""
     undefended: bool = False
     """Whether it is known that neither a defence nor secure aggregation protects the message."""
 
@@ -134,16 +135,34 @@ class Simulated:
 
     def targets(self, progress: Callable[[int, int], None]) -> Sequence[Target]:
         transcript = self.federation.run(self.rounds, progress)
-        utility = {} if self.test is None else {"test accuracy": accuracy(transcript, self.test)}
+        utility = self._utility(transcript, progress)
+        alone = len(self.federation.clients) == 1
+        defences = tuple(self.protection())
         return [
-            Target(*view.see(transcript, self.knows), self.class_names, utility, self._undefended(view))
+            Target(
+                *view.see(transcript, self.knows),
+                self.class_names,
+                utility,
+                defences,
+                undefended=not defences and (alone or isinstance(view, ServerView)),
+            )
             for view in self.views
         ]
 
-    def _undefended(self, view: View) -> bool:
-        clients = self.federation.clients
-        bare = all(isinstance(c.gradient, MeanGradient) and isinstance(c.release, AsIs) for c in clients)
-        return bare and (isinstance(view, ServerView) or len(clients) == 1)
+    def protection(self) -> list[str]:
+        """The defences of all clients and what they promise, in words; none where there is none."""
+        found = dict.fromkeys(part for client in self.federation.clients for part in defences_of(client))
+        return [*(f"Defended by {part}." for part in found), *privacy_in_words(self.federation, self.rounds)]
+
+    def _utility(self, transcript: Transcript, progress: Callable[[int, int], None]) -> dict[str, float]:
+        """The model's accuracy, and what it would be without the defences."""
+        if self.test is None:
+            return {}
+        utility = {"test accuracy": accuracy(transcript, self.test)}
+        if any(map(defences_of, self.federation.clients)):
+            bare = replace(self.federation, clients=[undefended(c) for c in self.federation.clients])
+            utility["test accuracy, undefended"] = accuracy(bare.run(self.rounds, progress), self.test)
+        return utility
 
 
 def accuracy(transcript: Transcript, test: Examples) -> float:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from fedglass.audit.audit import Job
 from fedglass.audit.sources import Recorded, Simulated, Source
 from fedglass.audit.words import knowledge_in_words, training_in_words
-from fedglass.fl.local import MeanGradient
-from fedglass.fl.release import AsIs
 from fedglass.metrics.catalogue import metric
 from fedglass.rounds.views import Knows
 
@@ -45,7 +43,7 @@ def _simulated(source: Simulated) -> list[Section]:
         f"{len(f.clients)} client(s) with {examples} private example(s) each, {shape}, {f.classes} classes.",
         f"A {type(f.model).__name__} of {size:,} parameters, {source.rounds} round(s){share}.",
         f"Each client's training: {training_in_words(f.training)}.",
-        *_defences(source),
+        *(source.protection() or ["No defence."]),
     ]
     sees = [f"{sight.words[0].upper()}{sight.words[1:]}." for sight in source.sights()]
     shown = sees if len(sees) <= 6 else [*sees[:5], f"... and {len(sees) - 5} more of this kind."]
@@ -54,12 +52,6 @@ def _simulated(source: Simulated) -> list[Section]:
         Section(f"What the adversary sees{named and ' of' + named}", shown),
         Section(f"What it knows beside{named and ' of' + named}", knows_in_words(source.knows)),
     ]
-
-
-def _defences(source: Simulated) -> list[str]:
-    client = source.federation.clients[0]
-    parts = [client.gradient] * (client.gradient != MeanGradient()) + [client.release] * (client.release != AsIs())
-    return [f"Defended by {part!r}." for part in parts] or ["No defence."]
 
 
 def knows_in_words(knows: Knows) -> list[str]:

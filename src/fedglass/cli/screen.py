@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -76,12 +77,24 @@ def outcome_in_words(record: Record) -> str:
     return f"{'best ' + ', '.join(scores) if scores else 'not scored'}, {record.seconds:.0f} s{noted}"
 
 
+def utility_in_words(records: Sequence[Record]) -> list[str]:
+    """How good the trained models are, beside what protects them: a line for each federation that was measured."""
+    lines = []
+    for record in records:
+        if record.utility:
+            figures = ", ".join(f"{name} {value:.1%}" for name, value in record.utility.items() if value is not None)
+            lines.append(f"{'; '.join(record.defences or ['No defence.'])} Utility: {figures}.")
+    return list(dict.fromkeys(lines))
+
+
 def say_result(result: Result, device: str) -> None:
     """The verdict, the flags behind it and the report's place, on stdout."""
     console = Console(highlight=False)
     verdict = result.verdict
     console.print(Text(TITLES[verdict.state], style=STYLES[verdict.state]))
     console.print(Text(plain(verdict.sentence)), soft_wrap=True)
+    for line in utility_in_words(result.records):
+        console.print(Text(plain(line)), soft_wrap=True)
     counts = Counter(flag.name for record in result.records for flag in record.flags)
     if counts:
         said = ", ".join(f"{name} ({count})" for name, count in counts.most_common())

@@ -52,6 +52,8 @@ knows_labels = false       # ORACLE: the true labels; a real adversary has to re
 # knows_steps = false      # the number of local steps alone
 
 # ---- What protects the clients: `fedglass list defences` --------------------------------------------------------
+# Federations with `defended = false` go without, for comparison. With `test_examples` in [federation] the audit
+# also says how well the model that was trained with them does its work, and how well it would without.
 # [[defences]]
 # name = "..."
 

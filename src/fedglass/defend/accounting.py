@@ -20,6 +20,9 @@ from fedglass.defend import checks
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.integrations import opacus
 
+HOPELESS = 1000.0
+"""An epsilon beyond which PRV is not asked: its time and memory grow with it, and nobody needs the second digit."""
+
 
 @dataclass(frozen=True)
 class Mechanism:
@@ -68,15 +71,17 @@ def client_mechanism(defence: DPSGD, training: Training, examples: int, rounds: 
 
 
 def budgets(mechanism: Mechanism, delta: float) -> tuple[Budget, ...]:
-    """Every accountant's epsilon: RDP and PRV where Opacus is installed, and one that always is.
+    """Every accountant's epsilon: RDP and PRV where Opacus is installed, and one that always is asked.
 
     >>> [b.accountant for b in budgets(Mechanism(2.0, sample_rate=1.0, steps=1), 1e-5)][-1]
     'Gaussian'
     """
     found = []
     if opacus.installed():
-        found.append(Budget("RDP", rdp_epsilon(mechanism, delta), delta, bound=True))
-        found.append(Budget("PRV", prv_epsilon(mechanism, delta), delta, bound=True))
+        bound = rdp_epsilon(mechanism, delta)
+        found.append(Budget("RDP", bound, delta, bound=True))
+        if bound < HOPELESS:
+            found.append(Budget("PRV", prv_epsilon(mechanism, delta), delta, bound=True))
     if mechanism.sample_rate == 1:
         found.append(Budget("Gaussian", gaussian_epsilon(mechanism, delta), delta, bound=True))
     else:
@@ -111,7 +116,7 @@ def clt_epsilon(mechanism: Mechanism, delta: float) -> float:
     """
     _check(delta)
     z = mechanism.noise_multiplier
-    if z == 0 or z**-2 > 700:  # exp overflows
+    if z < 700**-0.5:  # exp overflows
         return math.inf
     return _epsilon(mechanism.sample_rate * math.sqrt(mechanism.steps * math.expm1(z**-2)), delta)
 
@@ -164,7 +169,9 @@ def _bracket(excess: Callable[[float], float], low: float, high: float) -> tuple
 
 
 def _epsilon(mu: float, delta: float) -> float:
-    """epsilon of mu-Gaussian DP at delta."""
+    """epsilon of mu-Gaussian DP at delta; about mu^2 / 2 for a large mu."""
+    if mu > 1e150:
+        return math.inf
 
     def excess(epsilon: float) -> float:
         return _delta(mu, epsilon) - delta

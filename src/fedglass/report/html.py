@@ -67,6 +67,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         more_found=more_found,
         common=sections.common_knowledge(records),
         threats=sections.threat_models(records),
+        defences=sections.defences(records),
         table=sections.figures_table(groups, gate),
         view_table=sections.figures_table(views, gate) if views else None,
         starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),

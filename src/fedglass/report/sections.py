@@ -70,6 +70,16 @@ def threat_models(records: Sequence[Record]) -> list[ThreatModel]:
     ]
 
 
+def defences(records: Sequence[Record]) -> list[tuple[str, Sequence[str]]]:
+    """What protects the messages, and in which views where those differ; nothing where nobody knows."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for record in records:
+        if record.defences is not None:
+            found.setdefault(tuple(record.defences) or ("No defence.",), []).append(record.view)
+    together = len(found) == 1 and all(record.defences is not None for record in records)
+    return [("" if together else "; ".join(_some(views)), lines) for lines, views in found.items()]
+
+
 def figures_table(groups: Sequence[Group], gate: Gate) -> Table:
     """Counts, share recovered and every metric, with intervals."""
     metrics = metric_names(groups, gate)

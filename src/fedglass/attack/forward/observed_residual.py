@@ -14,6 +14,9 @@ from fedglass.attack.parts import BoundForward
 from fedglass.core.types import Candidate, Observation
 from fedglass.fl.local import MeanGradient
 
+MISSING = 0.2
+"""The share of the largest entry that pruning or noise may have taken from a sum of zero."""
+
 
 @dataclass(frozen=True)
 class ObservedResidual:
@@ -28,7 +31,8 @@ class ObservedResidual:
     A message of several examples or steps mixes their residuals: it is treated as by `OneGradient`. So are labels
     that are sought along with the images, which a fixed residual would leave where they are. Without a bias in the
     last layer the message tells r up to its size only, which is enough for a direction; with `sized`, for
-    distances that compare sizes, such a network is treated as by `OneGradient` too.
+    distances that compare sizes, such a network is treated as by `OneGradient` too. So is a message from which
+    a defence has cut out too much of r.
     """
 
     sized: bool = False
@@ -45,6 +49,8 @@ class ObservedResidual:
             return OneGradient().bind(observation)
         named = dict(zip(network.names, target, strict=True))
         residual = named[bias] if bias is not None else left_factor(named[weight])
+        if not is_residual(residual):
+            return OneGradient().bind(observation)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             if candidate.labels.is_floating_point():
@@ -53,6 +59,16 @@ class ObservedResidual:
             return torch.autograd.grad(error, weights, create_graph=True, materialize_grads=True)
 
         return BoundForward(target, predict, network.names)
+
+
+def is_residual(found: Tensor) -> bool:
+    """Whether it can be softmax minus one-hot, up to its size: not all zero, and its entries add up to nearly zero.
+
+    >>> is_residual(torch.tensor([0.3, -0.9, 0.6])), is_residual(torch.zeros(3)), is_residual(torch.tensor([0.0, -0.9]))
+    (True, False, False)
+    """
+    largest = found.abs().max()
+    return bool(largest > 0) and bool(found.sum().abs() <= MISSING * largest)
 
 
 def left_factor(gradient: Tensor) -> Tensor:

@@ -33,6 +33,11 @@ class GeneratorWeights:
     width: int = 256
     code: int = 128
 
+    def __post_init__(self) -> None:
+        for name in ("width", "code"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"generator.{name} must be at least 1, got {getattr(self, name)}.")
+
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         if start is not None:
             raise UsageError(

@@ -22,7 +22,7 @@ class MedianFilter:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.size % 2 == 0:
-            raise UsageError(f"refine.size must be odd and at least 1, got {self.size}.")
+            raise UsageError(f"The median filter's size must be odd and at least 1, got {self.size}.")
 
     def refine(self, images: Tensor, generator: torch.Generator) -> Tensor:
         pad = self.size // 2

@@ -18,6 +18,7 @@ from fedglass.attack.parts import Problem, Progress, Solution
 from fedglass.attack.solvers.check import check_iterations
 from fedglass.attack.solvers.keep import Keep, Last
 from fedglass.attack.solvers.schedules import Constant, Schedule
+from fedglass.core.errors import UsageError
 from fedglass.core.types import Unknown
 
 REPORTS = 100
@@ -37,6 +38,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_iterations(self.iterations)
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise UsageError(f"solver.rate must be a finite number above 0, got {self.rate!r}.")
 
 
 @dataclass(frozen=True)

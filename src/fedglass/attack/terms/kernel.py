@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from fedglass.attack.parts import Evaluation
 from fedglass.attack.terms.layers import layer_depths
 from fedglass.attack.terms.term import Term
+from fedglass.core.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class GaussianKernel(Term):
     """
 
     width: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.width) and self.width > 0):
+            raise UsageError(f"kernel.width must be a finite number above 0, got {self.width!r}.")
 
     def value(self, at: Evaluation) -> Tensor:
         scales, weights = self._layers(at)

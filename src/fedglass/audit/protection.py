@@ -1,0 +1,75 @@
+"""What protects the clients of a simulated federation, and the differential privacy that it amounts to, in words."""
+
+from __future__ import annotations
+
+import math
+
+from fedglass.core.types import Training
+from fedglass.defend.accounting import Budget, Mechanism, budgets, client_mechanism
+from fedglass.defend.clip import Clip
+from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.fl.local import MeanGradient
+from fedglass.fl.release import AsIs, Chain, Release
+from fedglass.integrations import opacus
+from fedglass.rounds.client import Client
+from fedglass.rounds.federation import Federation
+
+DELTA = 1e-5
+"""At which budgets are stated: customary, and below one in the number of a client's examples."""
+
+
+def defences_of(client: Client) -> list[str]:
+    """The defences in the order in which they act; none for a client that has none."""
+    local = [] if isinstance(client.gradient, MeanGradient) else [client.gradient]
+    return [repr(part) for part in (*local, *_releases(client.release))]
+
+
+def undefended(client: Client) -> Client:
+    """The same client without its defences."""
+    return Client(client.name, client.images, client.labels)
+
+
+def privacy_in_words(federation: Federation, rounds: int) -> list[str]:
+    """What the defences promise by differential privacy, for the client with the fewest examples; often nothing."""
+    client = min(federation.clients, key=lambda c: len(c.labels))
+    said = _of_examples(client, federation.training, rounds) + _of_updates(client, rounds)
+    if said and not opacus.installed():
+        said.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
+    return said
+
+
+def _of_examples(client: Client, training: Training, rounds: int) -> list[str]:
+    if not isinstance(client.gradient, DPSGD):
+        return []
+    examples = len(client.labels)
+    spent = budgets(client_mechanism(client.gradient, training, examples, rounds), DELTA)
+    return [f"Each of a client's {examples} example(s), over {_times(rounds)} of DP-SGD: {_all(spent)}."]
+
+
+def _of_updates(client: Client, rounds: int) -> list[str]:
+    """Noise after a clip: a Gaussian mechanism for all that a client has."""
+    bound, spread = math.inf, 0.0
+    for part in _releases(client.release):
+        if isinstance(part, Clip):
+            bound = min(bound, part.norm)
+        elif isinstance(part, GaussianNoise) and bound < math.inf:
+            spread = math.hypot(spread, part.std)
+    if spread == 0:
+        return []
+    spent = budgets(Mechanism(spread / bound, 1.0, rounds), DELTA)
+    return [f"Whether a client takes part, over {_times(rounds)} of clipped and noised updates: {_all(spent)}."]
+
+
+def _releases(release: Release) -> list[Release]:
+    if isinstance(release, Chain):
+        return [part for inner in release.releases for part in _releases(inner)]
+    return [] if isinstance(release, AsIs) else [release]
+
+
+def _times(rounds: int) -> str:
+    return "one round" if rounds == 1 else f"{rounds} rounds"
+
+
+def _all(spent: tuple[Budget, ...]) -> str:
+    return "; ".join(map(str, spent))
