@@ -273,3 +273,9 @@ def test_a_simulation_without_its_training_is_refused_before_anything_runs(name:
     text = "[adversary]\nknows_training = false\n" + SMALL.replace("inverting_gradients", name)
     with pytest.raises(UsageError, match=f"attack '{name}' simulates the client.*adversary.knows_training = true"):
         compile_plan(parse_plan(text), Path())
+
+
+def test_a_federation_may_go_without_the_plans_defences() -> None:
+    clip = '[[defences]]\nname = "clip"\nnorm = 1.0\n'
+    assert compiled(clip + SMALL).protection() == ["Defended by Clip(norm=1.0)."]
+    assert compiled(clip + SMALL.replace("clients", "defended = false\nclients")).protection() == []

@@ -16,7 +16,8 @@ def test_the_kth_smallest_stands_there_in_a_sorted_copy(dtype: torch.dtype, k: i
     before = values.clone()
     found = kth_smallest(values, k)
     assert found == values.sort().values[k - 1]
-    assert found.dtype == dtype and found.shape == ()
+    assert found.dtype == dtype
+    assert found.shape == ()
     assert torch.equal(values, before)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from scipy.integrate import quad
@@ -92,3 +93,11 @@ def test_bad_deltas_are_refused(delta: float) -> None:
 def test_bad_budgets_are_refused(epsilon: float) -> None:
     with pytest.raises(UsageError, match="epsilon must be"):
         noise_multiplier_for(epsilon, DELTA, 1.0, 1, gaussian_epsilon)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [Mechanism(0.03785, 1.0, 10**6), Mechanism(1e-160, 1, 1), Mechanism(1e-170, 0.5, 1)]
+)
+@pytest.mark.parametrize("accountant", [clt_epsilon, gaussian_epsilon])
+def test_next_to_no_noise_is_no_error(accountant: Callable[[Mechanism, float], float], mechanism: Mechanism) -> None:
+    assert accountant(mechanism, 1e-5) > 1e6

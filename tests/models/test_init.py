@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fedglass.core.errors import UsageError
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
-from fedglass.models import init
 from fedglass.models.init import (
     FromFile,
     Initialisation,
@@ -21,8 +20,9 @@ from fedglass.models.init import (
     Orthogonal,
     PyTorchDefault,
     Uniform,
-    by_name,
 )
+from fedglass.models.init_names import by_name, names
+from fedglass.models.transfer import Transfer
 
 PARTS: list[Initialisation] = [
     PyTorchDefault(),
@@ -81,7 +81,7 @@ def test_the_generator_alone_decides(part: Initialisation) -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=repr)
 def test_specs_are_values(part: Initialisation) -> None:
-    assert eval(repr(part), vars(init)) == part
+    assert eval(repr(part), globals()) == part
 
 
 @pytest.mark.parametrize("part", [p for p in PARTS if not isinstance(p, Uniform)], ids=repr)
@@ -164,10 +164,14 @@ def test_other_parameters_stay() -> None:
 
 
 def test_names_are_parts() -> None:
-    named = [by_name(name) for name in init.names() if not name.startswith("file:")]
+    named = [by_name(name) for name in names() if ":" not in name]
     assert named == [part for part in PARTS if part != Uniform(bound=0.1)]
     assert by_name("file:a/b.safetensors") == FromFile("a/b.safetensors")
-    assert all(init.names().values())
+    assert by_name("transfer:a/b.safetensors") == Transfer("a/b.safetensors")
+    for empty in ("file:", "transfer"):
+        with pytest.raises(UsageError, match="names no weights file"):
+            by_name(empty)
+    assert all(names().values())
     with pytest.raises(UsageError, match="Unknown initialisation 'lecum': did you mean 'lecun'"):
         by_name("lecum")
     with pytest.raises(UsageError, match="bound must be a positive number, got -1"):

@@ -119,6 +119,7 @@ def test_everything_is_escaped(audit_directory: Path, make_case: Callable[..., R
         knows={NASTY: NASTY + " oracle"},
         versions={NASTY: NASTY},
         utility={NASTY: 0.5},
+        defences=[NASTY],
         skipped_metrics={NASTY: NASTY},
         pictures=[Picture(original=odd, reconstruction=odd, label=NASTY)],
     )
@@ -249,3 +250,14 @@ def test_other_pages_can_be_built_from_the_base() -> None:
 def test_imports_no_torch() -> None:
     code = "import sys, fedglass.report.html; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_defences_are_named_and_told_apart(tmp_path: Path, make_case: Callable[..., Record]) -> None:
+    (tmp_path / "pictures").mkdir()
+    shown = {"metrics": {}, "pictures": [], "knows": {}, "trace": [], "utility": {}}
+    records = RecordFile(tmp_path / "records.jsonl")
+    records.append(make_case(tmp_path, "dlg", 0, 0, view="first", defences=["Defended by Clip(norm=1.0)."], **shown))
+    assert "Defended by Clip(norm=1.0)." in page(tmp_path).text
+    assert "first:" not in page(tmp_path).text  # one kind of protection needs no telling apart
+    records.append(make_case(tmp_path, "dlg", 1, 0, view="second", defences=[], **shown))
+    assert all(text in page(tmp_path).text for text in ("first:", "second:", "No defence."))

@@ -30,7 +30,8 @@ from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.metrics.catalogue import metric
 from fedglass.models.catalogue import build
-from fedglass.models.init import by_name
+from fedglass.models.init_names import by_name
+from fedglass.models.init_names import located as initialisation_at
 from fedglass.recipes.catalogue import RECIPES, recipe
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
@@ -116,7 +117,7 @@ def simulated(
 ) -> Simulated:
     """A federation of the plan with the adversary's views of it."""
     own_seed = seed if table.seed is None else table.seed
-    init = by_name(_initialisation(table.init, folder))
+    init = by_name(initialisation_at(table.init, folder))
     data = _dataset(table, folder, own_seed)
     model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
     parts, rest = _split(table, data, own_seed)
@@ -180,11 +181,6 @@ def located(source: str, folder: Path) -> str:
         return f"{kind}:{folder / Path(rest).expanduser()}" if rest else source
     path = folder / Path(source).expanduser()
     return str(path) if path.exists() else source
-
-
-def _initialisation(text: str, folder: Path) -> str:
-    kind, colon, rest = text.partition(":")
-    return f"file:{folder / Path(rest).expanduser()}" if kind == "file" and colon else text
 
 
 def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Dataset], Dataset | None]:

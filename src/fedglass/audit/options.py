@@ -33,7 +33,7 @@ def checked_options(where: str, make: Callable[..., object], options: Mapping[st
     {'tv': 1.0}
     >>> checked_options("attack 'x'", recipe, {"iterations": "many"})
     Traceback (most recent call last):
-    fedglass.core.errors.UsageError: attack 'x': iterations must be of type int, got 'many': write numbers without quotes.
+    fedglass.core.errors.UsageError: attack 'x': iterations must be of type int, got 'many': no quotes.
     """
     hints = typing.get_type_hints(make)
     plain = {name: hints[name] for name in inspect.signature(make).parameters if _is_plain(hints.get(name))}
@@ -57,7 +57,7 @@ def _checked(where: str, name: str, hint: Any, value: Any) -> Any:
         found = TypeAdapter(hint).validate_python(value, strict=None if isinstance(value, list) else True)
     except ValidationError as error:
         kind = hint.__name__ if isinstance(hint, type) else str(hint)
-        hint = ": write numbers without quotes" if isinstance(value, str) else ""
+        hint = ": no quotes" if isinstance(value, str) else ""
         raise UsageError(f"{where}: {name} must be of type {kind}, got {value!r}{hint}.") from error
     allowed, words = RANGES.get(name, NOT_NEGATIVE)
     for number in found if isinstance(found, tuple | list) else (found,):

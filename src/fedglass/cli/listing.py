@@ -53,7 +53,7 @@ def datasets() -> Listing:
 
 
 def initialisations() -> Listing:
-    from fedglass.models.init import names
+    from fedglass.models.init_names import names
 
     return Listing(["initialisation", "what it is"], [list(item) for item in names().items()])
 

@@ -83,7 +83,7 @@ def utility_in_words(records: Sequence[Record]) -> list[str]:
     for record in records:
         if record.utility:
             figures = ", ".join(f"{name} {value:.1%}" for name, value in record.utility.items() if value is not None)
-            lines.append(f"{'; '.join(record.defences or ['No defence.'])} Utility: {figures}.")
+            lines.append(f"{' '.join(record.defences or ['No defence.'])} Utility: {figures}.")
     return list(dict.fromkeys(lines))
 
 

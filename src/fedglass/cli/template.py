@@ -20,7 +20,7 @@ clients = 2
 examples = 1             # of each client; a list gives each its own number
 partition = "iid"        # or "dirichlet" (with alpha = 0.5), "writers"
 model = "lenet"          # `fedglass list models`; or your own: "package.module:factory"
-init = "uniform"         # `fedglass list initialisations`; or "file:weights.safetensors"
+init = "uniform"         # `fedglass list initialisations`; or "file:weights.safetensors", "transfer:..."
 rounds = 1
 participation = 1.0      # share of the clients that each round calls
 # test_examples = 100    # kept from all clients, to measure the trained model

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @click.argument("plan", required=False, type=click.Path(path_type=Path))
 @click.option("--data", help="As in a plan, such as cifar10:PATH; `fedglass list` has all.  [default: the plan's]")
 @click.option("--model", help="A model of `fedglass list`, or package.module:factory.  [default: the plan's]")
-@click.option("--init", help="Initial weights, such as kaiming_normal or file:PATH.  [default: the plan's]")
+@click.option(
+    "--init", help="Initial weights, such as kaiming_normal, file:PATH or transfer:PATH.  [default: the plan's]"
+)
 @click.option("--size", type=click.IntRange(1, 2048), help="Side that images are brought to.  [default: the plan's]")
 @click.option("--at", "targets", default="25,50,75", show_default=True, help="Test accuracies in percent.")
 @click.option("--epochs", type=click.IntRange(1), default=30, show_default=True, help="At most.")

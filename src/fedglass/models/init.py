@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from fedglass.core.errors import UsageError, unknown_name
+from fedglass.core.errors import UsageError
 from fedglass.models.weights import load_weights
 
 Weighted = nn.Linear | _ConvNd
@@ -132,36 +132,6 @@ class FromFile:
 
     def apply(self, model: nn.Module, generator: Generator) -> None:
         load_weights(model, self.path)
-
-
-_BY_NAME: dict[str, Initialisation] = {
-    "default": PyTorchDefault(),
-    "kaiming_uniform": KaimingUniform(),
-    "kaiming_normal": KaimingNormal(),
-    "lecun": LeCunTruncatedNormal(),
-    "orthogonal": Orthogonal(),
-    "uniform": Uniform(),
-}
-_FILE = "file:"
-
-
-def by_name(text: str) -> Initialisation:
-    """The initialisation that a plan names: one of `names`, or `file:` with the path of a safetensors file.
-
-    >>> by_name("lecun"), by_name("file:resnet18.safetensors")
-    (LeCunTruncatedNormal(), FromFile(path='resnet18.safetensors'))
-    """
-    if text.startswith(_FILE):
-        return FromFile(text.removeprefix(_FILE))
-    if text not in _BY_NAME:
-        raise unknown_name("initialisation", text, names())
-    return _BY_NAME[text]
-
-
-def names() -> dict[str, str]:
-    """Name and one-line description of every initialisation."""
-    parts = {name: (part.__doc__ or "").splitlines()[0] for name, part in _BY_NAME.items()}
-    return {**parts, f"{_FILE}PATH": (FromFile.__doc__ or "").splitlines()[0]}
 
 
 def _weighted(model: nn.Module) -> Iterator[Weighted]:

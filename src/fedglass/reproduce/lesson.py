@@ -17,12 +17,12 @@ from fedglass.core.rng import stream
 from fedglass.data.catalogue import load
 from fedglass.data.dataset import Dataset
 from fedglass.models.catalogue import build
-from fedglass.models.init import by_name
+from fedglass.models.init_names import by_name
+from fedglass.models.init_names import located as initialisation_at
 from fedglass.reproduce.stages import Course
 
 HELD_OUT = 0.2
 """Of data without a test split: 4 to 1, as the coarse-to-fine paper splits CelebA-HQ."""
-FILE = "file:"
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,7 @@ def from_plan(path: Path) -> Wanted:
             f"{path}: relabel_classes, classes and whitening of [federation] can not be trained with here: leave them "
             "out, or train with the data's own labels by --data and --model."
         )
-    init = table.init
-    if init.startswith(FILE):
-        init = f"{FILE}{folder / Path(init.removeprefix(FILE)).expanduser()}"
+    init = initialisation_at(table.init, folder)
     return Wanted(located(table.data, folder), table.model, init, table.size)
 
 

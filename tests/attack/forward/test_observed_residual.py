@@ -108,3 +108,17 @@ def test_labels_that_are_sought_get_a_gradient(toy: Any) -> None:
     predicted = ObservedResidual().bind(seen).predict(Candidate(toy.images(1)[None], soft), ())
     (found,) = torch.autograd.grad(torch.stack([p.square().sum() for p in predicted]).sum(), soft)
     assert found.any()
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_pruned_residual_is_not_believed(toy: Any, kept: int) -> None:
+    federation = toy.federation(Training(0.3), examples=1)
+    seen = seen_in(federation)
+    bias = list(seen.update)[-1]
+    largest = seen.update[bias].abs().topk(kept).indices
+    cut = torch.zeros_like(seen.update[bias]).index_copy(0, largest, seen.update[bias][largest])
+    pruned = replace(seen, update={**seen.update, bias: cut})
+    candidate = toy.trained_on(federation)
+    torch.testing.assert_close(
+        message(ObservedResidual(), pruned, candidate), message(OneGradient(), pruned, candidate), rtol=0, atol=0
+    )

@@ -1,0 +1,74 @@
+"""What an audit says of the defences: which they are, what they promise, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedglass.audit.protection import DELTA, defences_of, privacy_in_words, undefended
+from fedglass.audit.sources import Examples, Simulated, accuracy
+from fedglass.core.rng import stream
+from fedglass.core.types import Training
+from fedglass.defend.accounting import Mechanism, budgets, gaussian_epsilon
+from fedglass.defend.clip import Clip
+from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.fl.release import Chain
+from fedglass.rounds.federation import Federation
+
+Make = Callable[..., Federation]
+
+
+def defended(federation: Federation, **parts: object) -> Federation:
+    return replace(federation, clients=[replace(c, **parts) for c in federation.clients])  # type: ignore[arg-type]  # passed on
+
+
+def test_every_part_is_named_in_its_order(make_federation: Make) -> None:
+    chain = Chain((Clip(norm=1.0), Chain((MagnitudePruning(share=0.5), GaussianNoise(std=0.1)))))
+    federation = defended(make_federation(), gradient=DPSGD(clip=1.0, noise_multiplier=2.0), release=chain)
+    words = defences_of(federation.clients[0])
+    assert [w.split("(")[0] for w in words] == ["DPSGD", "Clip", "MagnitudePruning", "GaussianNoise"]
+    assert defences_of(undefended(federation.clients[0])) == []
+    assert Simulated(make_federation()).protection() == []
+
+
+def test_private_training_states_every_accountants_budget(make_federation: Make) -> None:
+    federation = defended(make_federation(examples=4), gradient=DPSGD(clip=1.0, noise_multiplier=2.0))
+    federation = replace(federation, training=Training(lr=0.1, epochs=3, batch_size=2))
+    (said,) = [line for line in privacy_in_words(federation, rounds=5) if "DP-SGD" in line]
+    for budget in budgets(Mechanism(2.0, sample_rate=0.5, steps=30), DELTA):
+        assert str(budget) in said
+    assert "CLT: an approximation, not a bound" in said
+
+
+def test_noise_counts_after_a_clip_alone(make_federation: Make) -> None:
+    clip, noise = Clip(norm=0.5), GaussianNoise(std=1.0)
+    (said,) = [
+        line
+        for line in privacy_in_words(defended(make_federation(), release=Chain((clip, noise))), rounds=2)
+        if "takes part" in line
+    ]
+    assert f"ε ≤ {gaussian_epsilon(Mechanism(2.0, 1.0, 2), DELTA):.3g}" in said
+    for release in (Chain((noise, clip)), noise, clip):
+        assert privacy_in_words(defended(make_federation(), release=release), rounds=2) == []
+
+
+def test_accuracy_is_measured_with_and_without_the_defences(make_federation: Make) -> None:
+    drawn = stream(0, "test examples")
+    test = Examples(torch.rand(40, 1, 12, 12, generator=drawn), torch.randint(4, (40,), generator=drawn))
+    bare = make_federation(examples=8, lr=0.5)
+    drowned = defended(bare, release=GaussianNoise(std=10.0))
+
+    def utility(federation: Federation) -> dict[str, float]:
+        return dict(Simulated(federation, rounds=2, test=test).targets(lambda done, total: None)[0].utility)
+
+    plain = accuracy(bare.run(2), test)
+    assert utility(bare) == {"test accuracy": plain}
+    assert utility(drowned) == {
+        "test accuracy": pytest.approx(accuracy(drowned.run(2), test)),
+        "test accuracy, undefended": plain,
+    }
