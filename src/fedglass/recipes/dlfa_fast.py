@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.unroll import Unroll
+from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.images.per_epoch import BoundedEpochPixels
+from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.parts import Labels
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay
@@ -24,18 +25,22 @@ def dlfa(
     tv: float = 0.02,
     prior: float = 0.003,
     budget_mib: float = 1024.0,
+    shared: bool = False,
+    whole_epochs: bool = False,
 ) -> Attack:
     """SME's images, found in seconds, then the simulation with images of each epoch's own and the epoch prior.
 
     Differs from the paper in its start, in the cosine distance, total variation and bounds (those of SME), and in
     a rate that decays to zero: a fraction of the iterations of `dlfa_published` reaches its quality. Made for
     networks on which SME gets anywhere; `dlfa_published` starts from noise. `prior` is relative to the weight that
-    the setting has in the paper, beside a distance of another scale; 0 leaves it out.
+    the setting has in the paper, beside a distance of another scale; 0 leaves it out. `shared` and `whole_epochs`
+    give the paper's baselines the same solver: the same images in each epoch, and one batch for each epoch.
     """
     chosen = settings(setting)
     objective: Term = Cosine() + tv * TotalVariation(share=0.5)
-    if prior:
+    if prior and not shared:
         objective = objective + (prior * chosen.inv) * SquaredEpochPrior(chosen.summary)
     solver = Adam(rate=0.2, iterations=iterations, schedule=CosineDecay())
-    simulation = Stage(Unroll(budget_mib), BoundedEpochPixels(), objective, solver)
+    forward = UnrollEpochs(budget_mib) if whole_epochs else Unroll(budget_mib)
+    simulation = Stage(forward, Pixels() if shared else BoundedEpochPixels(), objective, solver)
     return Attack(labels, (surrogate(0.01, warm_up), simulation))

@@ -48,13 +48,21 @@ RECIPES = {
     "printed": "dlfa_printed",
     "fast": "dlfa",
     "fast-no-prior": "dlfa",
+    "fast-shared": "dlfa",
+    "fast-epoch": "dlfa",
 }
-"""Method of the tables -> recipe; the last three are not in the paper: its cosine as printed, and a better solver."""
-OPTIONS: Mapping[str, Mapping[str, float]] = {"fast-no-prior": {"prior": 0.0}}
+"""Method of the tables -> recipe; from `printed` on not in the paper: its cosine as printed, and a better solver."""
+OPTIONS: Mapping[str, Mapping[str, float]] = {
+    "fast-no-prior": {"prior": 0.0},
+    "fast-shared": {"shared": True},
+    "fast-epoch": {"shared": True, "whole_epochs": True},
+}
 EXTRA = {
     "printed": "Ours (prior), as printed",
     "fast": "this package's dlfa",
     "fast-no-prior": "this package's dlfa, no prior",
+    "fast-shared": "this package's dlfa, Shared",
+    "fast-epoch": "this package's dlfa, FedSGD-Epoch",
 }
 COUNTS: Mapping[str, Labels] = {
     "interpolated": InterpolatedCounts(),
