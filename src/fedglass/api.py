@@ -12,6 +12,7 @@ from fedglass.audit.compile import read_job
 from fedglass.audit.gate import Gate
 from fedglass.audit.machine import device_named
 from fedglass.audit.progress import Progress
+from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.sources import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.metrics.catalogue import names
@@ -48,6 +49,7 @@ class Audit:
         source = Simulated(self.federation, self.rounds, tuple(self.views), self.knows)
         attacks, metrics = composed(self.attacks), tuple(self.metrics)
         self._job = Job([source], attacks, metrics, self.gate, self.repeats, self.seed)
+        rehearse([source], attacks)
         self._result: Result | None = None
 
     def run(

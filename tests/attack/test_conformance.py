@@ -27,7 +27,7 @@ from fedglass.attack.forward.segment import AlongSegment, OnSegment
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.generator import GeneratorWeights
-from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels
+from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.bias_counts import BiasCounts
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
@@ -74,7 +74,8 @@ LABELS = [
     OracleLabels(),
     OracleBatchLabels(),
 ]
-IMAGES = [Pixels(), FreePixels(), EpochPixels(), BoundedEpochPixels(), GeneratorWeights(width=4, code=3)]
+EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
+IMAGES = [Pixels(), FreePixels(), *EPOCHS, GeneratorWeights(width=4, code=3)]
 FORWARDS = [
     OneGradient(),
     ObservedResidual(),

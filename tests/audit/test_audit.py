@@ -19,6 +19,7 @@ from fedglass.audit.gate import Gate
 from fedglass.audit.progress import Silent
 from fedglass.audit.records import RECORDS, Record, RecordFile
 from fedglass.audit.sources import Simulated
+from fedglass.cli.screen import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.defend.gaussian_noise import GaussianNoise
@@ -189,7 +190,11 @@ def test_an_empty_message_is_flagged_and_not_played(
         assert record.energy is None
         assert record.metrics["psnr"] == record.extra["blind"]["psnr"]  # type: ignore[index, call-overload]  # JSON
     assert (result.verdict.state, result.verdict.exit_code) == ("incomplete", 3)
-    assert f"nothing to attack in {len(result.records)} of {len(result.records)} cases ({flag})" in result.verdict.lead
+    fix = {"zero update": "raise the client's learning rate", "non-finite update": "lower the client's learning rate"}
+    said = f"nothing to attack in {len(result.records)} of {len(result.records)} cases ({flag}): {fix[flag]}"
+    assert said in result.verdict.lead
+    assert "learning rate" in result.records[0].flags[0].text
+    assert outcome_in_words(result.records[0]).startswith("not scored")
 
 
 def test_it_is_known_whether_anything_protects_a_message(make_federation: Callable[..., Federation]) -> None:

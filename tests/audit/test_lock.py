@@ -27,7 +27,7 @@ with alone(Path(sys.argv[1])):
 
 
 def test_a_second_audit_is_refused_and_writes_nothing(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    with alone(tmp_path), pytest.raises(UsageError, match=r"Another audit is running in .* choose another directory"):
+    with alone(tmp_path), pytest.raises(UsageError, match=r"Another command is running in .* choose another directory"):
         run(make_job(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     assert len(run(make_job(), tmp_path).records) == 4
@@ -46,7 +46,7 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(UsageError, match="Another audit"), alone(tmp_path):
+        with pytest.raises(UsageError, match="Another command"), alone(tmp_path):
             pass
         holder.send_signal(signal.SIGKILL)
         holder.wait()

@@ -30,6 +30,7 @@ before = "before.safetensors"
 update = "update.safetensors"
 truth = "truth.npz"
 whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }
+training = { lr = 0.1 }
 [[attacks]]
 name = "idlg"
 [metrics]

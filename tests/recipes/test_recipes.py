@@ -26,8 +26,10 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.parts import Evaluation
 from fedglass.attack.solvers.keep import Lowest, LowestFrom
+from fedglass.attack.solvers.schedules import Constant
 from fedglass.attack.terms.after import After
 from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.terms.epoch_prior import AbsoluteEpochPrior, SquaredEpochPrior
 from fedglass.attack.terms.reweighted import ReweightedL1
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.core.assignment import assign, squared_distances
@@ -36,7 +38,7 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.recipes.catalogue import RECIPES, recipe
 from fedglass.recipes.coarse_to_fine import PRIOR
-from fedglass.recipes.dlfa_settings import SETTINGS
+from fedglass.recipes.dlfa_settings import PRIOR_WEIGHTS, SETTINGS, SUMMARIES
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views import Knows, ServerView
@@ -314,3 +316,52 @@ def test_the_settings_are_the_released_ones(name: str) -> None:
     assert (chosen.tv, chosen.clip, chosen.inv, chosen.rate) == (tv, clip, inv, rate)
     assert (chosen.decay.by, chosen.decay.every, chosen.ramp) == (by, every, ramp)
     assert dataclasses.is_dataclass(chosen)
+
+
+def test_a_simulation_under_told_batches_starts_from_images_under_their_own_labels(toy: Any) -> None:
+    """From the true images the second stage of `dlfa` has nothing left to do."""
+    client = Client("client 0", toy.images(5), torch.arange(5))
+    federation = replace(toy.federation(Training(0.2, epochs=3, batch_size=2)), clients=[client])
+    seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
+    attack: Any = recipe("dlfa", labels=OracleBatchLabels(), tv=0.0, prior=0.0)
+    stage, labels = attack.stages[1], attack.labels.bind(seen, stream(0, "labels")).decode([])
+    first = federation.whitening.whiten(client.images)[labels[0]][None]  # the label of an image is its number
+    start = stage.images.bind(seen, stream(0, "images"), first)
+    at = Candidate(start.decode([u.start for u in start.unknowns]), labels)
+    forward = stage.forward.bind(seen)
+    here = Evaluation(forward.predict(at, []), forward.target, forward.names, at, seen.knows.whitening)
+    assert float(stage.objective.value(here).detach()) < 1e-5
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_prior_of_table_4_can_be_chosen(setting: str) -> None:
+    own = {"femnist": "mean", "cifar100": "conv_max"}[setting]
+    assert recipe("dlfa_published", setting=setting, summary=own, distance="l2") == recipe(
+        "dlfa_published", setting=setting
+    )
+    distances = {"l1": AbsoluteEpochPrior, "l2": SquaredEpochPrior}
+    for (name, distance), weights in PRIOR_WEIGHTS.items():
+        for summary, weight in weights.items() if name == setting else ():
+            attack: Any = recipe("dlfa_published", setting=setting, summary=summary, distance=distance)
+            plain: Any = recipe("dlfa_no_prior", setting=setting)
+            prior = distances[distance](SUMMARIES[summary])
+            assert attack.stages[0].objective == plain.stages[0].objective + weight * prior
+    assert recipe("dlfa_published", setting=setting, distance="l1") == recipe(
+        "dlfa_published", setting=setting, summary=own, distance="l1"
+    )
+
+
+def test_other_priors_are_refused_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError, match=r"Unknown summary 'median'.*Known: conv_max, conv_mean, max, mean"):
+        recipe("dlfa_published", summary="median")
+    with pytest.raises(UsageError, match=r"Unknown distance 'l3'.*Known: l1, l2"):
+        recipe("dlfa_published", distance="l3")
+
+
+@pytest.mark.parametrize("name", ["sme_published", "sme_baseline_ig"])
+def test_the_rate_of_sme_may_stay_as_it_is(name: str) -> None:
+    falling: Any = recipe(name, rate=0.1)
+    constant: Any = recipe(name, rate=0.1, decay=False)
+    assert constant.stages[0].solver.schedule == Constant()
+    solver = replace(constant.stages[0].solver, schedule=falling.stages[0].solver.schedule)
+    assert replace(constant.stages[0], solver=solver) == falling.stages[0]

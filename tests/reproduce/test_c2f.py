@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,13 +25,14 @@ from fedglass.fl.release import AsIs, Chain
 from fedglass.models.catalogue import build
 from fedglass.models.init import KaimingNormal, KaimingUniform, Orthogonal
 from fedglass.models.transfer import Transfer
-from fedglass.reproduce.against import against
+from fedglass.reproduce.against import _place, _title, against
 from fedglass.reproduce.c2f import C2F, DELTA
-from fedglass.reproduce.cases import Cell, cells, data_kinds, known_methods
-from fedglass.reproduce.compare import correlation, lines, remarks
+from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, known_methods
+from fedglass.reproduce.compare import correlation, lines
 from fedglass.reproduce.experiment import Defended
 from fedglass.reproduce.populations import KINDS, populations
 from fedglass.reproduce.probes.invert import Invert
+from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import Printed, table
 
@@ -167,7 +170,75 @@ def test_figures_are_drawn_over_their_axis() -> None:
     charts = against(of, cells_, records)
     assert [chart.title for chart in charts] == ["PSNR over pruning rate", "SSIM over pruning rate"]
     assert all(name in charts[0].svg for name in ("Ours, Magnitude", "Ours, Soteria", "Ours, OUTPOST"))
-    assert charts[0].svg.count("<circle") == 13
+    assert charts[0].svg.count("<polyline") == 3, "no line of the undefended row's own"
+    assert charts[0].svg.count("<circle") == 15, "each of three lines has its four rates and starts without a defence"
+    alone = against(of, cells_[:1], records)[0].svg
+    assert "Ours, none" in alone
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "places"),
+    [
+        ("c2f-figure14", "∞ is drawn at 6", [6.0, 5.0, 4.0, 3.0, 2.0]),
+        ("c2f-figure9", "max is drawn at 100", [0.0, 25.0, 50.0, 75.0, 100.0]),
+    ],
+)
+def test_values_that_are_no_numbers_stand_at_the_edge(name: str, words: str, places: list[float]) -> None:
+    of = table(name)
+    assert words in _title(of)
+    values = [row.setting[of.against["x"]] for row in of.rows[:5]]
+    assert [_place(of, value) for value in values] == pytest.approx(places)
+
+
+def test_clipping_alone_is_drawn_beside_the_budgets() -> None:
+    of, cells_ = table("c2f-figure14"), planned("c2f-figure14")
+    records = {c.cases[0].key: done(c.cases[0].key, psnr=20.0 - i, ssim=0.5) for i, c in enumerate(cells_)}
+    chart = against(of, cells_, records)[0]
+    assert chart.svg.count("<circle") == len(of.rows)
+    assert "∞ is drawn at 6" in chart.svg
+
+
+def test_defended_figures_run_the_better_attack_too() -> None:
+    for name in ("c2f-figure14", "c2f-figure16"):
+        of = table(name)
+        assert choose_methods(of, []) == ["ours", "fast"]
+        assert choose_methods(of, ["ours"]) == ["ours"]
+        assert any("`fast`" in note for note in of.notes)
+
+
+def averaged(clients: int, failed: Sequence[int] = ()) -> tuple[list[Cell], dict[str, Record]]:
+    """The first average of Table 2, PSNR 10 client + 1, 2 or 3 by initialisation, and SSIM likewise."""
+    cell = planned("c2f-table2", clients)[0]
+    parts = list(dict.fromkeys(case.part for case in cell.cases))
+    records = {}
+    for case in cell.cases:
+        part = parts.index(case.part)
+        found = done(case.key, psnr=10.0 * case.client + part + 1)
+        records[case.key] = found.model_copy(update={"status": "failed", "extra": {}}) if part in failed else found
+    return [cell], records
+
+
+def test_an_average_spreads_over_clients_and_not_over_initialisations() -> None:
+    of = table("c2f-table2")
+    assert lines(of, *averaged(1))[0].measured["psnr"] == "2.0"
+    # Clients of 2 and 12: the standard error of these two, however many initialisations each has.
+    assert lines(of, *averaged(2))[0].measured["psnr"] == "7.0 ± 5.0"
+    line = lines(of, *averaged(2, failed=[0]))[0]
+    assert (line.measured["psnr"], line.done, line.failed) == ("7.5 ± 5.0", 4, 2)
+
+
+def test_only_what_is_in_an_average_is_named() -> None:
+    of = table("c2f-table2")
+    said = " ".join(remarks(of, *averaged(1, failed=[0])))
+    assert "Averages here are over: initialisation normal; initialisation orthogonal." in said
+    (whole,), records = averaged(1)
+    (other,), broken = averaged(1, failed=[0])
+    case = [replace(case, key=f"other {case.key}") for case in other.cases]
+    both = [whole, replace(other, cases=case, method="invg")]
+    said = " ".join(remarks(of, both, records | {f"other {key}": record for key, record in broken.items()}))
+    assert "initialisation uniform; initialisation normal; initialisation orthogonal (row 1, Ours)." in said
+    assert "Averages here are over: initialisation normal; initialisation orthogonal (row 1, InvG)." in said
+    assert not any("Averages" in words for words in remarks(of, *averaged(1, failed=[0, 1, 2])))
 
 
 def test_transfer_takes_all_but_the_last_layer(tmp_path: Path) -> None:
@@ -227,6 +298,9 @@ def test_a_table_is_recreated_on_the_command_line(tmp_path: Path, monkeypatch: p
     [
         (["c2f-table1", "--weights", "transfer"], "--weights must be NAME=FILE with a file that exists"),
         (["c2f-figure9", "--weights", f"30={__file__}"], "Unknown network for --weights '30'"),
+        (["c2f-table1", "--weights", f"transfer={__file__}"], "No row of c2f-table1 takes a trained network"),
+        (["c2f-figure9", "--weights", f"25={__file__}"], "can not be read as safetensors"),
+        (["c2f-figure16", "--data", "cifar10=photos"], "these are CIFAR-10's, but the rows chosen need CelebA-HQ's"),
         (["dlfa-table1", "--restarts", "2"], "are for the tables of coarse-to-fine"),
         (["c2f-figure9", "--rows", "2"], "need trained networks: give them as --weights 25=FILE"),
     ],
@@ -235,6 +309,25 @@ def test_bad_requests_are_refused_in_words(arguments: list[str], words: str) -> 
     found = CliRunner().invoke(cli, ["reproduce", *arguments, "--dry-run"])
     assert found.exit_code == 2
     assert words in found.output
+
+
+def test_a_dry_run_refuses_weights_of_another_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    save_file(build("lenet", shape=(3, 32, 32), classes=10).state_dict(), path)
+    request = ["reproduce", "c2f-figure9", "--weights", f"25={path}", "--rows", "2", "--dry-run"]
+    found = CliRunner().invoke(cli, request)
+    assert found.exit_code == 2
+    assert "belongs to another architecture" in found.output
+
+
+def test_a_dry_run_says_what_is_reduced_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDGLASS_SHARED", raising=False)
+    request = ["reproduce", "c2f-table5", "--rows", "1,5", "--methods", "ours", "--dry-run", "-o", str(tmp_path)]
+    found = CliRunner().invoke(cli, request)
+    assert found.exit_code == 0, found.output
+    assert "Left out without --weights transfer=FILE: part of row 1, row 5." in found.output
+    assert "Reduced here: " in found.output
+    assert "Averages here are over: initialisation uniform; " in found.output
 
 
 @pytest.mark.parametrize("name", ["c2f-table5", "c2f-table6"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_listing_does_not_wait_for_torch() -> None:
         (["dlfa-table1", "--methods", "priors"], "Unknown method 'priors': did you mean 'prior'?"),
         (["dlfa-table1", "--data", "/no/such.json"], "No such file or folder: '/no/such.json'"),
         (["dlfa-table1", "--stand-ins", "/no/such"], "no such folder: '/no/such'"),
+        (["dlfa-table1", "--rows", "1", "--clients", "51", "--dry-run"], "there are 50: ask for at most --clients 50"),
+        (["dlfa-table10", "--rows", "3", "--clients", "13", "--dry-run"], "ask for at most --clients 12"),
         (["dlfa-table1", "dlfa-table2"], "Expected one table or figure"),
         (["list", "sme-tabel2"], "did you mean 'sme-table2'"),
     ],
@@ -67,11 +70,25 @@ def test_a_dry_run_says_the_cost_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_refuses_data_that_are_too_few(tmp_path: Path) -> None:
+    user = {"x": [[0.5] * 784] * 9, "y": [1] * 9}
+    (tmp_path / "all.json").write_text(json.dumps({"users": ["a"], "num_samples": [9], "user_data": {"a": user}}))
+    found = call("sme-table2", "--rows", "1", "--clients", "1", "--data", f"leaf:{tmp_path / 'all.json'}", "--dry-run")
+    assert found.exit_code == 2
+    assert "there are 1, of whom 0 have 10 images or more" in found.output
+
+
+def test_the_help_says_what_iterations_are() -> None:
+    words = " ".join(call("--help").output.split())
+    assert "The option `iterations` of each recipe, beside which warm-up and finishing stages keep their own" in words
+
+
 def test_a_table_is_recreated_and_not_repeated(tmp_path: Path) -> None:
     request = ["sme-table2", "--rows", "1", "--methods", "sme", "--clients", "1", "--iterations", "2"]
     first = call(*request, "-o", tmp_path, "--workers", "1")
     assert first.exit_code == 0, first.output
     assert "30.3 ± 0.3" in first.output
+    assert "Measured: mean of a single client, which has no spread." in first.output
     assert "STAND-IN for FEMNIST: drawn characters" in first.output
     assert (tmp_path / "sme-table2.html").is_file()
     again = call(*request, "-o", tmp_path, "--workers", "1")

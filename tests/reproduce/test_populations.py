@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedglass.core.errors import DataError
+from fedglass.core.errors import DataError, UsageError
+from fedglass.core.types import Training
 from fedglass.data.whitening import CIFAR100, FEMNIST
+from fedglass.reproduce.experiment import WarmUp
+from fedglass.reproduce.messages import _crowd
 from fedglass.reproduce.populations import Population, populations
 
 
@@ -60,27 +64,64 @@ def test_clients_and_seeds_differ(embedded: dict[str, Population]) -> None:
     assert not torch.equal(first, other)
 
 
-def test_more_clients_than_writers_go_round_with_another_shuffle(embedded: dict[str, Population]) -> None:
+def test_more_clients_than_writers_are_refused(embedded: dict[str, Population]) -> None:
     population = embedded["femnist"]
-    writers = population.writers()
-    assert writers == 50
-    name, images, _ = population.client(0, 20)
-    again, others, _ = population.client(writers, 20)
-    assert name.split(" (")[0] == again.split(" (")[0]
-    assert name != again
-    assert not torch.equal(images, others)
+    assert population.writers() == 50
+    assert population.client(49, 20)[0] == "writer 49 (client 49)"
+    population.check(48, 20, together=4)
+    with pytest.raises(DataError, match="51 are needed, but there are 50: ask for at most --clients 50"):
+        population.client(50, 20)
+    with pytest.raises(DataError, match=r"52 are needed \(4 behind each message\), but .* at most --clients 12"):
+        population.check(52, 20, together=4)
+    embedded["cifar100"].check(1000, 20)
 
 
 def test_too_many_examples_are_refused(embedded: dict[str, Population]) -> None:
-    with pytest.raises(DataError, match="client 0 needs 500 images, but writer 0 has 60"):
+    with pytest.raises(DataError, match="50, of whom 0 have 500 images or more: choose rows with fewer examples"):
         embedded["femnist"].client(0, 500)
+    with pytest.raises(DataError, match="a client needs 500 images, but there are 480"):
+        embedded["cifar100"].client(0, 500)
+
+
+def leaf(path: Path, counts: Sequence[int]) -> str:
+    """A file with a writer for each count of images; all pixels of an image are its number."""
+    numbers = iter(range(sum(counts)))
+    data = {f"u{i}": {"x": [[next(numbers) / 100] * 784 for _ in range(n)], "y": [i] * n} for i, n in enumerate(counts)}
+    path.write_text(json.dumps({"users": list(data), "num_samples": list(counts), "user_data": data}))
+    return f"leaf:{path}"
+
+
+def test_writers_of_too_few_images_are_passed_over(tmp_path: Path) -> None:
+    found = populations(["femnist"], [leaf(tmp_path / "data.json", [4, 1, 3, 2, 5])], None, 0)["femnist"]
+    assert [found.client(i, 3)[2].unique().tolist() for i in range(3)] == [[0], [2], [4]]
+    assert [found.client(i, 1)[2].unique().tolist() for i in range(5)] == [[i] for i in range(5)]
+    assert (found.writers(), found.writers(3)) == (5, 3)
+    with pytest.raises(DataError, match="there are 5, of whom 3 have 3 images or more: ask for at most --clients 3"):
+        found.client(3, 3)
+
+
+def test_a_warm_up_passes_over_them_too(tmp_path: Path) -> None:
+    source = leaf(tmp_path / "data.json", [4, 1, 3])
+    found = populations(["femnist"], [source], None, 0)["femnist"]
+    crowd = _crowd(WarmUp(1, Training(0.1), examples=3), found)
+    assert [client.labels.tolist() for client in crowd] == [[0] * 3, [2] * 3]
+
+
+def test_data_are_given_once_and_used(tmp_path: Path) -> None:
+    first, second = (leaf(tmp_path / name, [1]) for name in ("a.json", "b.json"))
+    with pytest.raises(UsageError, match=r"a\.json and --data .*b\.json are both taken for FEMNIST"):
+        populations(["femnist"], [first, second], None, 0)
+    with pytest.raises(UsageError, match=r"these are FEMNIST's, but the rows chosen need CIFAR100's \(3, 32, 32\)"):
+        populations(["cifar100"], [first], None, 0)
+    with pytest.raises(UsageError, match="these are CelebA-HQ's, but the rows chosen need FEMNIST's"):
+        populations(["femnist"], ["celeba=photos"], None, 0)
 
 
 def test_a_users_data_take_the_place_of_the_stand_in(tmp_path: Path) -> None:
     pixels = [[round(i / 784, 3)] * 784 for i in range(3)]
-    leaf = {"users": ["ann"], "num_samples": [3], "user_data": {"ann": {"x": pixels, "y": [1, 61, 5]}}}
+    content = {"users": ["ann"], "num_samples": [3], "user_data": {"ann": {"x": pixels, "y": [1, 61, 5]}}}
     path = tmp_path / "all_data.json"
-    path.write_text(json.dumps(leaf))
+    path.write_text(json.dumps(content))
     found = populations(["femnist", "cifar100"], [f"leaf:{path}"], None, 0)
     assert not found["femnist"].stand_in
     assert "STAND-IN" not in found["femnist"].words()

@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from fedglass.audit.lock import alone
 from fedglass.audit.records import RECORDS, Record, RecordFile
 from fedglass.audit.workers import Lost, Pool
+from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
+from fedglass.reproduce import run as run_module
 from fedglass.reproduce.cases import Case, Cell, cells
-from fedglass.reproduce.compare import Line, lines, number, remarks, spread_in_words, summarised
-from fedglass.reproduce.estimate import in_words, seconds_of
+from fedglass.reproduce.compare import Line, lines, number, spread_in_words, summarised
+from fedglass.reproduce.estimate import gradient_seconds, in_words, seconds_of
 from fedglass.reproduce.experiment import WarmUp
 from fedglass.reproduce.page import write_recreation
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
+from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.request import Request
-from fedglass.reproduce.run import run, unfinished, untrained
+from fedglass.reproduce.run import TRAINED, run, unfinished, untrained
 from fedglass.reproduce.tables import Printed, figure, table
 
 
@@ -110,7 +114,7 @@ def test_the_page_shows_numbers_data_and_pictures(
     assert "paper\u00a030.3\u00a0±\u00a00.3" in html
     assert "2 of 2 runs are done" in html
     assert html.count("data:image/png;base64") >= 3
-    assert "Not as published: the last stage of every attack was given 2 iterations" in html
+    assert "Not as published: the option `iterations` of every attack was 2." in html
     assert "fedglass reproduce &lt;x&gt;" in html
 
 
@@ -161,8 +165,10 @@ def test_spreads_are_of_the_papers_kind() -> None:
     assert summarised([1.0, 3.0], deviation) == Printed(2.0, pytest.approx(2**0.5))
     assert summarised([1.0], error) == Printed(1.0)
     assert summarised([], error) is None
-    assert "deviation" in spread_in_words(deviation)
-    assert "error" in spread_in_words(table("dlfa-table1"))
+    several, one = chosen("sme-table2", [1], ["ig"], 2), chosen("sme-table2", [1], ["ig"], 1)
+    assert spread_in_words(deviation, several) == "± standard deviation over clients"
+    assert spread_in_words(table("dlfa-table1"), several) == "± standard error over clients"
+    assert spread_in_words(error, one) == "of a single client, which has no spread"
     assert number("ReLU()", 0) == "ReLU()"
 
 
@@ -188,6 +194,46 @@ def test_the_estimate_grows_with_iterations_and_steps() -> None:
     assert in_words(cases, 2).startswith("3 runs, about ")
 
 
+def refuse_damaged(asked: list[Cell], directory: Path) -> None:
+    """A trained network that can not be read is to be deleted, and nothing else is asked of the user."""
+    (path,) = (directory / TRAINED).iterdir()
+    whole = path.read_bytes()
+    (directory / RECORDS).rename(directory / "kept")
+    for content in (whole[:100], whole[:-1]):
+        path.write_bytes(content)
+        run_module._accuracy_of.cache_clear()
+        with pytest.raises(DataError, match="is damaged and can not be used: delete the file, and the network is trai"):
+            run(asked, directory, 1, Heard())
+    path.write_bytes(whole)
+    (directory / "kept").rename(directory / RECORDS)
+
+
+def test_the_iterations_of_every_stage_are_said() -> None:
+    asked = chosen("sme-table2", [1], ["ig", "fast", "dlfa-fast"], iterations=480)
+    said = remarks(table("sme-table2"), asked, {})[0]
+    assert said.startswith("Not as published: the option `iterations` of every attack was 480.")
+    assert "Stages of this package's sme: 480 + 80 iterations" in said
+    assert "Stages of this package's dlfa: 200 + 480 iterations" in said
+    assert "Stages of IG" not in said
+
+
+def test_one_command_at_a_time_in_a_directory(tmp_path: Path) -> None:
+    heard = Heard()
+    with alone(tmp_path), pytest.raises(UsageError, match="is running in the output directory"):
+        run(chosen("sme-table2", [1], ["ig"]), tmp_path, 1, heard)
+    assert (heard.plan, heard.ran) == ((0, 0), [])
+
+
+def test_fedleak_costs_two_evaluations_through_a_generator() -> None:
+    plain, twice = (
+        cells(of, of.rows[4:5], [method], 1, populations(["cifar10"], [], None, 0), Request(1000), 0)[0].experiment
+        for of in [table("c2f-table1")]
+        for method in ("invg", "fedleak")
+    )
+    local = gradient_seconds(plain.setup.network, plain.setup.data, 1)
+    assert seconds_of(twice) - local == pytest.approx(4 * (seconds_of(plain) - local), rel=1e-6)
+
+
 def test_later_rounds_say_how_far_the_network_was_trained(tmp_path: Path) -> None:
     cell = chosen("sme-table5", [2], ["geometry"])[0]
     warm_up = WarmUp(1, Training(0.1), examples=10, called=1)
@@ -198,6 +244,7 @@ def test_later_rounds_say_how_far_the_network_was_trained(tmp_path: Path) -> Non
     assert untrained([case], tmp_path) == [case]
     records = run(short, tmp_path, 1, Heard())
     assert untrained([case], tmp_path) == []
+    refuse_damaged(short, tmp_path)
     accuracy = records["short"].utility["accuracy"]
     assert accuracy is not None
     assert 0 <= accuracy <= 1

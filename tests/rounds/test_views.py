@@ -59,6 +59,14 @@ def test_steps_and_rate_may_be_known_alone(transcript: Transcript) -> None:
     assert (knows.training, knows.steps, knows.lr) == (None, 4, 0.2)
 
 
+def test_steps_of_unequal_clients_are_their_weighted_mean(transcript: Transcript) -> None:
+    clients = transcript.federation.clients
+    cut = [replace(c, images=c.images[:n], labels=c.labels[:n]) for c, n in zip(clients, (1, 4, 4), strict=True)]
+    past = replace(transcript.federation, clients=cut, training=Training(0.2, epochs=3, batch_size=1)).run()
+    knows = AggregateView().see(past, Knows(training=False, steps=True))[0].knows
+    assert knows.steps == round((1 * 3 + 4 * 12 + 4 * 12) / 9)
+
+
 def test_told_labels_do_not_tell_the_order(transcript: Transcript) -> None:
     seen, truth = AggregateView().see(transcript, Knows(labels=True))
     told = seen.knows.labels

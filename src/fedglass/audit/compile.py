@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.hypotheses import AnyAttack, TryEpochs
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job
-from fedglass.audit.given import needs_training
+from fedglass.audit.given import needs_training, oracle_facts, simulates
 from fedglass.audit.options import checked_options
 from fedglass.audit.plan import AdversaryTable, AttackTable, DefenceTable, FederationTable, Plan, read_plan
 from fedglass.audit.recording import recorded
+from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.sources import Examples, Simulated, Source
 from fedglass.core.errors import DataError, UsageError, unknown_name
 from fedglass.core.rng import stream
@@ -50,6 +51,7 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     """Load the data, build the models and compose the attacks of a plan."""
     # Names are cheap to check and often wrong: they come before the data.
     attacks = {a.label or a.name: attack_of(a, plan.adversary) for a in plan.attacks}
+    _check_recordings(plan, attacks)
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
@@ -61,7 +63,9 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     sources += [recorded(table, plan.adversary, folder) for table in plan.recording]
     _check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))
-    return Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text)
+    job = Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text)
+    rehearse(sources, attacks)
+    return job
 
 
 def attack_of(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
@@ -78,12 +82,42 @@ def attack_of(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
     elif takes_labels and adversary.knows_labels:
         options["labels"] = OracleLabels()
     attack = recipe(table.name, **options)
-    if needs_training(attack) and not adversary.knows_training:
+    if not adversary.knows_training:
+        _check_ignorant(where, attack, adversary)
+    return attack
+
+
+def _check_ignorant(where: str, attack: AnyAttack, adversary: AdversaryTable) -> None:
+    """Refuse an attack for which the adversary would have to know the training, or at least its length."""
+    if needs_training(attack):
+        steps = "" if adversary.knows_steps else "adversary.knows_steps = true and "
         raise UsageError(
             f"{where} simulates the client, whose learning rate, epochs and batch size the adversary does not know: "
-            "set adversary.knows_training = true, or attack with sme, inverting_gradients or dlfa_unknown_epochs."
+            f"set adversary.knows_training = true, or {steps}attack with sme or dlfa_unknown_epochs, or attack with "
+            "inverting_gradients."
         )
-    return attack
+    if isinstance(attack, TryEpochs) and not adversary.knows_steps:
+        raise UsageError(
+            f"{where} tries the trainings that have the client's number of local steps, which the adversary does not "
+            "know: set adversary.knows_steps = true, or attack with inverting_gradients."
+        )
+    if isinstance(attack, TryEpochs) and "batch_labels" in oracle_facts(attack):
+        raise UsageError(
+            f"{where} supposes other batches than the client's, to which the labels of each true batch can not "
+            'belong: set adversary.knows_labels = true and labels = "oracle", or attack with dlfa_published and '
+            "adversary.knows_training = true."
+        )
+
+
+def _check_recordings(plan: Plan, attacks: Mapping[str, AnyAttack]) -> None:
+    """Refuse a simulation of a client of whose training the recording says nothing."""
+    for name, attack in attacks.items():
+        if simulates(attack) and any(table.training is None for table in plan.recording):
+            raise UsageError(
+                f"attack {name!r} simulates the client, whose learning rate, epochs and batch size are missing: add "
+                "recording.training = { lr = ..., epochs = ..., batch_size = ... }, or attack with "
+                "inverting_gradients."
+            )
 
 
 def defences_of(tables: Sequence[DefenceTable]) -> tuple[GradientFn, Release]:

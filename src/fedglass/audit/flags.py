@@ -77,7 +77,8 @@ def _no_message(found: Findings) -> Flag | None:
     if found.update == "zero":
         text = (
             f"The update is zero everywhere, so that there is nothing to invert. {scored} Check that the client "
-            "trained, and that the weights before and after were not mixed up."
+            "trained, that its learning rate is not so small that its steps are lost in rounding, and that the weights "
+            "before and after were not mixed up."
         )
         return Flag(name=NO_MESSAGE[0], severity="serious", text=text)
     text = (

@@ -12,6 +12,11 @@ from fedglass.core.errors import UsageError, unknown_name
 
 NO_MESSAGE = ("zero update", "non-finite update")
 """Flags of a case in which no attack could be played."""
+REMEDIES = (
+    "raise the client's learning rate, or check that the client trained and what was recorded",
+    "lower the client's learning rate",
+)
+"""What to do about each of them."""
 
 State = Literal["leak", "clear", "inconclusive", "incomplete"]
 
@@ -146,7 +151,7 @@ class Gate:
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
             found = [v for v in record.metrics.get(self.metric, []) if v is not None]
-            if record.status == "done" and found and not _mute(record):
+            if record.status == "done" and found and not is_mute(record):
                 scores.setdefault(record.attack, []).extend(found)
         tallies = [
             Tally(name, len(v), sum(map(self.recovered, v)), self.scale.best(v), name in oracle)
@@ -189,10 +194,12 @@ class Gate:
         if blank:
             why = _short(blank[0].skipped_metrics.get(self.metric, "no score for some image"))
             problems.append(f"{self.scale.title} is missing in {len(blank)} of {_count(total, 'case')} ({why})")
-        mute = [r for r in records if _mute(r)]
+        mute = [r for r in records if is_mute(r)]
         if mute:
-            names = ", ".join(sorted({flag.name for r in mute for flag in r.flags if flag.name in NO_MESSAGE}))
-            problems.append(f"there was nothing to attack in {len(mute)} of {_count(total, 'case')} ({names})")
+            found = {flag.name for r in mute for flag in r.flags}
+            known = {name: fix for name, fix in zip(NO_MESSAGE, REMEDIES, strict=True) if name in found}
+            where = f"in {len(mute)} of {_count(total, 'case')} ({', '.join(known)})"
+            problems.append(f"there was nothing to attack {where}: {'; '.join(known.values())}")
         if missing is None:
             problems.append("it was stopped before its end; run it again to continue")
         elif missing > 0:
@@ -232,7 +239,7 @@ class Gate:
         )
 
 
-def _mute(record: Record) -> bool:
+def is_mute(record: Record) -> bool:
     """Whether there was no message that an attack could have been played on."""
     return any(flag.name in NO_MESSAGE for flag in record.flags)
 

@@ -13,10 +13,19 @@ from torch import Tensor
 from fedglass.attack.forward.one_gradient import RepeatedGradient
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
-from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels
+from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.terms.distance import SquaredError
+from fedglass.attack.terms.kernel import GaussianKernel
+from fedglass.attack.terms.layers import LayeredSquaredError
+from fedglass.attack.terms.partial_match import PartialMatch
+from fedglass.attack.terms.reweighted import ReweightedL1
 from fedglass.core.params import Params
 from fedglass.core.types import Knowledge, Observation
+
+SIMULATING = Unroll, UnrollEpochs, RepeatedGradient, EpochPixels, BoundedEpochPixels, OrderedEpochPixels
+SIZED = SquaredError, LayeredSquaredError, ReweightedL1, GaussianKernel, PartialMatch
+"""Distances that are not blind to the scale of the message."""
 
 
 def oracle_facts(attack: object) -> frozenset[str]:
@@ -37,8 +46,27 @@ def needs_training(attack: object) -> bool:
     >>> [needs_training(recipe(name)) for name in ("dlfa", "sme", "dlfa_unknown_epochs")]
     [True, False, False]
     """
-    simulating = (Unroll, UnrollEpochs, RepeatedGradient, EpochPixels, BoundedEpochPixels)
-    return not isinstance(attack, TryEpochs) and any(isinstance(part, simulating) for part in _parts(attack))
+    return simulates(attack) and not isinstance(attack, TryEpochs)
+
+
+def simulates(attack: object) -> bool:
+    """Whether the attack plays the client's training through, be it one that is known or several that are supposed.
+
+    >>> from fedglass.recipes.catalogue import recipe
+    >>> [simulates(recipe(name)) for name in ("dlfa", "sme", "dlfa_unknown_epochs")]
+    [True, False, True]
+    """
+    return any(isinstance(part, SIMULATING) for part in _parts(attack))
+
+
+def compares_sizes(part: object) -> bool:
+    """Whether an attack or a stage of it compares sizes, which a message has only where lr and T are known.
+
+    >>> from fedglass.recipes.catalogue import recipe
+    >>> [compares_sizes(recipe(name)) for name in ("dlg", "coarse_to_fine", "sme")]
+    [True, True, False]
+    """
+    return any(isinstance(term, SIZED) for term in _parts(part))
 
 
 def told(knows: Knowledge, attack: object) -> Knowledge:

@@ -42,6 +42,6 @@ def _hold(fd: int, directory: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UsageError(
-            f"Another audit is running in the output directory {directory}: wait until it has ended, or choose "
+            f"Another command is running in the output directory {directory}: wait until it has ended, or choose "
             "another directory with -o."
         ) from error

@@ -34,7 +34,6 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     _check_buffers(model, buffers)
     update = _update(table, folder, model, before)
     training = None if table.training is None else table.training.value()
-    labels = None if data is None else data.labels.sort().values
     examples = table.examples if data is None else len(data)
     assert examples is not None, "the plan's validation demands it"
     if table.clients > examples:
@@ -52,12 +51,18 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
         steps=steps if adversary.knows_training or adversary.knows_steps else None,
         lr=None if training is None or not (adversary.knows_training or adversary.knows_steps) else training.lr,
         clients=table.clients,
-        labels=labels if adversary.knows_labels else None,
+        labels=_told(data.labels, table.clients) if data is not None and adversary.knows_labels else None,
     )
     _check_whitening(knows)
     truth = None if data is None else Truth(data.images, data.labels, ("recorded",))
     names = None if data is None else data.class_names
     return Recorded(Observation(model, before, buffers, update, knows), truth, table.name, names)
+
+
+def _told(labels: Tensor, clients: int) -> Tensor:
+    """Each client's labels in no particular order; all together where the clients can not be told apart."""
+    each = len(labels) if len(labels) % clients else len(labels) // clients
+    return torch.cat([own.sort().values for own in torch.split(labels, each)])
 
 
 def _check_adversary(table: RecordingTable, adversary: AdversaryTable) -> None:

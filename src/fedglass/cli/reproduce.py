@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.core.errors import AuditError, UsageError, unknown_name
+from fedglass.core.errors import AuditError, UsageError
 from fedglass.reproduce.tables import Figure, Table, choose_rows, figure, names, table
 
 if TYPE_CHECKING:
@@ -29,7 +29,11 @@ CLIENTS = 3
     "--clients", type=int, help="Clients in each row; the papers have 100 or 20.  [default: 3, or the table's own]"
 )
 @click.option("--rows", multiple=True, help="Such as 1,3-4 or dataset=FEMNIST,epochs=10.  [default: all]")
-@click.option("--methods", multiple=True, help="Names of `list TABLE`, separated by commas.  [default: the paper's]")
+@click.option(
+    "--methods",
+    multiple=True,
+    help="Names of `list TABLE`, separated by commas.  [default: the paper's, or the table's own]",
+)
 @click.option(
     "--data", multiple=True, help="LEAF's json files, CIFAR, or celeba=folder:PATH and such; may be repeated."
 )
@@ -39,7 +43,10 @@ CLIENTS = 3
     help=f"A folder of files for data that are not given.  [default: ${SHARED}, or embedded images]",
 )
 @click.option(
-    "--iterations", type=click.IntRange(1), help="Of each attack.  [default: the release's; c2f: an hour on 2 cores]"
+    "--iterations",
+    type=click.IntRange(1),
+    help="The option `iterations` of each recipe, beside which warm-up and finishing stages keep their own; of c2f: of "
+    "all stages together.  [default: the release's; c2f: an hour on 2 cores]",
 )
 @click.option("--restarts", type=click.IntRange(1), default=1, show_default=True, help="Of each attack (c2f).")
 @click.option("--size", type=click.Choice(["96", "224"]), default="96", show_default=True, help="Of photographs (c2f).")
@@ -92,8 +99,9 @@ def reproduce(
     count = clients or printed.default.get("clients", CLIENTS)
     options = {"iterations": iterations or printed.default.get("iterations"), "restarts": restarts, "side": int(size)}
     _refuse_options(printed, restarts, weights)
-    cells = _cells(printed, chosen, wanted, count, data, stand_ins, {**options, "weights": named(weights)}, seed)
-    return _run(asked, printed, cells, output, workers, dry_run)
+    request = {**options, "weights": named(weights)}
+    cells, absent = _cells(printed, chosen, wanted, count, data, stand_ins, request, seed)
+    return _run(asked, printed, cells, absent, output, workers, dry_run)
 
 
 def _cells(
@@ -105,19 +113,21 @@ def _cells(
     stand_ins: Path | None,
     options: dict[str, Any],
     seed: int,
-) -> list[Cell]:
-    from fedglass.reproduce.cases import cells, choose_methods, data_kinds, network_names
+) -> tuple[list[Cell], list[str]]:
+    """What is to be run, and in words what is left out of it."""
+    from fedglass.reproduce.before import check_networks, left_out, refuse_weights
+    from fedglass.reproduce.cases import cells, choose_methods, data_kinds
     from fedglass.reproduce.populations import populations
     from fedglass.reproduce.request import Request
 
     selected, used = choose_rows(of, rows), choose_methods(of, methods)
     folder = stand_ins or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
     request = Request(**options)
-    for name in request.weights:
-        if name not in (known := network_names(of)):
-            raise unknown_name("network for --weights", name, known)
+    refuse_weights(of, request.weights)
     found = populations(data_kinds(of, selected, used, request), data, folder, seed)
-    return cells(of, selected, used, clients, found, request, seed)
+    planned = cells(of, selected, used, clients, found, request, seed)
+    check_networks(planned, seed)
+    return planned, left_out(of, selected, request)
 
 
 def named(weights: Sequence[str]) -> dict[str, str]:
@@ -138,9 +148,17 @@ def _refuse_options(of: Table, restarts: int, weights: Sequence[str]) -> None:
         raise UsageError(f"--restarts and --weights are for the tables of coarse-to-fine, not for {of.name}.")
 
 
-def _run(asked: Figure, of: Table, cells: Sequence[Cell], output: Path, workers: int | None, dry_run: bool) -> None:
+def _run(
+    asked: Figure,
+    of: Table,
+    cells: Sequence[Cell],
+    absent: Sequence[str],
+    output: Path,
+    workers: int | None,
+    dry_run: bool,
+) -> None:
     from fedglass.cli.audit import cores
-    from fedglass.cli.reproduced import RecreationScreen, say_before, say_table
+    from fedglass.cli.reproduced import RecreationScreen, say_before, say_plan, say_table
     from fedglass.reproduce.compare import lines
     from fedglass.reproduce.page import write_recreation
     from fedglass.reproduce.play import device_of
@@ -149,8 +167,9 @@ def _run(asked: Figure, of: Table, cells: Sequence[Cell], output: Path, workers:
     # Processes that share one accelerator only get in each other's way.
     alone = any(device_of(cell.experiment.probe).type != "cpu" for cell in cells)
     count = workers or (1 if alone else cores())
-    say_before(asked, cells, output, count)
+    say_before(asked, cells, output, count, absent)
     if dry_run:
+        say_plan(of, cells)
         return
     with RecreationScreen() as screen:
         records = run(cells, output, count, screen)

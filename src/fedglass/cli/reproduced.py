@@ -13,14 +13,15 @@ from rich.text import Text
 from fedglass.audit.records import Record
 from fedglass.cli.bars import Bars
 from fedglass.reproduce.cases import Case, Cell
-from fedglass.reproduce.compare import Line, measures_of, remarks, spread_in_words
+from fedglass.reproduce.compare import Line, measures_of, spread_in_words
 from fedglass.reproduce.estimate import duration, in_words
 from fedglass.reproduce.page import data_in_words
+from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.run import unfinished, untrained
 from fedglass.reproduce.tables import Figure, Table
 
 
-def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: int) -> None:
+def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str] = ()) -> None:
     """What is going to be run, on what, and what it will cost, on stderr."""
     console = Console(stderr=True, highlight=False)
     todo = unfinished(cells, directory)
@@ -28,9 +29,18 @@ def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: i
     console.print(Text(f"{asked.name}: {asked.title}", style="bold"), soft_wrap=True)
     for words in data_in_words(cells):
         console.print(Text(words, style="yellow" if words.startswith("STAND-IN") else ""), soft_wrap=True)
+    for words in absent:
+        console.print(Text(words, style="yellow"), soft_wrap=True)
     if whole > len(todo):
         console.print(Text(f"{whole - len(todo)} of {whole} runs are done already.", style="dim"), soft_wrap=True)
     console.print(Text(in_words(todo, workers, untrained(todo, directory))), soft_wrap=True)
+
+
+def say_plan(of: Table, cells: Sequence[Cell]) -> None:
+    """What a dry run tells in place of the table: what would be reduced, and averaged over, on stderr."""
+    console = Console(stderr=True, highlight=False)
+    for words in remarks(of, cells, {}):
+        console.print(Text(words, style="dim"), soft_wrap=True)
 
 
 def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: Mapping[str, Record]) -> None:
@@ -42,15 +52,15 @@ def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: 
     for words in data_in_words(cells):
         out.print(Text(words), soft_wrap=True)
     heads = [f"{m.title}\n{whose}" for m in of.measures.values() for whose in ("paper", "measured")]
-    grid = Grid(*of.columns.values(), "method", *heads, "clients", "time\nof one", "peak\nMiB")
+    grid = Grid(*of.columns.values(), "method", *heads, "runs", "time\nof one", "peak\nMiB")
     for line in found:
         numbers = [Text(t) for name in of.measures for t in (line.published[name], line.measured[name])]
-        clients = f"{line.done}/{line.planned}" + (f" ({line.failed} failed)" if line.failed else "")
+        runs = f"{line.done}/{line.planned}" + (f" ({line.failed} failed)" if line.failed else "")
         time = "-" if line.seconds is None else duration(line.seconds)
         memory = "-" if line.peak_mib is None else f"{line.peak_mib:.0f}"
-        grid.add_row(*line.setting, line.method, *numbers, clients, time, memory)
+        grid.add_row(*line.setting, line.method, *numbers, runs, time, memory)
     out.print(grid)
-    out.print(Text(f"Measured: mean {spread_in_words(of)}. Paper: {of.clients} clients."), soft_wrap=True)
+    out.print(Text(f"Measured: mean {spread_in_words(of, cells)}. Paper: {of.clients} clients."), soft_wrap=True)
     for note in remarks(of, cells, records):
         out.print(Text(note, style="dim"), soft_wrap=True)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedglass.audit.audit import Result
 from fedglass.audit.cases import Case
-from fedglass.audit.gate import scale_of
+from fedglass.audit.gate import is_mute, scale_of
 from fedglass.audit.records import REPORT, Record
 from fedglass.cli.bars import Bars
 from fedglass.cli.plain import plain
@@ -70,7 +70,8 @@ def outcome_in_words(record: Record) -> str:
     scores = [
         f"{scale_of(name).title} {scale_of(name).show(scale_of(name).best(known))}"
         for name in ("psnr", "ssim")
-        if (known := [v for v in record.metrics.get(name, []) if v is not None])
+        # Without a message the scores are those of a plain grey image.
+        if not is_mute(record) and (known := [v for v in record.metrics.get(name, []) if v is not None])
     ]
     flags = [flag.name for flag in record.flags if flag.severity != "info"]
     noted = f" [{', '.join(flags)}]" if flags else ""

@@ -18,16 +18,25 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
 from fedglass.attack.terms.term import Term
-from fedglass.recipes.dlfa_settings import settings
+from fedglass.recipes.dlfa_settings import epoch_prior, settings
 
 COUNTS = InterpolatedCounts()
 
 
 def dlfa_published(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+    labels: Labels = COUNTS,
+    setting: str = "femnist",
+    iterations: int = 400,
+    budget_mib: float = 1024.0,
+    summary: str | None = None,
+    distance: str | None = None,
 ) -> Attack:
-    """Separate images for each epoch and the epoch-order-invariant prior: the paper's "Ours (prior)"."""
-    return _compose(Unroll(budget_mib), EpochPixels(), labels, setting, iterations, settings(setting).prior())
+    """Separate images for each epoch and the epoch-order-invariant prior: the paper's "Ours (prior)".
+
+    `summary` (mean, max, conv_mean, conv_max) and `distance` (l1, l2) choose another prior of Table 4, with its weight.
+    """
+    prior = epoch_prior(setting, summary, distance)
+    return _compose(Unroll(budget_mib), EpochPixels(), labels, setting, iterations, prior)
 
 
 def dlfa_no_prior(

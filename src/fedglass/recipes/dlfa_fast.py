@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
-from fedglass.attack.images.per_epoch import BoundedEpochPixels
+from fedglass.attack.images.per_epoch import BoundedEpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.parts import Labels
+from fedglass.attack.labels.given import OracleBatchLabels
+from fedglass.attack.parts import Images, Labels
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import Cosine
@@ -42,5 +43,10 @@ def dlfa(
         objective = objective + (prior * chosen.inv) * SquaredEpochPrior(chosen.summary)
     solver = Adam(rate=0.2, iterations=iterations, schedule=CosineDecay())
     forward = UnrollEpochs(budget_mib) if whole_epochs else Unroll(budget_mib)
-    simulation = Stage(forward, Pixels() if shared else BoundedEpochPixels(), objective, solver)
+    simulation = Stage(forward, Pixels() if shared else _separate(labels), objective, solver)
     return Attack(labels, (surrogate(0.01, warm_up), simulation))
+
+
+def _separate(labels: Labels) -> Images:
+    """Images of each epoch's own; in its own order where the labels are."""
+    return OrderedEpochPixels() if isinstance(labels, OracleBatchLabels) else BoundedEpochPixels()

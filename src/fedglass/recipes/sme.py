@@ -9,7 +9,7 @@ from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.solvers.adam import Adam
-from fedglass.attack.solvers.schedules import CosineDecay, Schedule, StepDecay
+from fedglass.attack.solvers.schedules import Constant, CosineDecay, Schedule, StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import UsageError
@@ -38,16 +38,27 @@ def surrogate(tv: float, iterations: int) -> Stage:
     return _stage(OnSegment(every=10), tv, 1.0, iterations, CosineDecay(start=0.2))
 
 
-def sme_published(labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000) -> Attack:
-    """SME as released: Adam at 1.0 for images and 0.001 for alpha, three drops, bounds by projection, last iterate."""
+def sme_published(
+    labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000, decay: bool = True
+) -> Attack:
+    """SME as released: Adam at 1.0 for images and 0.001 for alpha, three drops, bounds by projection, last iterate.
+
+    Its setting for vision transformers is `rate=0.1` without the drops, `decay=False`.
+    """
     if not rate > 0:
         raise UsageError(f"Attack 'sme_published': rate must be positive, got {rate:g}.")
-    return Attack(labels, (_stage(OnSegment(rate=0.001 / rate), tv, rate, iterations, PUBLISHED_STEPS),))
+    return Attack(labels, (_stage(OnSegment(rate=0.001 / rate), tv, rate, iterations, _published(decay)),))
 
 
-def sme_baseline_ig(labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000) -> Attack:
+def sme_baseline_ig(
+    labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000, decay: bool = True
+) -> Attack:
     """The "IG" of SME's tables: `sme_published` with alpha fixed at the weights before, not Geiping's signed Adam."""
-    return Attack(labels, (_stage(OneGradient(), tv, rate, iterations, PUBLISHED_STEPS),))
+    return Attack(labels, (_stage(OneGradient(), tv, rate, iterations, _published(decay)),))
+
+
+def _published(decay: bool) -> Schedule:
+    return PUBLISHED_STEPS if decay else Constant()
 
 
 def _stage(forward: Forward, tv: float, rate: float, iterations: int, schedule: Schedule) -> Stage:

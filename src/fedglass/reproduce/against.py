@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from fedglass.audit.records import Record
 from fedglass.report.charts import trade_off
 from fedglass.reproduce.cases import Cell, known_methods
-from fedglass.reproduce.compare import measures_of, shown
+from fedglass.reproduce.compare import by_client, shown
 from fedglass.reproduce.curves import Chart
 from fedglass.reproduce.tables import Table
 
 DRAWN = {"psnr": ("PSNR", "dB"), "ssim": ("SSIM", "")}
+EDGE = {"inf": "∞", "max": "max"}
+"""Values without a place among the numbers, and their names."""
+UNDEFENDED = "none"
 Points = dict[str, list[tuple[float, float]]]
 
 
@@ -20,7 +24,7 @@ def against(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> 
     """One chart for each measure, where the table says over what."""
     if not of.against:
         return []
-    title, found = str(of.against["title"]), []
+    title, found = _title(of), []
     for measure, (name, unit) in DRAWN.items():
         series = _series(of, cells, records, measure) if measure in of.measures else {}
         if series:
@@ -30,15 +34,20 @@ def against(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> 
 
 
 def _series(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], measure: str) -> Points:
-    """A line for each method and setting of the other fields; rows without a place on the axis are left out."""
+    """A line for each method and setting of the other fields, through the means of its rows."""
+    means = [(cell, statistics.fmean(values)) for cell in cells if (values := by_client(cell, records, measure))]
     found: Points = {}
-    for cell in cells:
-        known = [measures_of(records[case.key]) for case in cell.cases if case.key in records]
-        values = [m[measure] for m in known if measure in m]
-        place = _place(of, cell.row.setting[of.against["x"]])
-        if values and place is not None:
-            found.setdefault(_label(of, cell), []).append((place, sum(values) / len(values)))
+    for cell, mean in means:
+        for label in _lines(of, cell, [other for other, _ in means]):
+            found.setdefault(label, []).append((_place(of, cell.row.setting[of.against["x"]]), mean))
     return found
+
+
+def _lines(of: Table, cell: Cell, cells: Sequence[Cell]) -> list[str]:
+    """The lines that a row is on: its own, or, without a defence, the starts of those of all defences."""
+    defended = [c for c in cells if c.method == cell.method and c.row.setting.get("defence") != UNDEFENDED]
+    start = cell.row.setting.get("defence") == UNDEFENDED and defended
+    return list(dict.fromkeys(_label(of, c) for c in (defended if start else [cell])))
 
 
 def _label(of: Table, cell: Cell) -> str:
@@ -46,14 +55,29 @@ def _label(of: Table, cell: Cell) -> str:
     return ", ".join([known_methods(of)[cell.method], *others])
 
 
-def _place(of: Table, value: object) -> float | None:
-    """Where a row stands on the axis; `untrained` at zero, words that are no number nowhere."""
-    if value == "untrained":
-        return 0.0
-    try:
-        number = float(str(value))
-    except ValueError:
+def _title(of: Table) -> str:
+    """The axis, and what stands at its edge."""
+    values = dict.fromkeys(str(row.setting[of.against["x"]]) for row in of.rows)
+    told = [f"; {EDGE[value]} is drawn at {_edge(of):g}" for value in values if value in EDGE]
+    return f"{of.against['title']}{''.join(told)}"
+
+
+def _place(of: Table, value: object) -> float:
+    """Where a row stands on the axis."""
+    number = _number(of, value)
+    return _edge(of) if number is None else number
+
+
+def _edge(of: Table) -> float:
+    """One step beyond the last number of the table: where values are drawn that have none."""
+    values = {_number(of, row.setting[of.against["x"]]) for row in of.rows}
+    *_, before, last = sorted(value for value in values if value is not None)
+    return last + (last - before)
+
+
+def _number(of: Table, value: object) -> float | None:
+    """The value, or its logarithm; zero for `untrained`, none for what stands at the edge."""
+    if str(value) in EDGE:
         return None
-    if of.against.get("log"):
-        number = math.log10(number) if 0 < number < math.inf else math.inf
-    return number if math.isfinite(number) else None
+    number = 0.0 if value == "untrained" else float(str(value))
+    return math.log10(number) if of.against.get("log") else number

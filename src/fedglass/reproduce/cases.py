@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedglass.audit.digest import digest, spelled
@@ -60,12 +60,12 @@ def known_methods(of: Table) -> dict[str, str]:
 
 
 def choose_methods(of: Table, wanted: Sequence[str]) -> list[str]:
-    """The methods of those names, or all that are published."""
+    """The methods of those names, or those that the table names, or all that are published."""
     known = known_methods(of)
     for name in wanted:
         if name not in known:
             raise unknown_name("method", name, known)
-    return [method for method in known if method in (wanted or of.methods)]
+    return [method for method in known if method in (wanted or of.run or of.methods)]
 
 
 def cells(
@@ -84,6 +84,7 @@ def cells(
     for row in rows:
         for method in methods:
             experiments = _experiments(of, row, method, request)
+            _check_data(experiments.values(), clients, populations)
             cases = [
                 _case(of, row, method, experiment, populations[experiment.setup.data], client, seed, part)
                 for part, experiment in experiments.items()
@@ -92,6 +93,15 @@ def cells(
             if cases:
                 found.append(Cell(row, method, next(iter(experiments.values())), cases, request.iterations))
     return found
+
+
+def _check_data(experiments: Iterable[Experiment], clients: int, populations: Mapping[str, Population]) -> None:
+    """Refuse before anything runs what the clients' data do not suffice for."""
+    for setup in (experiment.setup for experiment in experiments):
+        population = populations[setup.data]
+        population.check(clients * setup.clients, setup.examples, setup.clients)
+        if setup.warm_up is not None:
+            population.check(1, setup.warm_up.examples)
 
 
 def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str, Experiment]:

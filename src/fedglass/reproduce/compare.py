@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 from fedglass.analysis.sparsity import pearson
 from fedglass.audit.records import Record
-from fedglass.reproduce.cases import Cell, known_methods
-from fedglass.reproduce.populations import KINDS, PUBLISHED
-from fedglass.reproduce.probes.invert import Invert
-from fedglass.reproduce.probes.reconstruct import Reconstruct
+from fedglass.reproduce.cases import Case, Cell, known_methods
 from fedglass.reproduce.tables import Printed, Table
 
 DEVIATION = "standard deviation"
@@ -49,61 +46,28 @@ def measures_of(record: Record) -> dict[str, float]:
     return known
 
 
-def spread_in_words(of: Table) -> str:
-    """What stands after ± in the measured columns."""
+def spread_in_words(of: Table, cells: Sequence[Cell]) -> str:
+    """What stands after ± in the measured columns, or that nothing does."""
+    if all(len({case.client for case in cell.cases}) == 1 for cell in cells):
+        return "of a single client, which has no spread"
     return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
 
 
-def remarks(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
-    """What the reader must know beside the numbers."""
-    return [*_iterations(cells), *_reduced(of, cells), *_averaged(cells), *_accuracies(cells, records), *of.notes]
+def is_done(case: Case, records: Mapping[str, Record]) -> bool:
+    """Whether the case was run and did not fail."""
+    return case.key in records and records[case.key].status == "done"
 
 
-def _accuracies(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
-    """How far the networks were trained, without which later rounds can not be compared."""
-    found: dict[int, float] = {}
-    for cell in cells:
-        for case in cell.cases:
-            value = records[case.key].utility.get("accuracy") if case.key in records else None
-            if value is not None and cell.experiment.setup.warm_up is not None:
-                found[cell.experiment.setup.warm_up.rounds] = value
-    if not found:
-        return []
-    told = ", ".join(f"{value:.0%} after {rounds}" for rounds, value in sorted(found.items()))
-    stand_in = any(case.population.stand_in for cell in cells for case in cell.cases)
-    pace = " A stand-in is learnt at another pace than the paper's data: do not compare these rows by round."
-    return [f"Accuracy of the trained network here, by rounds: {told}.{pace if stand_in else ''}"]
+def by_client(cell: Cell, records: Mapping[str, Record], measure: str) -> list[float]:
+    """One value for each client: its average over the settings that the row averages over.
 
-
-def _iterations(cells: Sequence[Cell]) -> list[str]:
-    attacks = [cell for cell in cells if isinstance(cell.experiment.probe, Reconstruct)]
-    asked = {cell.iterations for cell in attacks if cell.iterations is not None}
-    return [f"Not as published: the last stage of every attack was given {n} iterations." for n in sorted(asked)]
-
-
-def _reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
-    """How the runs of coarse-to-fine's tables differ from the paper's in size."""
-    probes = [cell.experiment.probe for cell in cells if isinstance(cell.experiment.probe, Invert)]
-    if not probes:
-        return []
-    counts = sorted({probe.iterations for probe in probes})
-    sides = {KINDS[case.experiment.setup.data].shape[1] for cell in cells for case in cell.cases}
-    trials = max(len({case.client for case in cell.cases}) for cell in cells)
-    smaller = [f"{side} x {side} pixels in place of 224 x 224" for side in sorted(sides) if 32 < side < PUBLISHED]
-    here = [
-        f"{' or '.join(map(str, counts))} iterations in all, which coarse-to-fine halves between its stages",
-        f"restarts: {max(probe.attack.restarts for probe in probes)}",
-        f"trials: {trials}",
-        *smaller,
-    ]
-    paper = f"30,000 iterations (coarse-to-fine 30,000 + 30,000), the best of 5 restarts, {of.clients} trials"
-    return [f"Reduced here: {'; '.join(here)}. The paper: {paper}."]
-
-
-def _averaged(cells: Sequence[Cell]) -> list[str]:
-    """What the averages are made of, since a part whose network was not given is left out."""
-    parts = list(dict.fromkeys(case.part for cell in cells for case in cell.cases if case.part))
-    return [f"Averages here are over: {'; '.join(parts)}."] if parts else []
+    They share the client's images, so that they are no units of their own.
+    """
+    values: dict[int, list[float]] = {}
+    for case in cell.cases:
+        if is_done(case, records) and measure in (known := measures_of(records[case.key])):
+            values.setdefault(case.client, []).append(known[measure])
+    return [statistics.fmean(own) for own in values.values()]
 
 
 def correlation(cell: Cell, records: Mapping[str, Record]) -> float | None:
@@ -148,8 +112,7 @@ def _line(of: Table, cell: Cell, title: str, records: Mapping[str, Record]) -> L
     found = [records[case.key] for case in cell.cases if case.key in records]
     done = [record for record in found if record.status == "done"]
     printed = cell.row.values.get(cell.method, {})
-    known = [measures_of(record) for record in done]
-    values = {name: [m[name] for m in known if name in m] for name in of.measures}
+    values = {name: by_client(cell, records, name) for name in of.measures}
     if "pearson" in of.measures and (coefficient := correlation(cell, records)) is not None:
         values["pearson"] = [coefficient]
     peaks = [record.peak_mib for record in done if record.peak_mib is not None]

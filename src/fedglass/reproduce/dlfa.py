@@ -28,6 +28,7 @@ from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Release
 from fedglass.metrics.recovered import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.models.init import LeCunTruncatedNormal
+from fedglass.recipes.dlfa_settings import PRIOR_WEIGHTS
 from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
 from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.count_labels import CountLabels
@@ -70,13 +71,8 @@ COUNTS: Mapping[str, Labels] = {
     "after": CountsAfter(),
 }
 SUMMARIES: Mapping[str, Summary] = {"mean": Mean(), "max": Max(), "conv + mean": ConvMean(), "conv + max": ConvMax()}
-WEIGHTS = {
-    ("femnist", "l1"): {"max": 77.298, "conv + max": 81.365, "mean": 250.846, "conv + mean": 263.623},
-    ("femnist", "l2"): {"max": 92.378, "conv + max": 97.776, "mean": 1000.0, "conv + mean": 1054.413},
-    ("cifar100", "l1"): {"max": 4.848, "conv + max": 5.0, "mean": 15.708, "conv + mean": 16.206},
-    ("cifar100", "l2"): {"max": 5.814, "conv + max": 6.075, "mean": 62.675, "conv + mean": 65.573},
-}
-"""Of the priors of Table 4, as released."""
+WEIGHTS = {key: {name.replace("_", " + "): w for name, w in row.items()} for key, row in PRIOR_WEIGHTS.items()}
+"""Of the priors of Table 4, under the names of its rows."""
 
 
 def _attack(method: str, request: Request, labels: Labels, data: str) -> Attack:

@@ -10,6 +10,8 @@ import torch
 
 from fedglass.attack.attack import Stage
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.images.generator import GeneratorWeights
+from fedglass.attack.solvers.lookahead_adam import LookaheadAdam
 from fedglass.audit.machine import one_thread
 from fedglass.core.types import BatchNorm
 from fedglass.fl.local import MeanGradient, Step
@@ -26,6 +28,8 @@ SECOND_ORDER = 3.0
 """Cost of a gradient that is differentiated again, in plain gradients; both measured on the networks of the papers."""
 SIMULATION = 4.0
 """Cost of simulating a training and walking back, in plain trainings."""
+GENERATED = 2.0
+"""Cost of an iteration whose images come from a generator, in iterations on pixels."""
 TIMED = 3
 
 
@@ -55,7 +59,13 @@ def _stage_seconds(stage: Stage, experiment: Experiment, local: float) -> float:
         iteration = SIMULATION * training.epochs * full
     else:
         iteration = SECOND_ORDER * full
-    return float(getattr(stage.solver, "iterations", 1)) * iteration
+    return float(getattr(stage.solver, "iterations", 1)) * _evaluations(stage) * iteration
+
+
+def _evaluations(stage: Stage) -> float:
+    """What one iteration costs, in evaluations of the energy at given pixels."""
+    looked_at = 2.0 if isinstance(stage.solver, LookaheadAdam) else 1.0
+    return looked_at * (GENERATED if isinstance(stage.images, GeneratorWeights) else 1.0)
 
 
 def training_seconds(case: Case) -> float:

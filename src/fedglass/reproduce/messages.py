@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from fedglass.core.errors import DataError, ModelError
 from fedglass.core.params import buffers_of, subtract, weights_of
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Observation
@@ -48,7 +49,7 @@ def observe(
     setup = experiment.setup
     model = network_of(setup, seed)
     if weights is not None:
-        load_weights(model, weights)
+        _resume(model, weights)
     federation = _federation(setup, model, clients, seed)
     transcript = federation.run() if setup.shuffled else _unshuffled(federation)
     view = ServerView() if setup.clients == 1 else AggregateView()
@@ -85,7 +86,7 @@ def warmed_up(
     if warm_up is None:
         return model
     if since is not None:
-        load_weights(model, since.weights)
+        _resume(model, since.weights)
     clients = _crowd(warm_up, population)
     share = min(1.0, warm_up.called / len(clients))
     plan = replace(setup, training=warm_up.training)
@@ -100,7 +101,7 @@ def warmed_up(
 def accuracy(setup: Setup, population: Population, seed: int, weights: str) -> float:
     """Share of the data that a trained network classifies rightly: how far its training has come."""
     model = network_of(setup, seed)
-    load_weights(model, weights)
+    _resume(model, weights)
     data = population.dataset(own_labels=True)
     rows = torch.randperm(len(data), generator=stream(seed, "accuracy"))[:JUDGED]
     with torch.no_grad():
@@ -108,8 +109,21 @@ def accuracy(setup: Setup, population: Population, seed: int, weights: str) -> f
     return float((logits.argmax(1) == data.labels[rows]).double().mean())
 
 
+def _resume(model: nn.Module, path: str) -> None:
+    """Load what an earlier run has trained: nobody else wrote that file, so that it can be made again."""
+    try:
+        load_weights(model, path)
+    except (DataError, ModelError) as error:
+        raise DataError(
+            f"The trained network {path!r} is damaged and can not be used: delete the file, and the network is trained "
+            "again."
+        ) from error
+
+
 def _crowd(warm_up: WarmUp, population: Population) -> list[Client]:
-    count = min(population.writers() or MOST_WRITERS, MOST_WRITERS)
+    found = population.writers(warm_up.examples)
+    population.check(1, warm_up.examples)
+    count = MOST_WRITERS if found is None else min(found, MOST_WRITERS)
     members = (population.client(i, warm_up.examples, own_labels=True) for i in range(count))
     return [Client(name, images, labels) for name, images, labels in members]
 

@@ -16,9 +16,10 @@ from fedglass.report.page import render, write_page
 from fedglass.report.pictures import Album, Inlined
 from fedglass.reproduce.against import against
 from fedglass.reproduce.cases import Case, Cell, known_methods
-from fedglass.reproduce.compare import Line, lines, measures_of, remarks, shown, spread_in_words
+from fedglass.reproduce.compare import Line, by_client, lines, measures_of, shown, spread_in_words
 from fedglass.reproduce.curves import Chart, charts
 from fedglass.reproduce.estimate import duration
+from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.tables import Figure, Table
 
 
@@ -55,7 +56,7 @@ def write_recreation(
         data=data_in_words(cells),
         stand_in=any(case.population.stand_in for cell in cells for case in cell.cases),
         progress=f"{sum(line.done for line in found)} of {sum(line.planned for line in found)} runs are done.",
-        spread=spread_in_words(of),
+        spread=spread_in_words(of, cells),
         clients=of.clients,
         table=_table(of, found),
         notes=remarks(of, cells, records),
@@ -75,7 +76,7 @@ def data_in_words(cells: Sequence[Cell]) -> list[str]:
 
 
 def _table(of: Table, found: Sequence[Line]) -> PageTable:
-    columns = ["setting", "method", *(measure.title for measure in of.measures.values()), "clients", "time", "memory"]
+    columns = ["setting", "method", *(measure.title for measure in of.measures.values()), "runs", "time", "memory"]
     return PageTable(columns, [_cells(of, line) for line in found])
 
 
@@ -173,9 +174,7 @@ def _against_examples(of: Table, cells: Sequence[Cell], records: Mapping[str, Re
         return None
     series: dict[str, list[tuple[float, float]]] = {}
     for cell in cells:
-        found = [measures_of(records[case.key]) for case in cell.cases if case.key in records]
-        values = [m["psnr"] for m in found if "psnr" in m]
-        if values:
+        if values := by_client(cell, records, "psnr"):
             point = (float(cell.row.setting["examples"]), sum(values) / len(values))
             series.setdefault(known_methods(of)[cell.method], []).append(point)
     return trade_off("PSNR against the number of examples", series, "N", "dB") if series else None

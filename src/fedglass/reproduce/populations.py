@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedglass.audit.digest import digest, of_tensor
-from fedglass.core.errors import DataError
+from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.catalogue import load
@@ -101,20 +102,30 @@ class Population:
 
     def _drawn(self, index: int, examples: int | None, own_labels: bool) -> tuple[str, Tensor, Tensor]:
         data = self.dataset(own_labels)
-        name, rows = self._rows(data, index)
+        self.check(index + 1, examples)
+        name, rows = self._rows(data, index, examples)
         chosen = rows[torch.randperm(len(rows), generator=stream(self.seed, "client", index))]
         count = len(rows) if examples is None else examples
-        if count > len(rows):
-            raise DataError(
-                f"{data.name}: client {index} needs {count} images, but {name} has {len(rows)}: choose rows with "
-                "fewer examples or bring more data with --data."
-            )
         return f"{name} (client {index})", data.images[chosen[:count]], data.labels[chosen[:count]]
 
-    def writers(self) -> int | None:
-        """How many there are, where the data say."""
-        found = self.dataset().writers
-        return None if found is None else len(set(found.tolist()))
+    def check(self, clients: int, examples: int | None, together: int = 1) -> None:
+        """Refuse what the data do not suffice for: `together` clients are behind each message.
+
+        Every client is another writer: one that is met twice is no new observation.
+        """
+        data, found = self.dataset(), self.writers(examples)
+        if found is None and len(data) < (examples or 1):
+            raise DataError(
+                f"{data.name}: a client needs {examples} images, but there are {len(data)}: choose rows with fewer "
+                "examples or bring more data with --data."
+            )
+        if found is not None and found < clients:
+            raise DataError(_too_few_writers(data.name, found, self.writers() or 0, clients, examples, together))
+
+    def writers(self, examples: int | None = None) -> int | None:
+        """How many there are with at least so many images, where the data say who made them."""
+        data = self.dataset()
+        return None if data.writers is None else len(_with_enough(data.writers, examples))
 
     def words(self, own_labels: bool = False) -> str:
         """What the images are, for every table that shows a number from them."""
@@ -133,13 +144,31 @@ class Population:
         writers = "" if data.writers is None else of_tensor(data.writers)
         return digest(self.kind, str(self.stand_in), of_tensor(data.images), of_tensor(data.labels), writers)
 
-    def _rows(self, data: Dataset, index: int) -> tuple[str, Tensor]:
+    def _rows(self, data: Dataset, index: int, examples: int | None) -> tuple[str, Tensor]:
         if data.writers is None:
             return "random images", torch.arange(len(data))
-        writers = sorted(set(data.writers.tolist()))
-        # More clients than writers: go round again, each time with another shuffle.
-        writer = writers[index % len(writers)]
+        writer = _with_enough(data.writers, examples)[index]
         return f"writer {writer}", (data.writers == writer).nonzero()[:, 0]
+
+
+def _with_enough(writers: Tensor, examples: int | None) -> list[int]:
+    """The writers of at least so many images, in order; those of fewer are passed over.
+
+    >>> _with_enough(torch.tensor([7, 2, 2, 7, 5]), 2)
+    [2, 7]
+    """
+    counts = Counter(writers.tolist())
+    return sorted(writer for writer, count in counts.items() if count >= (examples or 0))
+
+
+def _too_few_writers(name: str, found: int, whole: int, clients: int, examples: int | None, together: int) -> str:
+    enough = "" if found == whole else f", of whom {found} have {examples} images or more"
+    each = "" if together == 1 else f" ({together} behind each message)"
+    fewer = f"ask for at most --clients {found // together}" if found >= together else "choose rows with fewer examples"
+    return (
+        f"{name}: every client is another writer, and {clients} are needed{each}, but there are {whole}{enough}: "
+        f"{fewer}, or bring more data with --data."
+    )
 
 
 @functools.cache
@@ -150,8 +179,30 @@ def _client(population: Population, index: int, examples: int | None, own_labels
 
 def populations(kinds: Sequence[str], data: Sequence[str], stand_ins: Path | None, seed: int) -> dict[str, Population]:
     """One population for each kind: the user's data of that shape, or its stand-in."""
-    given = dict(_given(source, kinds) for source in data)
+    given: dict[str, str] = {}
+    for source in data:
+        kind, place = _given(source, kinds)
+        if kind not in kinds:
+            raise UsageError(
+                f"--data {source}: these are {KINDS[kind].title}'s, but the rows chosen need {_in_words(kinds)}: leave "
+                "it out, or choose rows that use it."
+            )
+        if kind in given:
+            raise UsageError(
+                f"--data {given[kind]} and --data {source} are both taken for {KINDS[kind].title}: give one of them, "
+                "or say with a name in front what each is, as in cifar100=PATH."
+            )
+        given[kind] = place
     return {kind: _population(kind, given.get(kind), stand_ins, seed) for kind in kinds}
+
+
+def _in_words(kinds: Sequence[str]) -> str:
+    """The data sets and their shapes.
+
+    >>> _in_words(["femnist", "cifar10"])
+    "FEMNIST's (1, 28, 28) or CIFAR-10's (3, 32, 32)"
+    """
+    return " or ".join(f"{KINDS[kind].title}'s {KINDS[kind].shape}" for kind in kinds)
 
 
 def _population(kind: str, source: str | None, stand_ins: Path | None, seed: int) -> Population:
@@ -179,8 +230,8 @@ def _kind_of(source: str, asked: Sequence[str]) -> str:
     fitting = [name for name, kind in KINDS.items() if kind.shape == data.shape]
     if not fitting:
         raise DataError(
-            f"--data {source}: its images have shape {data.shape}; expected FEMNIST's (1, 28, 28) or CIFAR-100's "
-            "(3, 32, 32). Photographs are brought to size where their data set is named, as in celeba=folder:PATH."
+            f"--data {source}: its images have shape {data.shape}; expected {_in_words(asked)}. Photographs are "
+            "brought to size where their data set is named, as in celeba=folder:PATH."
         )
     # Of CIFAR-10 and CIFAR-100 the one that is asked for, or the smaller one that has all the classes.
     wanted = [name for name in fitting if name in asked] or fitting

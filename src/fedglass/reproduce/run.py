@@ -11,6 +11,7 @@ from typing import Protocol
 from safetensors.torch import save
 
 from fedglass.audit.evidence import write_bytes
+from fedglass.audit.lock import alone
 from fedglass.audit.machine import one_thread
 from fedglass.audit.records import RECORDS, Record, RecordFile
 from fedglass.audit.workers import Lost, Pool
@@ -47,10 +48,17 @@ def unfinished(cells: Sequence[Cell], directory: Path) -> list[Case]:
 
 
 def run(cells: Sequence[Cell], directory: Path, workers: int, progress: Progress) -> dict[str, Record]:
-    """Run the unfinished cases; the records of all of them by key. Failed ones are tried again."""
+    """Run the unfinished cases; the records of all of them by key. Failed ones are tried again.
+
+    One command at a time in a directory: two would run the same cases and train the same networks twice.
+    """
     if workers < 1:
         raise UsageError(f"workers must be at least 1, got {workers}.")
-    _make(directory)
+    with alone(directory):
+        return _run(cells, directory, workers, progress)
+
+
+def _run(cells: Sequence[Cell], directory: Path, workers: int, progress: Progress) -> dict[str, Record]:
     file = RecordFile(directory / RECORDS)
     todo = unfinished(cells, directory)
     keys = {case.key for cell in cells for case in cell.cases}
@@ -132,12 +140,3 @@ def _weights(case: Case, directory: Path, progress: Progress) -> str | None:
             model = warmed_up(setup, case.population, case.seed, trained, since)
         write_bytes(path, save(model.state_dict()))
     return str(path)
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"Cannot write to the output directory {directory}: {error.strerror}; choose another one with -o."
-        ) from error

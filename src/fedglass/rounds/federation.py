@@ -95,7 +95,7 @@ class Federation:
         buffers: Params = buffers_of(self.model)
         past: list[Round] = []
         for index in range(rounds):
-            messages = tuple(respond(client, self._call(before, buffers, index)) for client in self._called(index))
+            messages = tuple(respond(client, self._call(before, buffers, index)) for client in self.called(index))
             past.append(Round(before, buffers, messages, self._aggregate(messages, index)))
             before, buffers = past[-1].after, _mean_buffers(messages)
             if progress is not None:
@@ -105,7 +105,8 @@ class Federation:
     def _call(self, before: Params, buffers: Params, index: int) -> Call:
         return Call(self.model, before, buffers, self.training, self.whitening, self.seed, index)
 
-    def _called(self, index: int) -> list[Client]:
+    def called(self, index: int) -> list[Client]:
+        """The clients that take part in that round, counted from 0."""
         count = max(1, round(self.participation * len(self.clients)))
         if count == len(self.clients):
             return list(self.clients)

@@ -9,7 +9,7 @@ import torch
 
 from fedglass.core.errors import UsageError
 from fedglass.core.params import Params
-from fedglass.core.types import Knowledge, Observation
+from fedglass.core.types import Knowledge, Observation, Training
 from fedglass.rounds.client import Message
 from fedglass.rounds.federation import Federation, Round, Transcript
 from fedglass.rounds.truth import Truth
@@ -92,7 +92,7 @@ def _split(
     images = torch.cat([m.client.images for m in messages])
     labels = torch.cat([m.client.labels for m in messages])
     channels, height, width = images.shape[1:]
-    steps = federation.training.steps(len(messages[0].client.labels)) if knows.training or knows.steps else None
+    steps = _steps(federation.training, messages) if knows.training or knows.steps else None
     knowledge = Knowledge(
         shape=(channels, height, width),
         classes=federation.classes,
@@ -107,3 +107,9 @@ def _split(
     )
     seen = Observation(federation.model, past.before, past.buffers, update, knowledge)
     return seen, Truth(images, labels, tuple(m.client.name for m in messages))
+
+
+def _steps(training: Training, messages: tuple[Message, ...]) -> int:
+    """T; for clients of unequal size the nearest whole to their mean, in which each weighs as in the aggregate."""
+    sizes = [len(m.client.labels) for m in messages]
+    return round(sum(n * training.steps(n) for n in sizes) / sum(sizes))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels
+from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.parts import Images
 from fedglass.core.errors import UsageError
@@ -66,3 +66,19 @@ def test_the_type_of_the_message_is_kept(toy: Any, images: Images, rows: int) ->
 def test_separate_epochs_need_to_know_how_many(toy: Any) -> None:
     with pytest.raises(UsageError, match="knows_training"):
         EpochPixels().bind(toy.observation(FEDAVG, Knows(training=False)), stream(0, "i"), None)
+
+
+def test_told_batches_take_the_earlier_images_to_where_their_labels_are(toy: Any) -> None:
+    """The k-th image of a class in the first epoch is the k-th of it in every other."""
+    seen = toy.observation(FEDAVG, Knows(batch_labels=True), examples=6)
+    batches = ((0, 4), (1, 4), (2, 0), (4, 0), (0, 1), (4, 2), (1, 2), (0, 0), (4, 4))
+    seen = replace(seen, knows=replace(seen.knows, batch_labels=batches))
+    earlier = toy.images(6, "earlier")[None]
+    (unknown,) = OrderedEpochPixels().bind(seen, stream(0, "i"), earlier).unknowns
+    (plain,) = BoundedEpochPixels().bind(seen, stream(0, "i"), earlier).unknowns
+    orders = [[0, 1, 2, 3, 4, 5], [1, 0, 5, 2, 3, 4], [2, 4, 0, 5, 1, 3]]
+    assert torch.equal(unknown.start, torch.stack([plain.start[0][order] for order in orders]))
+    assert torch.equal(
+        OrderedEpochPixels().bind(seen, stream(0, "i"), None).unknowns[0].start,
+        BoundedEpochPixels().bind(seen, stream(0, "i"), None).unknowns[0].start,
+    )

@@ -239,3 +239,28 @@ def test_the_catalogue_makes_every_part() -> None:
     assert all(("ORACLE" in entry.summary) == name.startswith("oracle") for name, entry in LABELS.items())
     with pytest.raises(UsageError, match="did you mean 'sign_rule'"):
         labels_part("signrule")
+
+
+@pytest.mark.parametrize("label", [-1, 5])
+def test_told_labels_of_batches_must_be_classes(toy: Any, label: int) -> None:
+    seen = toy.observation(Training(0.1, batch_size=2), Knows(batch_labels=True))
+    assert labels_of(OracleBatchLabels(), seen).shape == (1, 4)
+    wrong_one = replace(seen, knows=replace(seen.knows, batch_labels=((0, 1), (2, label))))
+    with pytest.raises(UsageError, match=r"told labels from -?\d to \d, expected 0 to 4"):
+        labels_of(OracleBatchLabels(), wrong_one)
+
+
+@pytest.mark.parametrize("part", [*COUNTS, BiasCounts()], ids=repr)
+def test_a_check_refuses_what_binding_refuses_without_its_work(
+    toy: Any, part: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counts, "DUMMIES", None)
+    monkeypatch.setattr(bias_counts, "head_statistics", None)
+    part.check(toy.observation(FEDAVG))
+    for knows in (Knows(training=False), Knows(training=False, labels=True)):
+        seen = toy.observation(FEDAVG, knows)
+        with pytest.raises(UsageError) as said:
+            part.check(seen)
+        with pytest.raises(UsageError) as bound:
+            labels_of(part, seen)
+        assert str(said.value) == str(bound.value)

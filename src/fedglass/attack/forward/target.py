@@ -30,7 +30,8 @@ def known_training(observation: Observation) -> Training:
     if training is None:
         raise UsageError(
             "Simulating the client needs its learning rate, epochs and batch size, which the adversary does not "
-            "know: set adversary.knows_training = true, or attack with sme or inverting_gradients."
+            "know: set adversary.knows_training = true (for a recording, give recording.training), or attack with "
+            "inverting_gradients, or with sme where adversary.knows_steps = true."
         )
     return training
 

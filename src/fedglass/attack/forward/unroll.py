@@ -63,7 +63,7 @@ def examples_per_client(observation: Observation) -> int:
     if knows.examples % knows.clients:
         raise UsageError(
             f"The aggregate of {knows.clients} clients holds {knows.examples} examples, expected a multiple: "
-            "simulating an aggregate needs clients of equal size."
+            "simulating an aggregate needs equal numbers of examples per client; sme and inverting_gradients do not."
         )
     return knows.examples // knows.clients
 
@@ -73,17 +73,13 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
     network = network_of(observation)
     each, clients = examples_per_client(observation), observation.knows.clients
     batches = list(schedule(training, each, None))
-    trajectory = Trajectory(network, leaves(observation, network), batches, training.lr)
-    memo: list[Trajectory] = []
-
-    def fitted(candidate: Candidate) -> Trajectory:
-        if not memo:
-            memory = fit(trajectory, candidate.images, candidate.labels, budget_mib / clients)
-            memo.append(replace(trajectory, memory=memory))
-        return memo[0]
+    weights = leaves(observation, network)
+    trajectory = Trajectory(network, weights, batches, training.lr)
+    # Of any images of that size: a budget that is too small is refused before the search starts.
+    blank, classes = weights[0].new_zeros(1, each, *observation.knows.shape), weights[0].new_zeros(each).long()
+    run = replace(trajectory, memory=fit(trajectory, blank, classes, budget_mib / clients))
 
     def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-        run = fitted(candidate)
         images = torch.split(candidate.images, each, dim=1)
         labels = torch.split(candidate.labels, each, dim=int(per_epoch(candidate.labels)))
         sums = [run.gradient_sum(in_each_order(x, y), y) for x, y in zip(images, labels, strict=True)]

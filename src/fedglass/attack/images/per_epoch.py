@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import known_training
+from fedglass.attack.forward.unroll import in_each_order
 from fedglass.attack.images.pixels import whitened_bounds, whitened_noise
+from fedglass.attack.labels.given import told_in_batches
 from fedglass.attack.parts import Bound
 from fedglass.core.types import Observation, Unknown
 
@@ -33,6 +35,18 @@ class BoundedEpochPixels:
         low, high = whitened_bounds(observation)
         first = _first(observation, generator, start).clamp(low, high)
         return Bound((Unknown(first, low, high),), lambda tensors: tensors[0])
+
+
+@dataclass(frozen=True)
+class OrderedEpochPixels:
+    """As `BoundedEpochPixels`, for labels that are told batch by batch, in an order of their own for each epoch.
+
+    The previous stage's images are in the order of the first epoch: in the others an image goes where its label is.
+    """
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        ordered = None if start is None else in_each_order(start, told_in_batches(observation))
+        return BoundedEpochPixels().bind(observation, generator, ordered)
 
 
 def _first(observation: Observation, generator: torch.Generator, start: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import head_of, learning_rate, local_steps, network_of
-from fedglass.attack.labels.counts import head_statistics
+from fedglass.attack.labels.counts import REMEDY, head_statistics
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
@@ -26,10 +26,14 @@ class BiasCounts:
     a guessed impact of one example instead, and miscounts where the network answers evenly: it is not followed.
     """
 
+    def check(self, observation: Observation) -> None:
+        """Raise what `bind` would raise for want of a fact, without its work."""
+        mean_bias_gradient(observation)
+
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
-        n = observation.knows.examples
+        n, gradient = observation.knows.examples, mean_bias_gradient(observation)
         probability, _ = head_statistics(observation, generator, 0.0)
-        whole = round_to_sum(n * (probability - mean_bias_gradient(observation)), n)
+        whole = round_to_sum(n * (probability - gradient), n)
         labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
         # In random order: which batch a label belongs to is not known.
         return known(labels[torch.randperm(n, generator=generator)].to(probability.device))
@@ -47,6 +51,6 @@ def mean_bias_gradient(observation: Observation) -> Tensor:
     if lr is None or steps is None:
         raise UsageError(
             "Label counts need the learning rate and the number of local steps, which the adversary does not know: "
-            "set adversary.knows_training or adversary.knows_steps = true."
+            f"{REMEDY}"
         )
     return observation.update[bias] / -(lr * steps)

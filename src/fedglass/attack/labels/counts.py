@@ -24,10 +24,23 @@ DUMMIES = 3000
 """How many random images stand in for the client's, as in DLFA's release."""
 CHUNK = 500
 """How many of them are in memory at once."""
+REMEDY = (
+    "set adversary.knows_training or adversary.knows_steps = true (for a recording, give recording.training), or "
+    'choose labels that need neither, such as labels = "minimum_rule".'
+)
+
+
+class Counts:
+    """What all counts have in common."""
+
+    def check(self, observation: Observation) -> None:
+        """Raise what `bind` would raise for want of a fact, without its work."""
+        known_steps(observation)
+        accumulated_head_gradient(observation)
 
 
 @dataclass(frozen=True)
-class CountsBefore:
+class CountsBefore(Counts):
     """Counts with p and O at the weights before training [Geng et al., 2021]: exact in the mean for FedSGD."""
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
@@ -35,7 +48,7 @@ class CountsBefore:
 
 
 @dataclass(frozen=True)
-class CountsAfter:
+class CountsAfter(Counts):
     """Counts with p and O at the weights after training; DLFA's release takes the point (T - 1) / T of the way."""
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
@@ -43,7 +56,7 @@ class CountsAfter:
 
 
 @dataclass(frozen=True)
-class InterpolatedCounts:
+class InterpolatedCounts(Counts):
     """Counts with p and O moved linearly from the weights before to those after [Dimitrov et al., 2022, Sec. 4.5].
 
     N_k = mean_i (N p_i - N dW_k / (T O_i)) with coefficient i / T, i = 0..T-1, from the server's to the client's
@@ -55,17 +68,20 @@ class InterpolatedCounts:
 
 
 def _bind(observation: Observation, generator: torch.Generator, shares: Callable[[int], list[float]]) -> Bound:
-    n, steps = observation.knows.examples, local_steps(observation)
-    if steps is None:
-        raise UsageError(
-            "Label counts need the number of local steps, which the adversary does not know: set "
-            "adversary.knows_training or adversary.knows_steps = true."
-        )
+    n, steps = observation.knows.examples, known_steps(observation)
     counts = raw_counts(observation, generator, shares(steps), steps)
     whole = round_to_sum(counts, n)
     labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
     # In random order: which batch a label belongs to is not known.
     return known(labels[torch.randperm(n, generator=generator)].to(counts.device))
+
+
+def known_steps(observation: Observation) -> int:
+    """T, or what to do where it is not known."""
+    steps = local_steps(observation)
+    if steps is None:
+        raise UsageError(f"Label counts need the number of local steps, which the adversary does not know: {REMEDY}")
+    return steps
 
 
 def raw_counts(observation: Observation, generator: torch.Generator, shares: Sequence[float], steps: int) -> Tensor:
@@ -88,10 +104,7 @@ def accumulated_head_gradient(observation: Observation) -> Tensor:
     """The sum over local steps of the last layer's gradient, (before - after) / lr.  # (classes, features)"""
     lr = learning_rate(observation)
     if lr is None:
-        raise UsageError(
-            "Label counts need the client's learning rate, which the adversary does not know: set "
-            "adversary.knows_training or adversary.knows_steps = true."
-        )
+        raise UsageError(f"Label counts need the client's learning rate, which the adversary does not know: {REMEDY}")
     return observation.update[head_weight(observation)] / -lr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fedglass.attack.images.pixels import device_of
 from fedglass.attack.labels.known import known
@@ -30,11 +31,7 @@ class OracleLabels:
                 f"The adversary is told labels of shape {tuple(told.shape)} for {knows.examples} examples: give one "
                 "for each."
             )
-        if int(told.min()) < 0 or int(told.max()) >= knows.classes:
-            raise UsageError(
-                f"The adversary is told labels from {int(told.min())} to {int(told.max())}, expected 0 to "
-                f"{knows.classes - 1}: correct them or the number of classes."
-            )
+        _check_classes(told, observation)
         each = torch.split(told, knows.examples // knows.clients)  # the clients' labels are told apart
         return known(torch.cat([labels[torch.randperm(len(labels), generator=generator)] for labels in each]))
 
@@ -44,16 +41,31 @@ class OracleBatchLabels:
     """The true labels of each local batch [Dimitrov et al., 2022, App. C.3].  # (epochs, n)"""
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
-        batches, training = observation.knows.batch_labels, observation.knows.training
-        if batches is None or training is None:
-            raise UsageError(
-                "OracleBatchLabels needs the true labels of each batch and the training: set "
-                "adversary.knows_batch_labels and adversary.knows_training = true."
-            )
-        flat = torch.tensor([label for batch in batches for label in batch], device=device_of(observation))
-        if len(flat) != training.epochs * observation.knows.examples:
-            raise UsageError(
-                f"The adversary is told the labels of {len(flat)} examples in all batches, expected "
-                f"{training.epochs} epochs of {observation.knows.examples}: give those of every batch."
-            )
-        return known(flat.view(training.epochs, observation.knows.examples))
+        return known(told_in_batches(observation))
+
+
+def told_in_batches(observation: Observation) -> Tensor:
+    """The true labels in the order in which each epoch took them.  # (epochs, n)"""
+    batches, training = observation.knows.batch_labels, observation.knows.training
+    if batches is None or training is None:
+        raise UsageError(
+            "OracleBatchLabels needs the true labels of each batch and the training: set "
+            "adversary.knows_batch_labels and adversary.knows_training = true. Of an aggregate they can not be told."
+        )
+    flat = torch.tensor([label for batch in batches for label in batch], device=device_of(observation))
+    if len(flat) != training.epochs * observation.knows.examples:
+        raise UsageError(
+            f"The adversary is told the labels of {len(flat)} examples in all batches, expected "
+            f"{training.epochs} epochs of {observation.knows.examples}: give those of every batch."
+        )
+    _check_classes(flat, observation)
+    return flat.view(training.epochs, observation.knows.examples)
+
+
+def _check_classes(told: Tensor, observation: Observation) -> None:
+    classes = observation.knows.classes
+    if int(told.min()) < 0 or int(told.max()) >= classes:
+        raise UsageError(
+            f"The adversary is told labels from {int(told.min())} to {int(told.max())}, expected 0 to "
+            f"{classes - 1}: correct them or the number of classes."
+        )

@@ -38,8 +38,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_iterations(self.iterations)
-        if not (math.isfinite(self.rate) and self.rate > 0):
-            raise UsageError(f"solver.rate must be a finite number above 0, got {self.rate!r}.")
+        if not (math.isfinite(self.rate) and self.rate >= 0):
+            raise UsageError(f"solver.rate must be a finite number of at least 0, got {self.rate!r}.")
 
 
 @dataclass(frozen=True)
