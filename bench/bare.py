@@ -4,77 +4,76 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.core.types import Observation
 
+Energy = Callable[[Tensor, Sequence[Tensor]], Tensor]
+"""Of the images and the flat gradients that they give."""
 
-def steps(observation: Observation) -> Iterator[torch.Tensor]:
-    """Inverting Gradients: cosine distance plus total variation, signed Adam at 0.1, projection onto the bounds.
 
-    Yields the images, whitened, after each iteration, without end.
-    """
-    knows = observation.knows
-    model = copy.deepcopy(observation.model).eval()
-    model.load_state_dict({**observation.before, **observation.buffers})
-    weights = list(model.parameters())
+def steps(observation: Observation) -> Iterator[Tensor]:
+    """Inverting Gradients: cosine distance plus total variation, signed Adam at 0.1, projection onto the bounds."""
     target = [-update.flatten() for update in observation.update.values()]
-    target_norm = math.sqrt(sum(float(t.dot(t)) for t in target))
-    low, high = knows.bounds()
-    labels = knows.labels
-    x = torch.randn(knows.examples, *knows.shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    mean, square = torch.zeros_like(x), torch.zeros_like(x)
-    k = 0
-    while True:
-        k += 1
-        loss = F.cross_entropy(model(x), labels)
-        gradient = [g.flatten() for g in torch.autograd.grad(loss, weights, create_graph=True)]
+    target_norm = _norm(target)
+
+    def energy(x: Tensor, gradient: Sequence[Tensor]) -> Tensor:
         product = sum(g.dot(t) for g, t in zip(gradient, target, strict=True))
         norm = sum(g.dot(g) for g in gradient).sqrt()
         variation = (x[..., 1:] - x[..., :-1]).abs().mean() + (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
-        energy = 1 - product / (norm * target_norm) + 0.01 * variation
-        (g,) = torch.autograd.grad(energy, [x])
-        with torch.no_grad():
-            g = g.sign()
-            mean.lerp_(g, 0.1)
-            square.mul_(0.999).addcmul_(g, g, value=0.001)
-            scale = (square.sqrt() / math.sqrt(1 - 0.999**k)).add_(1e-8)
-            x.addcdiv_(mean, scale, value=-0.1 / (1 - 0.9**k)).clamp_(low, high)
-        del loss, gradient, product, norm, variation, energy  # as a loop's next turn would: no graph is kept
-        yield x.detach()
+        return 1 - product / (norm * target_norm) + 0.01 * variation
+
+    return _descend(observation, energy, torch.sign)
 
 
-def fine_steps(observation: Observation) -> Iterator[torch.Tensor]:
+def fine_steps(observation: Observation) -> Iterator[Tensor]:
     """The second stage of coarse-to-fine: cosine, the size of each entry, squared total variation; Adam at 0.1."""
-    knows = observation.knows
-    model = copy.deepcopy(observation.model).eval()
-    model.load_state_dict({**observation.before, **observation.buffers})
-    weights = list(model.parameters())
-    target = [-update.flatten() / 0.1 for update in observation.update.values()]
+    training = observation.knows.training
+    assert training is not None, "the federations that are measured tell it"
+    target = [-update.flatten() / training.lr for update in observation.update.values()]
     shares = [1 / ((1 + t.abs()) * len(target)) for t in target]
-    target_norm = math.sqrt(sum(float(t.dot(t)) for t in target))
-    low, high = knows.bounds()
-    labels = knows.labels
-    x = torch.randn(knows.examples, *knows.shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    mean, square = torch.zeros_like(x), torch.zeros_like(x)
-    k = 0
-    while True:
-        k += 1
-        loss = F.cross_entropy(model(x), labels)
-        gradient = [g.flatten() for g in torch.autograd.grad(loss, weights, create_graph=True)]
+    target_norm = _norm(target)
+
+    def energy(x: Tensor, gradient: Sequence[Tensor]) -> Tensor:
         product = sum(g.dot(t) for g, t in zip(gradient, target, strict=True))
         norm = sum(g.dot(g) for g in gradient).sqrt()
         size = sum((g - t).abs().dot(w) for g, t, w in zip(gradient, target, shares, strict=True))
         across, down = x[..., :-1, 1:] - x[..., :-1, :-1], x[..., 1:, :-1] - x[..., :-1, :-1]
-        energy = 1 - product / (norm * target_norm) + size + 0.0002 * (across.square() + down.square()).square().mean()
-        (g,) = torch.autograd.grad(energy, [x])
+        variation = (across.square() + down.square()).square().mean()
+        return 1 - product / (norm * target_norm) + size + 0.0002 * variation
+
+    return _descend(observation, energy, lambda g: g)
+
+
+def _descend(observation: Observation, energy: Energy, fed: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    """Yields the images, whitened, after each iteration, without end."""
+    knows = observation.knows
+    model = copy.deepcopy(observation.model).eval()
+    model.load_state_dict({**observation.before, **observation.buffers})
+    weights = list(model.parameters())
+    low, high = knows.bounds()
+    x = torch.randn(knows.examples, *knows.shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    mean, square = torch.zeros_like(x), torch.zeros_like(x)
+    k = 0
+    while True:
+        k += 1
+        loss = F.cross_entropy(model(x), knows.labels)
+        gradient = [g.flatten() for g in torch.autograd.grad(loss, weights, create_graph=True)]
+        value = energy(x, gradient)
+        (g,) = torch.autograd.grad(value, [x])
         with torch.no_grad():
+            g = fed(g)
             mean.lerp_(g, 0.1)
             square.mul_(0.999).addcmul_(g, g, value=0.001)
             scale = (square.sqrt() / math.sqrt(1 - 0.999**k)).add_(1e-8)
             x.addcdiv_(mean, scale, value=-0.1 / (1 - 0.9**k)).clamp_(low, high)
-        del loss, gradient, product, norm, size, energy
+        del loss, gradient, value  # as a loop's next turn would: no graph is kept
         yield x.detach()
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(t.dot(t)) for t in tensors))
