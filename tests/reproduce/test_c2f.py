@@ -169,17 +169,17 @@ def test_figures_are_drawn_over_their_axis() -> None:
     records = {c.cases[0].key: done(c.cases[0].key, psnr=20.0 - i, ssim=0.5) for i, c in enumerate(cells_)}
     charts = against(of, cells_, records)
     assert [chart.title for chart in charts] == ["PSNR over pruning rate", "SSIM over pruning rate"]
-    assert all(name in charts[0].svg for name in ("Ours, Magnitude", "Ours, Soteria", "Ours, OUTPOST"))
-    assert charts[0].svg.count("<polyline") == 3, "no line of the undefended row's own"
-    assert charts[0].svg.count("<circle") == 15, "each of three lines has its four rates and starts without a defence"
+    assert all(name in charts[0].svg for name in ("CelebA-HQ, Magnitude", "CelebA-HQ, OUTPOST", "CIFAR-10, Magnitude"))
+    assert charts[0].svg.count("<polyline") == 4, "no line of the undefended rows' own"
+    assert charts[0].svg.count("<circle") == 20, "each line has its four rates and starts without a defence"
     alone = against(of, cells_[:1], records)[0].svg
-    assert "Ours, none" in alone
+    assert "Ours, CelebA-HQ, none" in alone
 
 
 @pytest.mark.parametrize(
     ("name", "words", "places"),
     [
-        ("c2f-figure14", "∞ is drawn at 6", [6.0, 5.0, 4.0, 3.0, 2.0]),
+        ("c2f-figure14", "∞ is drawn at 8", [8.0, 5.0, 4.0, 3.0, 2.0]),
         ("c2f-figure9", "max is drawn at 100", [0.0, 25.0, 50.0, 75.0, 100.0]),
     ],
 )
@@ -195,7 +195,7 @@ def test_clipping_alone_is_drawn_beside_the_budgets() -> None:
     records = {c.cases[0].key: done(c.cases[0].key, psnr=20.0 - i, ssim=0.5) for i, c in enumerate(cells_)}
     chart = against(of, cells_, records)[0]
     assert chart.svg.count("<circle") == len(of.rows)
-    assert "∞ is drawn at 6" in chart.svg
+    assert "∞ is drawn at 8" in chart.svg
 
 
 def test_defended_figures_run_the_better_attack_too() -> None:
@@ -300,7 +300,7 @@ def test_a_table_is_recreated_on_the_command_line(tmp_path: Path, monkeypatch: p
         (["c2f-figure9", "--weights", f"30={__file__}"], "Unknown network for --weights '30'"),
         (["c2f-table1", "--weights", f"transfer={__file__}"], "No row of c2f-table1 takes a trained network"),
         (["c2f-figure9", "--weights", f"25={__file__}"], "can not be read as safetensors"),
-        (["c2f-figure16", "--data", "cifar10=photos"], "these are CIFAR-10's, but the rows chosen need CelebA-HQ's"),
+        (["c2f-figure13", "--data", "cifar10=photos"], "these are CIFAR-10's, but the rows chosen need CelebA-HQ's"),
         (["dlfa-table1", "--restarts", "2"], "are for the tables of coarse-to-fine"),
         (["c2f-figure9", "--rows", "2"], "need trained networks: give them as --weights 25=FILE"),
     ],

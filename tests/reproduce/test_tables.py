@@ -40,9 +40,9 @@ ROWS = {
     "c2f-figure9": 5,
     "c2f-figure11": 12,
     "c2f-figure13": 17,
-    "c2f-figure14": 10,
+    "c2f-figure14": 15,
     "c2f-figure15": 4,
-    "c2f-figure16": 13,
+    "c2f-figure16": 18,
 }
 SPOTS = [
     ("dlfa-table1", 4, "prior", "recovered", Printed(65.5)),

@@ -45,9 +45,14 @@ def _series(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], mea
 
 def _lines(of: Table, cell: Cell, cells: Sequence[Cell]) -> list[str]:
     """The lines that a row is on: its own, or, without a defence, the starts of those of all defences."""
-    defended = [c for c in cells if c.method == cell.method and c.row.setting.get("defence") != UNDEFENDED]
+    defended = [c for c in cells if _alike(c, cell) and c.row.setting.get("defence") != UNDEFENDED]
     start = cell.row.setting.get("defence") == UNDEFENDED and defended
     return list(dict.fromkeys(_label(of, c) for c in (defended if start else [cell])))
+
+
+def _alike(one: Cell, other: Cell) -> bool:
+    """Whether two rows are of the same method and data."""
+    return one.method == other.method and one.row.setting["dataset"] == other.row.setting["dataset"]
 
 
 def _label(of: Table, cell: Cell) -> str:
