@@ -57,7 +57,7 @@ def _alike(one: Cell, other: Cell) -> bool:
 
 def _label(of: Table, cell: Cell) -> str:
     others = [f"{shown(cell.row.setting[field])}" for field in of.columns if field != of.against["x"]]
-    return ", ".join([known_methods(of)[cell.method], *others])
+    return ", ".join([*others, known_methods(of)[cell.method]])  # the end is cut off first
 
 
 def _title(of: Table) -> str:
