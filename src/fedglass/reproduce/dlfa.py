@@ -9,15 +9,6 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import Labels
-from fedglass.attack.terms.epoch_prior import (
-    AbsoluteEpochPrior,
-    ConvMax,
-    ConvMean,
-    Max,
-    Mean,
-    SquaredEpochPrior,
-    Summary,
-)
 from fedglass.core.types import Training
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
@@ -28,7 +19,6 @@ from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Release
 from fedglass.metrics.recovered import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.models.init import LeCunTruncatedNormal
-from fedglass.recipes.dlfa_settings import PRIOR_WEIGHTS
 from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
 from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.count_labels import CountLabels
@@ -70,9 +60,6 @@ COUNTS: Mapping[str, Labels] = {
     "before": CountsBefore(),
     "after": CountsAfter(),
 }
-SUMMARIES: Mapping[str, Summary] = {"mean": Mean(), "max": Max(), "conv + mean": ConvMean(), "conv + max": ConvMax()}
-WEIGHTS = {key: {name.replace("_", " + "): w for name, w in row.items()} for key, row in PRIOR_WEIGHTS.items()}
-"""Of the priors of Table 4, under the names of its rows."""
 
 
 def _attack(method: str, request: Request, labels: Labels, data: str) -> Attack:
@@ -100,12 +87,8 @@ def recovered_counts(row: Row, method: str, request: Request) -> Experiment:
 
 def priors(row: Row, method: str, request: Request) -> Experiment:
     """Table 4, whose columns are the data sets."""
-    summary, distance = row.setting["summary"], row.setting["distance"]
-    prior = {"l1": AbsoluteEpochPrior, "l2": SquaredEpochPrior}[distance](SUMMARIES[summary])
-    attack = request.attack("dlfa_no_prior", labels=OracleLabels(), setting=method)
-    stage = attack.stages[0]
-    objective = stage.objective + WEIGHTS[method, distance][summary] * prior
-    attack = replace(attack, stages=(replace(stage, objective=objective),))
+    chosen = {"summary": row.setting["summary"].replace(" + ", "_"), "distance": row.setting["distance"]}
+    attack = request.attack("dlfa_published", labels=OracleLabels(), setting=method, **chosen)
     return Experiment(_setup(row.setting, method), _images(attack, method), Knows(labels=True))
 
 
