@@ -82,7 +82,7 @@ def dlfa_printed(
 ) -> Attack:
     """`dlfa_published` with the cosine distance and the 200 iterations that the paper prints."""
     chosen = settings(setting)
-    objective = Cosine() + chosen.priors() + chosen.prior()
+    objective = Cosine() + chosen.priors() + epoch_prior(setting)
     solver = Adam(rate=chosen.rate, iterations=iterations, schedule=chosen.decay)
     return Attack(labels, (Stage(Unroll(budget_mib), EpochPixels(), objective, solver),))
 

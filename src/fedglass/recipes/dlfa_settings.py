@@ -37,9 +37,6 @@ class Setting:
     def priors(self) -> Term:
         return self.tv * CircularTotalVariation() + self.clip * ClipPenalty()
 
-    def prior(self) -> Term:
-        return self.inv * SquaredEpochPrior(self.summary)
-
 
 SETTINGS: Mapping[str, Setting] = {
     "femnist": Setting(0.001, 2.0, 1000.0, Mean(), 0.4, ExponentialDecay(0.995, 10), (1.0, 2.0)),
