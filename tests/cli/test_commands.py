@@ -129,6 +129,14 @@ def test_everything_can_be_listed(kind: str, fedglass: Run, monkeypatch: pytest.
     assert all(name in listed.output for name in names) or "No " in listed.output
 
 
+def test_without_a_kind_everything_is_listed(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    listed = fedglass("list")
+    assert listed.exit_code == 0
+    for kind in KINDS:
+        assert f"{kind.upper()}\n{fedglass('list', kind).output}" in listed.output
+
+
 def test_the_attacks_are_listed_with_their_papers(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     listed = fedglass("list", "attacks").output

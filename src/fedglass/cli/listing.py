@@ -100,15 +100,24 @@ KINDS: dict[str, Callable[[], Listing]] = {
 
 
 @click.command(name="list", short_help="List attacks, models, datasets and all else that a plan can name.")
-@click.argument("kind", type=click.Choice(list(KINDS)))
-def list_known(kind: str) -> None:
-    """List what a plan can name, with one line about each and where it comes from.
+@click.argument("kind", type=click.Choice(list(KINDS)), required=False)
+def list_known(kind: str | None) -> None:
+    """List what a plan can name, with one line about each and where it comes from; without KIND, everything.
 
     \b
     Examples:
       fedglass list attacks
       fedglass list models
     """
+    if kind:
+        _show(kind)
+        return
+    for number, each in enumerate(KINDS):
+        click.echo(("\n" if number else "") + each.upper())
+        _show(each)
+
+
+def _show(kind: str) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
