@@ -12,17 +12,25 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.kernel import GaussianKernel
+from fedglass.attack.terms.total_variation import TotalVariation
 
 MINIMUM_RULE = MinimumRule()
 
 
 def sapag(
-    labels: Labels = MINIMUM_RULE, width: float = 1.0, rate: float = 0.1, iterations: int = 1000, restarts: int = 1
+    labels: Labels = MINIMUM_RULE,
+    width: float = 1.0,
+    tv: float = 0.01,
+    rate: float = 0.1,
+    iterations: int = 1000,
+    restarts: int = 1,
 ) -> Attack:
     """The Gaussian kernel of each layer's difference as distance, with a bandwidth read off the message.
 
-    The authors' code is not public. Adam, its rate and the labels are those of the coarse-to-fine paper's other
-    baselines; the paper's own solver and layer weights could not be confirmed (see `GaussianKernel`).
+    The authors' code is not public. Adam, its rate, the labels and total variation, which the coarse-to-fine paper
+    adds to all attacks (Sec. 5.1), are those of that paper's other baselines; SAPAG's own solver and layer weights
+    could not be confirmed (see `GaussianKernel`).
     """
     solver = Adam(rate=rate, iterations=iterations, schedule=StepDecay(), keep=Lowest())
-    return Attack(labels, (Stage(OneGradient(), Pixels(), GaussianKernel(width), solver),), restarts=restarts)
+    objective = GaussianKernel(width) + tv * TotalVariation(share=1.0)
+    return Attack(labels, (Stage(OneGradient(), Pixels(), objective, solver),), restarts=restarts)
