@@ -57,6 +57,19 @@ def test_noise_counts_after_a_clip_alone(make_federation: Make) -> None:
         assert privacy_in_words(defended(make_federation(), release=release), rounds=2) == []
 
 
+def test_a_clip_after_the_noise_promises_no_more(make_federation: Make) -> None:
+    chain = Clip(norm=10.0), GaussianNoise(std=1.0)
+    for later in (Clip(norm=0.1), MagnitudePruning(share=0.5)):
+        said, more = (
+            privacy_in_words(defended(make_federation(), release=Chain(parts)), rounds=1)
+            for parts in (chain, (*chain, later))
+        )
+        assert said == more != []
+    again = Chain((*chain, Clip(norm=0.1), GaussianNoise(std=1.0)))
+    (promised, *_) = privacy_in_words(defended(make_federation(), release=again), rounds=1)
+    assert f"ε ≤ {gaussian_epsilon(Mechanism(10.0, 1.0, 1), DELTA):.3g}" in promised
+
+
 def test_accuracy_is_measured_with_and_without_the_defences(make_federation: Make) -> None:
     drawn = stream(0, "test examples")
     test = Examples(torch.rand(40, 1, 12, 12, generator=drawn), torch.randint(4, (40,), generator=drawn))

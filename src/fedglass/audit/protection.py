@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fedglass.core.types import Training
 from fedglass.defend.accounting import Budget, Mechanism, budgets, client_mechanism
@@ -49,16 +50,32 @@ def _of_examples(client: Client, training: Training, rounds: int) -> list[str]:
 
 def _of_updates(client: Client, rounds: int) -> list[str]:
     """Noise after a clip: a Gaussian mechanism for all that a client has."""
-    bound, spread = math.inf, 0.0
-    for part in _releases(client.release):
-        if isinstance(part, Clip):
-            bound = min(bound, part.norm)
-        elif isinstance(part, GaussianNoise) and bound < math.inf:
-            spread = math.hypot(spread, part.std)
-    if spread == 0:
+    multiplier = _noise_over_norm(_releases(client.release))
+    if multiplier == 0:
         return []
-    spent = budgets(Mechanism(spread / bound, 1.0, rounds), DELTA)
+    spent = budgets(Mechanism(multiplier, 1.0, rounds), DELTA)
     return [f"Whether a client takes part, over {_times(rounds)} of clipped and noised updates: {_all(spent)}."]
+
+
+def _noise_over_norm(parts: Sequence[Release]) -> float:
+    """The largest ratio of added noise to the norm that was in force when it was added.
+
+    What comes after noise changes nothing of what it hides: a later clip counts for later noise alone.
+
+    >>> _noise_over_norm([Clip(10.0), GaussianNoise(1.0), Clip(0.1)])
+    0.1
+    """
+    best, norm, spread = 0.0, math.inf, 0.0
+    for part in parts:
+        if isinstance(part, GaussianNoise):
+            spread = math.hypot(spread, part.std)
+            best = max(best, spread / norm)
+            continue
+        if spread > 0:
+            norm, spread = math.inf, 0.0
+        if isinstance(part, Clip):
+            norm = min(norm, part.norm)
+    return best
 
 
 def _releases(release: Release) -> list[Release]:

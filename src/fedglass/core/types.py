@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,8 +40,11 @@ class Training:
     batch_norm: BatchNorm = BatchNorm.FROZEN
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise UsageError(f"training.lr must be positive, got {self.lr}.")
+        if not 0 < self.lr < math.inf:
+            raise UsageError(f"training.lr must be positive and finite, got {self.lr}.")
+        for name, count in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+            if count is not None and not isinstance(count, int):
+                raise UsageError(f"training.{name} must be a whole number, got {count!r}.")
         if self.epochs < 1:
             raise UsageError(f"training.epochs must be at least 1, got {self.epochs}.")
         if self.batch_size is not None and self.batch_size < 1:

@@ -54,6 +54,16 @@ def test_the_rules_are_exact_for_one_example(toy: Any, rule: Labels, label: int,
     assert labels_of(rule, seen).tolist() == [label]
 
 
+@pytest.mark.parametrize("label", range(5))
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Identity])
+def test_the_sign_rule_needs_no_features_of_one_sign(toy: Any, label: int, activation: type[nn.Module]) -> None:
+    model = toy.dense(activation)
+    with torch.no_grad():
+        model[1].bias.sub_(3.0)  # most features are negative
+    seen = with_labels(toy, [label], Training(0.1), Knows(training=False), model)
+    assert labels_of(SignRule(), seen).tolist() == [label]
+
+
 def test_the_minimum_rule_goes_by_the_smallest_entry_not_by_the_sum(toy: Any) -> None:
     seen = with_labels(toy, [0, 3], Training(0.1), Knows(), toy.dense())
     gradient = torch.ones(5, 32)
@@ -218,7 +228,7 @@ def test_told_batches_are_those_of_the_client(toy: Any) -> None:
     seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
     assert torch.equal(labels_of(OracleBatchLabels(), seen), toy.trained_on(federation).labels)
     fewer = replace(seen, knows=replace(seen.knows, training=Training(0.1, 2, 2)))
-    with pytest.raises(UsageError, match="labels of 15 examples in all batches, expected 2 epochs of 5"):
+    with pytest.raises(UsageError, match="labels of 9 batches, expected 6, 2 epochs of 3"):
         labels_of(OracleBatchLabels(), fewer)
 
 
@@ -264,3 +274,26 @@ def test_a_check_refuses_what_binding_refuses_without_its_work(
         with pytest.raises(UsageError) as bound:
             labels_of(part, seen)
         assert str(said.value) == str(bound.value)
+
+
+@pytest.mark.parametrize(
+    ("batches", "match"),
+    [
+        (((1, 2), (3,), (4, 1), (2, 3, 4)), "1 labels of batch 2, expected 2"),
+        (((1, 2, 3), (4,), (1, 2), (3, 4)), "3 labels of batch 1, expected 2"),
+        (((1, 2, 3, 4, 1, 2, 3, 4),), "1 batches, expected 4, 2 epochs of 2"),
+        (((1, 2), (3, 4), (1, 2), (3, 0)), "other labels in epoch 2"),
+    ],
+)
+def test_told_labels_of_batches_must_fit_the_training(
+    toy: Any, batches: tuple[tuple[int, ...], ...], match: str
+) -> None:
+    seen = toy.observation(Training(0.1, epochs=2, batch_size=2), Knows(batch_labels=True))
+    with pytest.raises(UsageError, match=match):
+        labels_of(OracleBatchLabels(), replace(seen, knows=replace(seen.knows, batch_labels=batches)))
+
+
+def test_told_labels_must_be_whole_numbers(toy: Any) -> None:
+    seen = toy.observation(Training(0.1), Knows(labels=True))
+    with pytest.raises(UsageError, match="expected whole numbers"):
+        labels_of(OracleLabels(), replace(seen, knows=replace(seen.knows, labels=seen.knows.labels.double())))

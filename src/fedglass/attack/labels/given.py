@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ from fedglass.attack.images.pixels import device_of
 from fedglass.attack.labels.known import known
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
-from fedglass.core.types import Observation
+from fedglass.core.types import Observation, Training
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class OracleLabels:
             raise UsageError(
                 f"The adversary is told labels of shape {tuple(told.shape)} for {knows.examples} examples: give one "
                 "for each."
+            )
+        if told.is_floating_point():
+            raise UsageError(
+                f"The adversary is told labels of type {told.dtype}, expected whole numbers: convert them."
             )
         _check_classes(told, observation)
         each = torch.split(told, knows.examples // knows.clients)  # the clients' labels are told apart
@@ -52,14 +59,35 @@ def told_in_batches(observation: Observation) -> Tensor:
             "OracleBatchLabels needs the true labels of each batch and the training: set "
             "adversary.knows_batch_labels and adversary.knows_training = true. Of an aggregate they can not be told."
         )
+    examples = observation.knows.examples
+    _check_batches(batches, training, examples)
     flat = torch.tensor([label for batch in batches for label in batch], device=device_of(observation))
-    if len(flat) != training.epochs * observation.knows.examples:
-        raise UsageError(
-            f"The adversary is told the labels of {len(flat)} examples in all batches, expected "
-            f"{training.epochs} epochs of {observation.knows.examples}: give those of every batch."
-        )
     _check_classes(flat, observation)
-    return flat.view(training.epochs, observation.knows.examples)
+    return flat.view(training.epochs, examples)
+
+
+def _check_batches(batches: Sequence[Sequence[int]], training: Training, examples: int) -> None:
+    """Every epoch has the same examples, in batches of the training's sizes."""
+    sizes = [part.stop - part.start for part in training.batches(examples)] * training.epochs
+    if len(batches) != len(sizes):
+        raise UsageError(
+            f"The adversary is told the labels of {len(batches)} batches, expected {len(sizes)}, {training.epochs} "
+            f"epochs of {len(sizes) // training.epochs}: give those of every batch."
+        )
+    for number, (batch, size) in enumerate(zip(batches, sizes, strict=True), start=1):
+        if len(batch) != size:
+            raise UsageError(
+                f"The adversary is told {len(batch)} labels of batch {number}, expected {size}: give one for each "
+                "example."
+            )
+    steps = len(sizes) // training.epochs
+    epochs = [Counter(chain(*batches[i : i + steps])) for i in range(0, len(batches), steps)]
+    other = next((i for i, counts in enumerate(epochs, start=1) if counts != epochs[0]), None)
+    if other is not None:
+        raise UsageError(
+            f"The adversary is told other labels in epoch {other} than in epoch 1, but each epoch takes all examples: "
+            "correct the labels of the batches."
+        )
 
 
 def _check_classes(told: Tensor, observation: Observation) -> None:

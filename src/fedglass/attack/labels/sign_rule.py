@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.nn.functional import normalize
 
 from fedglass.attack.forward.target import head_gradient
 from fedglass.attack.labels.known import known
@@ -14,16 +16,27 @@ from fedglass.core.types import Observation
 
 @dataclass(frozen=True)
 class SignRule:
-    """The classes whose row of the last layer's gradient has the most negative sum [Zhao et al., 2020, Eq. 5].
+    """The class whose row of the last layer's gradient points against all others [Zhao et al., 2020].
 
-    For one example and non-negative activations the true class is the only negative one. For n examples the
-    n most negative classes are taken, each once: repeated labels can not be told from this rule, which the
-    paper states for one example.
+    The rows of one example are multiples of its features, by a factor that is negative for the true class alone.
+    Several examples have no such rows: there the n classes with the most negative sums are taken, each once, which
+    supposes features that are not negative; repeated labels can not be told from this rule. Nor can two rows, each of
+    which points against the other: of two classes, the sum decides too.
     """
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
-        rows = head_gradient(observation).sum(dim=1)  # (classes,)
-        n = observation.knows.examples
+        rows, n = head_gradient(observation), observation.knows.examples  # (classes, features)
+        lonely = n == 1 and len(rows) > 2
+        order = torch.argsort(_agreement(rows) if lonely else rows.sum(dim=1))
         # More examples than classes: go round again in the same order.
-        order = torch.argsort(rows)
         return known(order.repeat(-(-n // len(order)))[:n])
+
+
+def _agreement(rows: Tensor) -> Tensor:
+    """The sum of each row's cosines with all rows.
+
+    >>> _agreement(torch.tensor([[1.0, -1.0], [2.0, -2.0], [-3.0, 3.0]]))[2] < 0
+    tensor(True)
+    """
+    directions = normalize(rows, dim=1)
+    return directions @ directions.sum(dim=0)
