@@ -100,6 +100,11 @@ def test_writers_of_too_few_images_are_passed_over(tmp_path: Path) -> None:
         found.client(3, 3)
 
 
+def test_a_client_of_the_papers_own_data_has_its_writers_first_images(tmp_path: Path) -> None:
+    found = populations(["femnist"], [leaf(tmp_path / "data.json", [4, 30])], None, 0)["femnist"]
+    assert found.client(0, 10)[1][:, 0, 0, 0].mul(100).round().tolist() == [4.0 + i for i in range(10)]
+
+
 def test_a_warm_up_passes_over_them_too(tmp_path: Path) -> None:
     source = leaf(tmp_path / "data.json", [4, 1, 3])
     found = populations(["femnist"], [source], None, 0)["femnist"]

@@ -97,15 +97,17 @@ class Population:
         return _loaded(self, own_labels)
 
     def client(self, index: int, examples: int | None, own_labels: bool = False) -> tuple[str, Tensor, Tensor]:
-        """Name, images and labels of one client: a writer's images, or any, shuffled for that client."""
+        """Name, images and labels of one client: a writer's first images, or any, shuffled for that client."""
         return _client(self, index, examples, own_labels)
 
     def _drawn(self, index: int, examples: int | None, own_labels: bool) -> tuple[str, Tensor, Tensor]:
         data = self.dataset(own_labels)
         self.check(index + 1, examples)
         name, rows = self._rows(data, index, examples)
-        chosen = rows[torch.randperm(len(rows), generator=stream(self.seed, "client", index))]
         count = len(rows) if examples is None else examples
+        # The papers take a writer's first images; those of the stand-in are sorted by their digits.
+        first = data.writers is not None and not self.stand_in
+        chosen = rows if first else rows[torch.randperm(len(rows), generator=stream(self.seed, "client", index))]
         return f"{name} (client {index})", data.images[chosen[:count]], data.labels[chosen[:count]]
 
     def check(self, clients: int, examples: int | None, together: int = 1) -> None:
