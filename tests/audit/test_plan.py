@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.audit.compile import compile_plan, defences_of, partition_of, read_job, views_of
 from fedglass.audit.options import checked_options
@@ -122,6 +122,16 @@ def test_oracle_labels_go_to_recipes_that_take_labels() -> None:
     assert attacks["idlg"].labels == SignRule()  # type: ignore[attr-defined]
     chosen = compile_plan(parse_plan(told.replace("iterations", 'labels = "sign_rule"\niterations', 1)), Path())
     assert chosen.attacks["inverting_gradients"].labels == SignRule()  # type: ignore[attr-defined]
+
+
+def test_labels_of_batches_go_to_the_simulations_of_batches() -> None:
+    told = "[adversary]\nknows_batch_labels = true\n" + SMALL
+    with pytest.raises(UsageError, match="knows_batch_labels is of no use to 'inverting_gradients': leave it out"):
+        compile_plan(parse_plan(told), Path())
+    more = "".join(f'[[attacks]]\nname = "{name}"\n' for name in ("dlfa", "dlfa_shared", "dlfa_fedsgd_epoch", "sme"))
+    attacks = compile_plan(parse_plan(told + more), Path()).attacks
+    found = {name for name, attack in attacks.items() if attack.labels == OracleBatchLabels()}  # type: ignore[attr-defined]
+    assert found == {"dlfa", "dlfa_shared"}
 
 
 def test_an_attack_may_come_twice_under_two_names() -> None:

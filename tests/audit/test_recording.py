@@ -161,6 +161,24 @@ def test_files_that_do_not_fit_are_refused(kind: str, folder: Path) -> None:
         job(folder)
 
 
+def test_steps_may_be_known_without_epochs_and_batch_size(folder: Path) -> None:
+    attack = "inverting_gradients", "dlfa_unknown_epochs"
+    steps = "training = { lr = 0.1 }", "lr = 0.1\nsteps = 1"
+    (source,) = job(folder, attack, steps).sources
+    assert isinstance(source, Recorded)
+    knows = source.observation.knows
+    assert (knows.training, knows.steps, knows.lr) == (None, 1, 0.1)
+    records = run(job(folder, attack, steps), folder / "out").records
+    assert [record.status for record in records] == ["done"]
+    with pytest.raises(UsageError, match=r"which is missing: add recording\.lr and recording\.steps"):
+        job(folder, attack, (steps[0], ""))
+    with pytest.raises(UsageError, match=r"add recording\.training"):
+        job(folder, ("inverting_gradients", "dlfa_published"), steps)
+    for wrong in ("lr = 0.1", "steps = 1", "lr = 0.1\nsteps = 1\ntraining = { lr = 0.1 }"):
+        with pytest.raises(UsageError, match="give training, or lr and steps"):
+            job(folder, (steps[0], wrong))
+
+
 @pytest.mark.parametrize("keep", [0, 4, 100, 2000])
 def test_truncated_files_are_refused(keep: int, folder: Path) -> None:
     path = folder / "after.safetensors"

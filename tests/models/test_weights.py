@@ -18,6 +18,7 @@ from fedglass.models.catalogue import build
 from fedglass.models.densenet import DenseNet
 from fedglass.models.init import FromFile
 from fedglass.models.stem import Stem
+from fedglass.models.transfer import Transfer
 
 SHAPE = (1, 8, 8)
 
@@ -119,3 +120,15 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         refused(resnet(), path, DataError, "can not be read as safetensors .* damaged or of another format")
     refused(resnet(), tmp_path, DataError, "does not exist")
     refused(resnet(), tmp_path / "none.safetensors", DataError, "does not exist")
+
+
+@pytest.mark.parametrize("init", [FromFile, Transfer])
+def test_pytorchs_own_files_are_refused_with_what_converts_them(
+    tmp_path: Path, init: type[FromFile] | type[Transfer]
+) -> None:
+    path, converted = tmp_path / "w.pth", tmp_path / "w.safetensors"
+    torch.save(resnet().state_dict(), path)
+    with pytest.raises(DataError, match=r"save_file\(torch.load\(path, weights_only=True\), 'weights.safetensors'\)"):
+        init(str(path)).apply(resnet(), Generator())
+    save_file(torch.load(path, weights_only=True), converted)
+    init(str(converted)).apply(resnet(), Generator())

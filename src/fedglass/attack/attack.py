@@ -92,13 +92,14 @@ class Attack:
         return float(_energy(stage, observation, forward)(Candidate(images, labels), own, 1.0).detach())
 
     def _once(self, observation: Observation, seed: int, progress: Progress) -> Reconstruction:
+        # All operators first: what the last one refuses is said before the first one has run for minutes.
+        forwards = [stage.forward.bind(observation) for stage in self.stages]
         labels = self.labels.bind(observation, stream(seed, "labels"))
         label_start = [u.start for u in labels.unknowns]
         images: Tensor | None = None
         notes: list[str] = []
-        for i, stage in enumerate(self.stages):
+        for i, (stage, forward) in enumerate(zip(self.stages, forwards, strict=True)):
             bound = stage.images.bind(observation, stream(seed, "images", i), images)
-            forward = stage.forward.bind(observation)
             asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
             problem = _problem(stage, observation, forward, bound, Bound(asked, labels.decode))
             solution = stage.solver.minimise(problem, part(progress, i, len(self.stages)))

@@ -11,9 +11,9 @@ from typing import cast
 
 from fedglass.attack.hypotheses import AnyAttack, TryEpochs
 from fedglass.attack.labels.catalogue import labels_part
-from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.audit.audit import Job
-from fedglass.audit.given import needs_training, oracle_facts, simulates
+from fedglass.audit.given import needs_training, oracle_facts, simulates_batches
 from fedglass.audit.options import checked_options
 from fedglass.audit.plan import AdversaryTable, AttackTable, DefenceTable, FederationTable, Plan, read_plan
 from fedglass.audit.recording import recorded
@@ -61,6 +61,7 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
         for table in plan.federation
     ]
     sources += [recorded(table, plan.adversary, folder) for table in plan.recording]
+    _check_batch_labels(plan.adversary, attacks)
     _check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))
     job = Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text)
@@ -82,6 +83,8 @@ def attack_of(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
     elif takes_labels and adversary.knows_labels:
         options["labels"] = OracleLabels()
     attack = recipe(table.name, **options)
+    if table.labels is None and takes_labels and adversary.knows_batch_labels and simulates_batches(attack):
+        attack = recipe(table.name, **options | {"labels": OracleBatchLabels()})
     if not adversary.knows_training:
         _check_ignorant(where, attack, adversary)
     return attack
@@ -112,12 +115,27 @@ def _check_ignorant(where: str, attack: AnyAttack, adversary: AdversaryTable) ->
 def _check_recordings(plan: Plan, attacks: Mapping[str, AnyAttack]) -> None:
     """Refuse a simulation of a client of whose training the recording says nothing."""
     for name, attack in attacks.items():
-        if simulates(attack) and any(table.training is None for table in plan.recording):
+        untold = [table for table in plan.recording if table.training is None]
+        if needs_training(attack) and untold:
             raise UsageError(
                 f"attack {name!r} simulates the client, whose learning rate, epochs and batch size are missing: add "
                 "recording.training = { lr = ..., epochs = ..., batch_size = ... }, or attack with "
                 "inverting_gradients."
             )
+        if isinstance(attack, TryEpochs) and any(table.steps is None for table in untold):
+            raise UsageError(
+                f"attack {name!r} tries the trainings of a number of local steps, which is missing: add recording.lr "
+                "and recording.steps, or attack with inverting_gradients."
+            )
+
+
+def _check_batch_labels(adversary: AdversaryTable, attacks: Mapping[str, AnyAttack]) -> None:
+    """Refuse knowledge that the report would state and no attack has a use for."""
+    if adversary.knows_batch_labels and not any("batch_labels" in oracle_facts(a) for a in attacks.values()):
+        raise UsageError(
+            f"adversary.knows_batch_labels is of no use to {' and '.join(map(repr, attacks))}: leave it out "
+            "(knows_labels tells labels without their batches), or attack with dlfa or dlfa_published."
+        )
 
 
 def defences_of(tables: Sequence[DefenceTable]) -> tuple[GradientFn, Release]:

@@ -59,6 +59,16 @@ def simulates(attack: object) -> bool:
     return any(isinstance(part, SIMULATING) for part in _parts(attack))
 
 
+def simulates_batches(attack: object) -> bool:
+    """Whether the attack knows the client's training and simulates its batches, to which labels of each may be told.
+
+    >>> from fedglass.recipes.catalogue import recipe
+    >>> [simulates_batches(recipe(name)) for name in ("dlfa", "sme", "dlfa_fedsgd_epoch", "dlfa_unknown_epochs")]
+    [True, False, False, False]
+    """
+    return needs_training(attack) and any(isinstance(part, Unroll) for part in _parts(attack))
+
+
 def compares_sizes(part: object) -> bool:
     """Whether an attack or a stage of it compares sizes, which a message has only where lr and T are known.
 

@@ -106,6 +106,9 @@ class RecordingTable(_Table):
     examples: Count | None = None
     clients: Count = 1
     training: TrainingTable | None = None
+    lr: Rate | None = None
+    steps: Count | None = None
+    """Local steps of each client, where they are known without epochs and batch size."""
     whitening: WhiteningTable
 
     @model_validator(mode="after")
@@ -114,6 +117,8 @@ class RecordingTable(_Table):
             raise ValueError("give either after (the weights after training) or update (after - before)")
         if self.truth is None and (self.shape is None or self.examples is None):
             raise ValueError("without truth, shape = [channels, height, width] and examples must be given")
+        if (self.lr is None) != (self.steps is None) or (self.lr is not None and self.training is not None):
+            raise ValueError("give training, or lr and steps where epochs and batch size are not known")
         if self.shape is not None and math.prod(self.shape) * (self.examples or 1) > MOST_PIXELS:
             raise ValueError(
                 f"shape times examples must be at most {MOST_PIXELS} pixels, which no attack can handle, got "

@@ -41,15 +41,17 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
             f"recording.clients must be at most the number of examples behind the message, {examples}, got "
             f"{table.clients}: correct one of them."
         )
-    steps = None if training is None else training.steps(max(1, examples // table.clients))
+    steps = table.steps if training is None else training.steps(max(1, examples // table.clients))
+    lr = table.lr if training is None else training.lr
+    how_long = adversary.knows_training or adversary.knows_steps
     knows = Knowledge(
         shape=shape,
         classes=table.classes,
         examples=examples,
         whitening=table.whitening.value(),
         training=training if adversary.knows_training else None,
-        steps=steps if adversary.knows_training or adversary.knows_steps else None,
-        lr=None if training is None or not (adversary.knows_training or adversary.knows_steps) else training.lr,
+        steps=steps if how_long else None,
+        lr=lr if how_long else None,
         clients=table.clients,
         labels=_told(data.labels, table.clients) if data is not None and adversary.knows_labels else None,
     )

@@ -79,12 +79,13 @@ def outcome_in_words(record: Record) -> str:
 
 
 def utility_in_words(records: Sequence[Record]) -> list[str]:
-    """How good the trained models are, beside what protects them: a line for each federation that was measured."""
+    """What protects each federation, and how good its trained model is; nothing where neither is known."""
     lines = []
     for record in records:
-        if record.utility:
-            figures = ", ".join(f"{name} {value:.1%}" for name, value in record.utility.items() if value is not None)
-            lines.append(f"{' '.join(record.defences or ['No defence.'])} Utility: {figures}.")
+        figures = ", ".join(f"{name} {value:.1%}" for name, value in record.utility.items() if value is not None)
+        if figures or record.defences:
+            cost = figures or "not measured, set federation.test_examples"
+            lines.append(f"{' '.join(record.defences or ['No defence.'])} Utility: {cost}.")
     return list(dict.fromkeys(lines))
 
 

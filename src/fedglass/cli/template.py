@@ -39,7 +39,7 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # after = "after.safetensors"      # and after; or update = "..." with after - before
 # truth = "client.npz"             # images and labels, to score; without it: shape = [3, 32, 32], examples = 8
 # whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }
-# training = { lr = 0.1, epochs = 1, batch_size = 8 }
+# training = { lr = 0.1, epochs = 1, batch_size = 8 }    # or lr = 0.1 and steps = 40, where no more is known
 
 # ---- Against whom -----------------------------------------------------------------------------------------------
 [adversary]

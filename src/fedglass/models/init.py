@@ -129,6 +129,8 @@ class FromFile:
     """Weights and running statistics from a safetensors file; the generator is not used."""
 
     path: str
+    digest: str = ""
+    """The file's SHA-256, where that is a part of an experiment's identity."""
 
     def apply(self, model: nn.Module, generator: Generator) -> None:
         load_weights(model, self.path)

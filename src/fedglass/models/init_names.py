@@ -34,7 +34,7 @@ def by_name(text: str) -> Initialisation:
     """One of `names`; those that read a file have its path after a colon.
 
     >>> by_name("lecun"), by_name("file:resnet18.safetensors")
-    (LeCunTruncatedNormal(), FromFile(path='resnet18.safetensors'))
+    (LeCunTruncatedNormal(), FromFile(path='resnet18.safetensors', digest=''))
     """
     kind, _, path = text.partition(":")
     if kind in READ:

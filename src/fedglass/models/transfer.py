@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Generator, nn
 
-from fedglass.core.errors import DataError, ModelError
+from fedglass.core.errors import ModelError
 from fedglass.models.init import KaimingNormal
-from fedglass.models.weights import load_weights
+from fedglass.models.weights import load_weights, unreadable
 
 MOST_CLASSES = 1 << 16
 LARGEST_KERNEL = 31
@@ -97,7 +97,4 @@ def _sizes(path: str, layers: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
     except FileNotFoundError:
         return {}
     except (SafetensorError, OSError) as error:
-        raise DataError(
-            f"The weights file {path!r} can not be read as safetensors ({error}): it is damaged or of another format. "
-            "Save it again with safetensors.torch.save_file(model.state_dict(), path)."
-        ) from error
+        raise unreadable(path, error) from error

@@ -33,11 +33,21 @@ def load_weights(model: nn.Module, path: str) -> None:
             _check(model, sizes, path)
             tensors = {name: file.get_tensor(old) for name, old in given.items()}
     except (SafetensorError, OSError) as error:
-        raise DataError(
-            f"The weights file {path!r} can not be read as safetensors ({error}): it is damaged or of "
-            "another format. Save it again with safetensors.torch.save_file(model.state_dict(), path)."
-        ) from error
+        raise unreadable(path, error) from error
     _fill(model, tensors, path)
+
+
+def unreadable(path: str, error: Exception) -> DataError:
+    """What to do with a file that is not safetensors: PyTorch's own, as torchvision publishes, need converting."""
+    if Path(path).suffix in (".pt", ".pth"):
+        return DataError(
+            f"The weights file {path!r} is one of PyTorch's, which may hold code: if you trust it, convert it once "
+            "with safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')."
+        )
+    return DataError(
+        f"The weights file {path!r} can not be read as safetensors ({error}): it is damaged or of another format. "
+        "Save it again with safetensors.torch.save_file(model.state_dict(), path)."
+    )
 
 
 def _modern(name: str) -> str:

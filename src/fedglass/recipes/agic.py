@@ -21,7 +21,8 @@ def agic(labels: Labels = MINIMUM_RULE, tv: float = 0.01, iterations: int = 1000
 
     The update of several local steps is approximated by the one gradient of all examples at the weights before, in
     place of a simulation. The paper can also join the messages of several rounds, which one message does not offer.
-    Its code was not found in public and its exact weights could not be confirmed (see `LayeredCosine`).
+    Its code was not found in public and its exact weights could not be confirmed: those of the layers are those of
+    `LayeredCosine`, all local steps weigh the same.
     """
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())
     objective = LayeredCosine() + tv * TotalVariation(share=1.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fedglass.core.errors import UsageError, unknown_name
+from fedglass.core.errors import ModelError, UsageError, unknown_name
+from fedglass.models.init import FromFile
 from fedglass.models.transfer import Transfer
 from fedglass.reproduce import c2f
 from fedglass.reproduce.cases import Cell, network_names
@@ -26,9 +27,14 @@ def refuse_weights(of: Table, given: Iterable[str]) -> None:
 def check_networks(cells: Sequence[Cell], seed: int) -> None:
     """Refuse weights that do not fit the networks that they are given for."""
     setups = [case.experiment.setup for cell in cells for case in cell.cases]
-    given = {(s.network, s.data, s.init): s for s in setups if isinstance(s.init, Transfer)}
+    given = {(s.network, s.data, s.init): s for s in setups if isinstance(s.init, Transfer | FromFile)}
     for setup in given.values():
-        network_of(setup, seed)
+        try:
+            network_of(setup, seed)
+        except ModelError as error:
+            raise ModelError(
+                f"{error} It is needed for {setup.data}'s images: choose with --rows those that it was trained for."
+            ) from error
 
 
 def left_out(of: Table, rows: Sequence[Row], request: Request) -> list[str]:

@@ -18,7 +18,7 @@ from fedglass.defend.outpost import Outpost
 from fedglass.defend.soteria import Soteria
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Chain, Release
-from fedglass.models.init import Initialisation, KaimingNormal, KaimingUniform, Orthogonal
+from fedglass.models.init import FromFile, Initialisation, KaimingNormal, KaimingUniform, Orthogonal
 from fedglass.models.transfer import Transfer
 from fedglass.reproduce.experiment import Defended, Experiment
 from fedglass.reproduce.populations import KIND_OF, KINDS, PUBLISHED
@@ -126,7 +126,9 @@ def _initialisation(setting: Setting, request: Request) -> Initialisation:
     name = needed(setting) or setting.get("trained", "")
     if name in request.weights:
         path = request.weights[name]
-        return Transfer(path, _sha256(path))
+        # A checkpoint is a stage of this very network: layers drawn anew would belie the accuracy it is given for.
+        kind = Transfer if name == TRANSFER else FromFile
+        return kind(path, _sha256(path))
     return INITS[setting["init"]]
 
 

@@ -133,10 +133,10 @@ def shown(value: object) -> str:
     """A field of a setting as text.
 
     >>> shown(True), shown(0.0), shown("FEMNIST"), shown(["normal", "uniform"])
-    ('yes', '-', 'FEMNIST', 'average')
+    ('yes', '0', 'FEMNIST', 'average')
     """
     if isinstance(value, list):
         return "average"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "-" if value == 0 else str(value)
+    return "0" if value == 0 else str(value)

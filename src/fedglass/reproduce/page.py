@@ -61,6 +61,7 @@ def write_recreation(
         table=_table(of, found),
         notes=remarks(of, cells, records),
         charts=_charts(of, cells, records),
+        averaged=bool(of.against),
         groups=[group for row in _by_row(cells) for group in _groups(of, row, records, album)],
         failures=[(case.title, r.error) for case, r in _failed(cells, records)],
         attacks=PageTable(["method", "exactly as run"], _reprs(of, cells)),
