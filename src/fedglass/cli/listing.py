@@ -61,8 +61,15 @@ def initialisations() -> Listing:
 def metrics() -> Listing:
     from fedglass.metrics.catalogue import METRICS
 
-    rows = [[m.name, m.title, m.unit or "-", f"{m.leaks.value} leaks more"] for m in METRICS.values()]
-    return Listing(["metric", "what it is", "unit", "reading"], rows)
+    rows = [[m.name, m.title, m.unit, f"{m.leaks.value} leaks more", m.paper] for m in METRICS.values()]
+    return Listing(["metric", "what it is", "unit", "reading", "paper"], rows)
+
+
+def parts() -> Listing:
+    from fedglass.attack.inventory import inventory
+
+    rows = [[p.name, f"{p.kind}: {p.summary}", "; ".join(p.papers), p.module] for p in inventory()]
+    return Listing(["part", "what it is", "cites", "module"], rows)
 
 
 def partitions() -> Listing:
@@ -96,6 +103,7 @@ KINDS: dict[str, Callable[[], Listing]] = {
     "partitions": partitions,
     "views": views,
     "metrics": metrics,
+    "parts": parts,
 }
 
 
@@ -103,6 +111,8 @@ KINDS: dict[str, Callable[[], Listing]] = {
 @click.argument("kind", type=click.Choice(list(KINDS)), required=False)
 def list_known(kind: str | None) -> None:
     """List what a plan can name, with one line about each and where it comes from; without KIND, everything.
+
+    `parts` are what attacks are composed of, for recipes of your own in Python.
 
     \b
     Examples:

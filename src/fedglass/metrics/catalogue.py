@@ -20,6 +20,15 @@ from fedglass.metrics.matching import Matching, match
 from fedglass.metrics.psnr import psnr
 from fedglass.metrics.rmse import rmse
 
+SSIM_PAPER = (
+    "Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural Similarity, IEEE "
+    "TIP 2004, https://doi.org/10.1109/TIP.2003.819861"
+)
+LPIPS_PAPER = (
+    "Zhang, Isola, Efros, Shechtman, Wang: The Unreasonable Effectiveness of Deep Features as a Perceptual Metric, "
+    "CVPR 2018, https://arxiv.org/abs/1801.03924"
+)
+
 
 class Leaks(enum.Enum):
     """Which end of a metric means that more was recovered."""
@@ -39,6 +48,7 @@ class Metric:
     compute: Callable[[Tensor, Tensor], Tensor]
     why_not: Callable[[tuple[int, ...]], str | None]
     """From the shape (c, h, w) of one image: why there is no such figure, or None."""
+    paper: str = ""
 
     def ranked(self, values: Sequence[float]) -> tuple[int, ...]:
         """Positions of the values, those that leaked most first.
@@ -153,8 +163,8 @@ METRICS: Mapping[str, Metric] = {
     m.name: m
     for m in (
         Metric("psnr", "Peak signal-to-noise ratio", "dB", Leaks.HIGHER, psnr, _always),
-        Metric("ssim", "Structural similarity", "", Leaks.HIGHER, ssim.ssim, ssim.why_not),
+        Metric("ssim", "Structural similarity", "", Leaks.HIGHER, ssim.ssim, ssim.why_not, SSIM_PAPER),
         Metric("rmse", "Root mean squared error", "", Leaks.LOWER, rmse, _always),
-        Metric("lpips", "Learned perceptual distance", "", Leaks.LOWER, _lpips, _why_no_lpips),
+        Metric("lpips", "Learned perceptual distance", "", Leaks.LOWER, _lpips, _why_no_lpips, LPIPS_PAPER),
     )
 }

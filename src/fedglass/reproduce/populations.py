@@ -167,6 +167,7 @@ def _too_few_writers(name: str, found: int, whole: int, clients: int, examples: 
     enough = "" if found == whole else f", of whom {found} have {examples} images or more"
     each = "" if together == 1 else f" ({together} behind each message)"
     fewer = f"ask for at most --clients {found // together}" if found >= together else "choose rows with fewer examples"
+    fewer += "" if together == 1 else ", or with --rows for those of fewer clients behind a message"
     return (
         f"{name}: every client is another writer, and {clients} are needed{each}, but there are {whole}{enough}: "
         f"{fewer}, or bring more data with --data."

@@ -1,0 +1,60 @@
+"""The parts that attacks are composed of, found by looking at the packages that hold them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
+from types import ModuleType
+
+from fedglass.attack import forward, images, refine, solvers, terms
+
+PACKAGES = {"forward": forward, "images": images, "terms": terms, "solvers": solvers, "refine": refine}
+_CITATION = re.compile(r"\[([^\]]*\b(?:19|20)\d\d\b[^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One part in words."""
+
+    name: str
+    kind: str
+    summary: str
+    papers: tuple[str, ...]
+    module: str
+
+
+def inventory() -> list[Listed]:
+    """Every public part, by kind and module; what it is and whom it cites, from its own docstring.
+
+    >>> next(part for part in inventory() if part.name == "Cosine").papers
+    ('Geiping et al., 2020, Eq. 4',)
+    """
+    return [
+        _listed(kind, part)
+        for kind, package in PACKAGES.items()
+        for module in _modules(package)
+        for part in _public(module)
+    ]
+
+
+def _modules(package: ModuleType) -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules(package.__path__):
+        yield importlib.import_module(f"{package.__name__}.{found.name}")
+
+
+def _public(module: ModuleType) -> Iterator[type]:
+    for name, part in vars(module).items():
+        own = inspect.isclass(part) and part.__module__ == module.__name__
+        if own and is_dataclass(part) and not name.startswith("_") and not inspect.isabstract(part):
+            yield part
+
+
+def _listed(kind: str, part: type) -> Listed:
+    words = inspect.getdoc(part) or ""
+    cited = tuple(dict.fromkeys(" ".join(each.split()) for each in _CITATION.findall(words)))
+    paragraph = " ".join(words.partition("\n\n")[0].split())
+    return Listed(part.__name__, kind, _CITATION.sub("", paragraph).replace(" .", ".").strip(), cited, part.__module__)
