@@ -46,11 +46,10 @@ def _modules(package: ModuleType) -> Iterator[ModuleType]:
         yield importlib.import_module(f"{package.__name__}.{found.name}")
 
 
-def _public(module: ModuleType) -> Iterator[type]:
-    for name, part in vars(module).items():
-        own = inspect.isclass(part) and part.__module__ == module.__name__
-        if own and is_dataclass(part) and not name.startswith("_") and not inspect.isabstract(part):
-            yield part
+def _public(module: ModuleType) -> list[type]:
+    own = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == module.__name__]
+    named = [part for part in own if is_dataclass(part) and not part.__name__.startswith("_")]
+    return [part for part in named if not inspect.isabstract(part)]
 
 
 def _listed(kind: str, part: type) -> Listed:
