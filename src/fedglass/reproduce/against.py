@@ -36,14 +36,26 @@ def against(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> 
 def _series(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], measure: str) -> Points:
     """A line for each method and setting of the other fields, through the means of its rows."""
     means = [(cell, statistics.fmean(values)) for cell in cells if (values := by_client(cell, records, measure))]
-    found: Points = {}
+    found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for cell, mean in means:
         for label in _lines(of, cell, [other for other, _ in means]):
             found.setdefault(label, []).append((_place(of, cell.row.setting[of.against["x"]]), mean))
-    return found
+    return {label: found[words] for words, label in zip(found, _distinct(list(found)), strict=True)}
 
 
-def _lines(of: Table, cell: Cell, cells: Sequence[Cell]) -> list[str]:
+def _distinct(labels: Sequence[tuple[str, ...]]) -> list[str]:
+    """The words in which labels of equal length differ; of a single one the last.
+
+    >>> _distinct([("CIFAR-10", "Soteria", "InvG"), ("CIFAR-10", "OUTPOST", "InvG")])
+    ['Soteria', 'OUTPOST']
+    >>> _distinct([("CIFAR-10", "Soteria", "InvG")])
+    ['InvG']
+    """
+    places = [i for i, words in enumerate(zip(*labels, strict=True)) if len(set(words)) > 1]
+    return [", ".join(label[i] for i in places) or label[-1] for label in labels]
+
+
+def _lines(of: Table, cell: Cell, cells: Sequence[Cell]) -> list[tuple[str, ...]]:
     """The lines that a row is on: its own, or, without a defence, the starts of those of all defences."""
     defended = [c for c in cells if _alike(c, cell) and c.row.setting.get("defence") != UNDEFENDED]
     start = cell.row.setting.get("defence") == UNDEFENDED and defended
@@ -55,9 +67,9 @@ def _alike(one: Cell, other: Cell) -> bool:
     return one.method == other.method and one.row.setting["dataset"] == other.row.setting["dataset"]
 
 
-def _label(of: Table, cell: Cell) -> str:
-    others = [f"{shown(cell.row.setting[field])}" for field in of.columns if field != of.against["x"]]
-    return ", ".join([*others, known_methods(of)[cell.method]])  # the end is cut off first
+def _label(of: Table, cell: Cell) -> tuple[str, ...]:
+    others = [shown(cell.row.setting[field]) for field in of.columns if field != of.against["x"]]
+    return *others, known_methods(of)[cell.method]  # the end is cut off first
 
 
 def _title(of: Table) -> str:
