@@ -7,8 +7,9 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 from fedglass.attack import forward, images, refine, solvers, terms
 
@@ -16,8 +17,7 @@ PACKAGES = {"forward": forward, "images": images, "terms": terms, "solvers": sol
 _CITATION = re.compile(r"\[([^\]]*\b(?:19|20)\d\d\b[^\]]*)\]")
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(NamedTuple):
     """One part in words."""
 
     name: str
