@@ -114,8 +114,8 @@ def _check_ignorant(where: str, attack: AnyAttack, adversary: AdversaryTable) ->
 
 def _check_recordings(plan: Plan, attacks: Mapping[str, AnyAttack]) -> None:
     """Refuse a simulation of a client of whose training the recording says nothing."""
+    untold = [table for table in plan.recording if table.training is None]
     for name, attack in attacks.items():
-        untold = [table for table in plan.recording if table.training is None]
         if needs_training(attack) and untold:
             raise UsageError(
                 f"attack {name!r} simulates the client, whose learning rate, epochs and batch size are missing: add "

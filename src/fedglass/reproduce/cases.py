@@ -60,12 +60,12 @@ def known_methods(of: Table) -> dict[str, str]:
 
 
 def choose_methods(of: Table, wanted: Sequence[str]) -> list[str]:
-    """The methods of those names, or those that the table names, or all that are published."""
+    """The methods of those names, or all that are published and those that the table has beside them."""
     known = known_methods(of)
     for name in wanted:
         if name not in known:
             raise unknown_name("method", name, known)
-    return [method for method in known if method in (wanted or of.run or of.methods)]
+    return [method for method in known if method in (wanted or (*of.methods, *of.also))]
 
 
 def cells(

@@ -68,20 +68,19 @@ def told_in_batches(observation: Observation) -> Tensor:
 
 def _check_batches(batches: Sequence[Sequence[int]], training: Training, examples: int) -> None:
     """Every epoch has the same examples, in batches of the training's sizes."""
-    sizes = [part.stop - part.start for part in training.batches(examples)] * training.epochs
-    if len(batches) != len(sizes):
+    sizes = [part.stop - part.start for part in training.batches(examples)]
+    if len(batches) != training.steps(examples):
         raise UsageError(
-            f"The adversary is told the labels of {len(batches)} batches, expected {len(sizes)}, {training.epochs} "
-            f"epochs of {len(sizes) // training.epochs}: give those of every batch."
+            f"The adversary is told the labels of {len(batches)} batches, expected {training.steps(examples)}, "
+            f"{training.epochs} epochs of {len(sizes)}: give those of every batch."
         )
-    for number, (batch, size) in enumerate(zip(batches, sizes, strict=True), start=1):
+    for number, (batch, size) in enumerate(zip(batches, sizes * training.epochs, strict=True), start=1):
         if len(batch) != size:
             raise UsageError(
                 f"The adversary is told {len(batch)} labels of batch {number}, expected {size}: give one for each "
                 "example."
             )
-    steps = len(sizes) // training.epochs
-    epochs = [Counter(chain(*batches[i : i + steps])) for i in range(0, len(batches), steps)]
+    epochs = [Counter(chain(*batches[i : i + len(sizes)])) for i in range(0, len(batches), len(sizes))]
     other = next((i for i, counts in enumerate(epochs, start=1) if counts != epochs[0]), None)
     if other is not None:
         raise UsageError(
