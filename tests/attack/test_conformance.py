@@ -57,7 +57,12 @@ from fedglass.attack.terms.reweighted import ReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Scaled, Sum
-from fedglass.attack.terms.total_variation import CircularTotalVariation, IsotropicTotalVariation, TotalVariation
+from fedglass.attack.terms.total_variation import (
+    CircularTotalVariation,
+    IsotropicTotalVariation,
+    PixelVariation,
+    TotalVariation,
+)
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training, Unknown
 from fedglass.rounds.views import Knows
@@ -110,6 +115,8 @@ PRIORS = [
     CircularTotalVariation(),
     IsotropicTotalVariation(),
     IsotropicTotalVariation(exponent=1.5, eps=1e-6),
+    PixelVariation(),
+    PixelVariation(exponent=1.0, eps=1e-6),
     ClipPenalty(low=0.3, high=0.6),
     SquaredEpochPrior(),
     AbsoluteEpochPrior(),
@@ -124,7 +131,7 @@ COMPOSED = [
     2 * (0.5 * Cosine()),
     Ramp(Cosine() + SquaredError(), 1.0, 2.0, until=0.25),
     After(Cosine() + SquaredError(), 0.5),
-    ScaleRule(IsotropicTotalVariation(exponent=4.0)),
+    ScaleRule(PixelVariation()),
     ScaleRule(TotalVariation(), offset=0.1, slope=0.2),
 ]
 SCHEDULES = [Constant(), StepDecay(), StepDecay(at=(0.5,), by=0.2), ExponentialDecay(0.99, 10), CosineDecay(0.2, 0.1)]

@@ -26,6 +26,7 @@ from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import (
     CircularTotalVariation,
     IsotropicTotalVariation,
+    PixelVariation,
     TotalVariation,
 )
 from fedglass.core.rng import stream
@@ -77,6 +78,20 @@ def slow_isotropic(images: Tensor, exponent: float) -> float:
     return float(sum(terms)) / len(terms)
 
 
+def slow_pixels(images: Tensor, exponent: float) -> float:
+    deviation = torch.tensor(WHITENING.std, dtype=images.dtype).view(-1, 1, 1)
+    pairs = images.shape[2] * (images.shape[-2] - 1) * (images.shape[-1] - 1)
+    return pairs * slow_isotropic(deviation * images, exponent)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2, 5, 4), (3, 2, 2, 4, 6)])
+@pytest.mark.parametrize("exponent", [2.0, 4.0])
+def test_variation_of_pixels_is_a_sum_in_pixel_units(exponent: float, shape: tuple[int, ...]) -> None:
+    images = drawn(*shape)
+    term = PixelVariation(exponent)
+    assert float(term.value(at(images))) == pytest.approx(slow_pixels(images, exponent), rel=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(1, 2, 1, 5, 4), (3, 2, 2, 4, 6)])
 @pytest.mark.parametrize(
     ("term", "slow"),
@@ -95,9 +110,11 @@ def test_total_variation_is_that_of_a_loop(term: Term, slow: Callable[[Tensor], 
     assert float(term.value(at(images))) == pytest.approx(slow(images), rel=2e-3)
 
 
-@pytest.mark.parametrize("term", [TotalVariation(), CircularTotalVariation(), IsotropicTotalVariation()], ids=repr)
+@pytest.mark.parametrize(
+    "term", [TotalVariation(), CircularTotalVariation(), IsotropicTotalVariation(), PixelVariation()], ids=repr
+)
 def test_a_constant_picture_has_no_variation(term: Term) -> None:
-    images = torch.full((2, 3, 1, 6, 6), 0.7, requires_grad=True)
+    images = torch.full((2, 3, 2, 6, 6), 0.7, requires_grad=True)
     value = term.value(at(images))
     assert float(value.detach()) == pytest.approx(0.0, abs=1e-9)
     (gradient,) = torch.autograd.grad(value, images)

@@ -15,7 +15,7 @@ from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.reweighted import ReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
-from fedglass.attack.terms.total_variation import IsotropicTotalVariation
+from fedglass.attack.terms.total_variation import IsotropicTotalVariation, PixelVariation
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Whitening
 
@@ -80,7 +80,7 @@ def test_a_term_after_a_share_of_the_way_is_nothing_before_and_itself_from_there
 
 
 def test_the_scale_rule_gives_the_stated_weight_and_never_a_negative_one() -> None:
-    rule = ScaleRule(IsotropicTotalVariation(exponent=4.0))
+    rule = ScaleRule(PixelVariation())
     assert round(rule.weight(32, 32), 4) == 0.0002  # as the paper states for CIFAR
     assert rule.weight(224, 224) == pytest.approx(0.0005 - 0.00008 * math.log(224))
     assert rule.weight(16, 64) == pytest.approx(rule.weight(32, 32))

@@ -31,8 +31,8 @@ class ScaleRule(Term):
     def weight(self, height: int, width: int) -> float:
         """The weight for pictures of that size.
 
-        >>> from fedglass.attack.terms.total_variation import IsotropicTotalVariation
-        >>> round(ScaleRule(IsotropicTotalVariation(exponent=4.0)).weight(32, 32), 6)
+        >>> from fedglass.attack.terms.total_variation import PixelVariation
+        >>> round(ScaleRule(PixelVariation()).weight(32, 32), 6)
         0.000223
         """
         return max(0.0, self.offset + self.slope * math.log(math.sqrt(height * width)))
