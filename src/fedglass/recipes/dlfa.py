@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.one_gradient import RepeatedGradient
-from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.forward.unroll import BUDGET_MIB, Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.per_epoch import EpochPixels
 from fedglass.attack.images.pixels import FreePixels
@@ -27,7 +27,7 @@ def dlfa_published(
     labels: Labels = COUNTS,
     setting: str = "femnist",
     iterations: int = 400,
-    budget_mib: float = 1024.0,
+    budget_mib: float = BUDGET_MIB,
     summary: str | None = None,
     distance: str | None = None,
 ) -> Attack:
@@ -40,21 +40,21 @@ def dlfa_published(
 
 
 def dlfa_no_prior(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
     """Separate images for each epoch, without the prior: "Ours (no prior)"."""
     return _compose(Unroll(budget_mib), EpochPixels(), labels, setting, iterations)
 
 
 def dlfa_shared(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
     """The same images in each epoch [Geiping et al., 2020]: "Shared"."""
     return _compose(Unroll(budget_mib), FreePixels(), labels, setting, iterations)
 
 
 def dlfa_fedsgd_epoch(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
     """One batch of all examples for each epoch: "FedSGD-Epoch".
 
@@ -71,14 +71,14 @@ def dlfa_fedsgd(labels: Labels = COUNTS, setting: str = "femnist", iterations: i
 
 
 def dlfa_unknown_epochs(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = 1024.0
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> TryEpochs:
     """`dlfa_published` for every number of epochs that divides the number of steps; lowest energy wins."""
     return TryEpochs(dlfa_published(labels, setting, iterations, budget_mib))
 
 
 def dlfa_printed(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 200, budget_mib: float = 1024.0
+    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 200, budget_mib: float = BUDGET_MIB
 ) -> Attack:
     """`dlfa_published` with the cosine distance and the 200 iterations that the paper prints."""
     chosen = settings(setting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.forward.unroll import BUDGET_MIB, Unroll, UnrollEpochs
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.given import OracleBatchLabels
@@ -25,7 +25,7 @@ def dlfa(
     warm_up: int = 200,
     tv: float = 0.02,
     prior: float = 0.003,
-    budget_mib: float = 1024.0,
+    budget_mib: float = BUDGET_MIB,
     shared: bool = False,
     whole_epochs: bool = False,
 ) -> Attack:
