@@ -35,17 +35,18 @@ LATE = StepDecay(at=(0.85,))
 FINE_RATE = 0.01
 FASTER_RATE = 0.1
 """Of the fine stage: the paper's 0.01 needs its 30,000 iterations to cross the distance that this crosses in 500."""
-FADING = Ramp(PRIOR, 1.0, 0.01, until=0.3)
-"""Of the fine stage: the prior helps to arrive, but its minimum is not the picture (40 dB where this reaches 55)."""
+SMOOTH_FIRST = Ramp(PRIOR, 30.0, 1.0, until=0.85)
+"""Of the coarse stage: a prior that is strong at first keeps bright corners from sticking at the ends of the range,
+from where 500 iterations of the fine stage do not fetch them back."""
 RESIDUAL = ObservedResidual(sized=True)
 
 
 def coarse_to_fine(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 500, restarts: int = 1
 ) -> Attack:
-    """The paper's two stages for small budgets: one late drop of the first stage's rate, ten times the second's, in
-    which the prior fades, and, for a single example, the network's error read off the message."""
-    stages = _coarse(RESIDUAL, LATE, support, iterations), _fine(RESIDUAL, FADING, FASTER_RATE, iterations)
+    """The paper's two stages for small budgets: one late drop of the first stage's rate, a prior that is strong in
+    its beginning, ten times the second's rate, and, for a single example, the network's error read off the message."""
+    stages = _coarse(RESIDUAL, SMOOTH_FIRST, LATE, support, iterations), _fine(RESIDUAL, FASTER_RATE, iterations)
     return Attack(labels, stages, restarts=restarts)
 
 
@@ -58,7 +59,7 @@ def coarse_to_fine_published(
     energy, only the iterates from there on are compared. The second stage needs the scale of the message.
     """
     forward = OneGradient()
-    stages = _coarse(forward, StepDecay(), support, iterations), _fine(forward, PRIOR, FINE_RATE, iterations)
+    stages = _coarse(forward, PRIOR, StepDecay(), support, iterations), _fine(forward, FINE_RATE, iterations)
     return Attack(labels, stages, restarts=restarts)
 
 
@@ -66,14 +67,14 @@ def coarse_stage(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
     """The first stage of `coarse_to_fine` alone."""
-    return Attack(labels, (_coarse(RESIDUAL, LATE, support, iterations),), restarts=restarts)
+    return Attack(labels, (_coarse(RESIDUAL, SMOOTH_FIRST, LATE, support, iterations),), restarts=restarts)
 
 
 def coarse_stage_published(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
     """The first stage of `coarse_to_fine_published` alone: "Coarse Stages GIA" of the paper's Table 3."""
-    return Attack(labels, (_coarse(OneGradient(), StepDecay(), support, iterations),), restarts=restarts)
+    return Attack(labels, (_coarse(OneGradient(), PRIOR, StepDecay(), support, iterations),), restarts=restarts)
 
 
 def invg_scaled(labels: Labels = MINIMUM_RULE, iterations: int = 1000, restarts: int = 1) -> Attack:
@@ -82,11 +83,11 @@ def invg_scaled(labels: Labels = MINIMUM_RULE, iterations: int = 1000, restarts:
     return Attack(labels, (Stage(OneGradient(), Pixels(), Cosine() + PRIOR, solver),), restarts=restarts)
 
 
-def _coarse(forward: Forward, schedule: Schedule, support: float, iterations: int) -> Stage:
+def _coarse(forward: Forward, prior: Term, schedule: Schedule, support: float, iterations: int) -> Stage:
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=schedule, keep=LowestFrom(SWITCH))
-    return Stage(forward, Pixels(), Cosine() + After(support * SupportCosine(), SWITCH) + PRIOR, solver)
+    return Stage(forward, Pixels(), Cosine() + After(support * SupportCosine(), SWITCH) + prior, solver)
 
 
-def _fine(forward: Forward, prior: Term, rate: float, iterations: int) -> Stage:
+def _fine(forward: Forward, rate: float, iterations: int) -> Stage:
     solver = Adam(rate=rate, iterations=iterations, schedule=CosineDecay(start=1 / 3), keep=Lowest())
-    return Stage(forward, Pixels(), Cosine() + ReweightedL1() + prior, solver)
+    return Stage(forward, Pixels(), Cosine() + ReweightedL1() + PRIOR, solver)
