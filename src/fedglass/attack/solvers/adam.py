@@ -7,6 +7,7 @@ non-finite steps then cost a handful of small operations and no look-ups; a test
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,7 @@ REPORTS = 100
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(ABC):
     """What every solver of this family is told."""
 
     rate: float = 0.1
@@ -40,6 +41,9 @@ class Settings:
         check_iterations(self.iterations)
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise UsageError(f"solver.rate must be a finite number of at least 0, got {self.rate!r}.")
+
+    @abstractmethod
+    def minimise(self, problem: Problem, progress: Progress) -> Solution: ...
 
 
 @dataclass(frozen=True)
