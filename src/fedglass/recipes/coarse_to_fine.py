@@ -32,9 +32,10 @@ SWITCH = 0.6
 """The share of the coarse stage after which the support counts: 18,000 of 30,000 iterations."""
 LATE = StepDecay(at=(0.85,))
 """The paper's drops, made for 30,000 iterations, stop a stage of 500 before it has arrived; the fine stage anneals."""
-FINE_RATE = 0.01
-FASTER_RATE = 0.1
-"""Of the fine stage: the paper's 0.01 needs its 30,000 iterations to cross the distance that this crosses in 500."""
+FINE = 0.01, CosineDecay(start=1 / 3)
+"""Rate of the fine stage and its schedule: from iteration 10,000 of 30,000 on."""
+FASTER = 0.2, CosineDecay(start=1 / 2)
+"""The same for 500 iterations, which cross with it the distance that the paper's 0.01 needs 30,000 for."""
 SMOOTH_FIRST = Ramp(PRIOR, 30.0, 1.0, until=0.85)
 """Of the coarse stage: a prior that is strong at first keeps bright corners from sticking at the ends of the range,
 from where 500 iterations of the fine stage do not fetch them back."""
@@ -45,8 +46,9 @@ def coarse_to_fine(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 500, restarts: int = 1
 ) -> Attack:
     """The paper's two stages for small budgets: one late drop of the first stage's rate, a prior that is strong in
-    its beginning, ten times the second's rate, and, for a single example, the network's error read off the message."""
-    stages = _coarse(RESIDUAL, SMOOTH_FIRST, LATE, support, iterations), _fine(RESIDUAL, FASTER_RATE, iterations)
+    its beginning, twenty times the second's rate, decaying from one half on, and, for a single example, the network's
+    error read off the message."""
+    stages = _coarse(RESIDUAL, SMOOTH_FIRST, LATE, support, iterations), _fine(RESIDUAL, *FASTER, iterations)
     return Attack(labels, stages, restarts=restarts)
 
 
@@ -59,7 +61,7 @@ def coarse_to_fine_published(
     energy, only the iterates from there on are compared. The second stage needs the scale of the message.
     """
     forward = OneGradient()
-    stages = _coarse(forward, PRIOR, StepDecay(), support, iterations), _fine(forward, FINE_RATE, iterations)
+    stages = _coarse(forward, PRIOR, StepDecay(), support, iterations), _fine(forward, *FINE, iterations)
     return Attack(labels, stages, restarts=restarts)
 
 
@@ -88,6 +90,6 @@ def _coarse(forward: Forward, prior: Term, schedule: Schedule, support: float, i
     return Stage(forward, Pixels(), Cosine() + After(support * SupportCosine(), SWITCH) + prior, solver)
 
 
-def _fine(forward: Forward, rate: float, iterations: int) -> Stage:
-    solver = Adam(rate=rate, iterations=iterations, schedule=CosineDecay(start=1 / 3), keep=Lowest())
+def _fine(forward: Forward, rate: float, schedule: Schedule, iterations: int) -> Stage:
+    solver = Adam(rate=rate, iterations=iterations, schedule=schedule, keep=Lowest())
     return Stage(forward, Pixels(), Cosine() + ReweightedL1() + PRIOR, solver)
