@@ -227,6 +227,15 @@ def test_an_average_spreads_over_clients_and_not_over_initialisations() -> None:
     assert (line.measured["psnr"], line.done, line.failed) == ("7.5 ± 5.0", 4, 2)
 
 
+def test_a_measure_that_some_clients_lack_says_so() -> None:
+    of = table("c2f-table2")
+    (cell,), records = averaged(2)
+    case = cell.cases[0]
+    records[case.key] = done(case.key, psnr=1.0, lpips=0.25)
+    line = lines(of, [cell], records)[0]
+    assert (line.measured["lpips"], line.measured["ssim"]) == ("0.250 (1 of 2)", "-")
+
+
 def test_only_what_is_in_an_average_is_named() -> None:
     of = table("c2f-table2")
     said = " ".join(remarks(of, *averaged(1, failed=[0])))

@@ -115,18 +115,31 @@ def _line(of: Table, cell: Cell, title: str, records: Mapping[str, Record]) -> L
     values = {name: by_client(cell, records, name) for name in of.measures}
     if "pearson" in of.measures and (coefficient := correlation(cell, records)) is not None:
         values["pearson"] = [coefficient]
+    clients = len({case.client for case in cell.cases if is_done(case, records)})
     peaks = [record.peak_mib for record in done if record.peak_mib is not None]
     return Line(
         [shown(cell.row.setting[field]) for field in of.columns],
         title,
         {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
-        {name: number(summarised(values[name], of), measure.digits) for name, measure in of.measures.items()},
+        {
+            name: number(summarised(values[name], of), measure.digits) + _share(len(values[name]), clients, name)
+            for name, measure in of.measures.items()
+        },
         len(done),
         len(found) - len(done),
         len(cell.cases),
         statistics.fmean(record.seconds for record in done) if done else None,
         max(peaks) if peaks else None,
     )
+
+
+def _share(told: int, clients: int, measure: str) -> str:
+    """How many clients have the measure, where not all do: LPIPS, say, whose weights were not there at first.
+
+    >>> _share(1, 4, "lpips"), _share(4, 4, "lpips"), _share(0, 4, "lpips")
+    (' (1 of 4)', '', '')
+    """
+    return f" ({told} of {clients})" if 0 < told < clients and measure != "pearson" else ""
 
 
 def shown(value: object) -> str:
