@@ -37,13 +37,16 @@ def fine_steps(observation: Observation) -> Iterator[Tensor]:
     target = [-update.flatten() / training.lr for update in observation.update.values()]
     shares = [1 / ((1 + t.abs()) * len(target)) for t in target]
     target_norm = _norm(target)
+    deviation = torch.tensor(observation.knows.whitening.std).view(-1, 1, 1)
 
     def energy(x: Tensor, gradient: Sequence[Tensor]) -> Tensor:
         product = sum(g.dot(t) for g, t in zip(gradient, target, strict=True))
         norm = sum(g.dot(g) for g in gradient).sqrt()
         size = sum((g - t).abs().dot(w) for g, t, w in zip(gradient, target, shares, strict=True))
-        across, down = x[..., :-1, 1:] - x[..., :-1, :-1], x[..., 1:, :-1] - x[..., :-1, :-1]
-        variation = (across.square() + down.square()).square().mean()
+        pixels = x * deviation
+        across = pixels[..., :-1, 1:] - pixels[..., :-1, :-1]
+        down = pixels[..., 1:, :-1] - pixels[..., :-1, :-1]
+        variation = (across.square() + down.square()).square().sum() / len(x)
         return 1 - product / (norm * target_norm) + size + 0.0002 * variation
 
     return _descend(observation, energy, lambda g: g)
