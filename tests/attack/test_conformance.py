@@ -53,7 +53,7 @@ from fedglass.attack.terms.kernel import GaussianKernel
 from fedglass.attack.terms.layered_cosine import LayeredCosine
 from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
 from fedglass.attack.terms.partial_match import PartialMatch
-from fedglass.attack.terms.reweighted import ReweightedL1
+from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Scaled, Sum
@@ -98,6 +98,7 @@ DISTANCES = [
     Cosine(),
     SupportCosine(),
     ReweightedL1(),
+    SupportReweightedL1(),
     GaussianKernel(),
     GaussianKernel(width=10.0),
     LayeredCosine(),

@@ -71,6 +71,7 @@ PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "fedleak": (FEDSGD, [0, 2], {"iterations": 100, "width": 16, "median": 1}),
     "coarse_to_fine": (FEDSGD, [3], {"iterations": 100}),
     "coarse_to_fine_published": (FEDSGD, [3], {"iterations": 100}),
+    "coarse_to_fine_pruned": (FEDSGD, [3], {"iterations": 100}),
     "coarse_stage_published": (FEDSGD, [3], {"iterations": 150}),
     "coarse_stage": (FEDSGD, [3], {"iterations": 150}),
     "invg_scaled": (FEDSGD, [3], {"iterations": 150}),

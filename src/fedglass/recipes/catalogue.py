@@ -13,6 +13,7 @@ from fedglass.recipes.coarse_to_fine import (
     coarse_stage,
     coarse_stage_published,
     coarse_to_fine,
+    coarse_to_fine_pruned,
     coarse_to_fine_published,
     invg_scaled,
 )
@@ -115,6 +116,9 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "coarse_to_fine_published": Recipe(
         coarse_to_fine_published, "coarse_to_fine with the paper's rates and operator", COARSE_TO_FINE
+    ),
+    "coarse_to_fine_pruned": Recipe(
+        coarse_to_fine_pruned, "coarse_to_fine on what was sent alone, for messages that were pruned", COARSE_TO_FINE
     ),
     "coarse_stage": Recipe(coarse_stage, "the first stage of coarse_to_fine alone", COARSE_TO_FINE),
     "coarse_stage_published": Recipe(

@@ -8,6 +8,8 @@ framework (Breaching) that the paper builds on, is twelve times weaker, and lets
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient
@@ -20,7 +22,7 @@ from fedglass.attack.solvers.schedules import CosineDecay, Schedule, StepDecay
 from fedglass.attack.terms.after import After
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.layers import Ramp
-from fedglass.attack.terms.reweighted import ReweightedL1
+from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Term
@@ -62,6 +64,20 @@ def coarse_to_fine_published(
     """
     forward = OneGradient()
     stages = _coarse(forward, PRIOR, StepDecay(), support, iterations), _fine(forward, *FINE, iterations)
+    return Attack(labels, stages, restarts=restarts)
+
+
+def coarse_to_fine_pruned(labels: Labels = MINIMUM_RULE, iterations: int = 500, restarts: int = 1) -> Attack:
+    """`coarse_to_fine` for messages that were pruned: both stages compare what was sent alone.
+
+    The others take a pruned entry for a gradient of zero, which most are not. Not in the paper.
+    """
+    coarse, fine = coarse_to_fine(labels, iterations=iterations).stages
+    sent = SupportCosine()
+    stages = (
+        replace(coarse, objective=sent + SMOOTH_FIRST),
+        replace(fine, objective=sent + SupportReweightedL1() + PRIOR),
+    )
     return Attack(labels, stages, restarts=restarts)
 
 

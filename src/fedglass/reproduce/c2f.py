@@ -46,6 +46,7 @@ NETWORKS = {
 RECIPES = {
     "ours": "coarse_to_fine_published",
     "fast": "coarse_to_fine",
+    "fast-pruned": "coarse_to_fine_pruned",
     "fedleak": "fedleak",
     "hfgradinv": "hfgradinv",
     "agic": "agic",
@@ -57,10 +58,11 @@ RECIPES = {
     "fast-coarse": "coarse_stage",
 }
 """Method of the tables -> recipe."""
-TWO_STAGES = ("ours", "fast")
+TWO_STAGES = ("ours", "fast", "fast-pruned")
 EXTRA = {
     "ours": "coarse-to-fine",
     "fast": "this package's coarse_to_fine",
+    "fast-pruned": "this package's coarse_to_fine_pruned",
     "fedleak": "FedLeak",
     "hfgradinv": "HFGradInv",
     "agic": "AGIC",

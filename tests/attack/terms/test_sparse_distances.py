@@ -12,7 +12,7 @@ from torch import Tensor
 from fedglass.attack.parts import Evaluation
 from fedglass.attack.terms.after import After
 from fedglass.attack.terms.distance import Cosine, SquaredError
-from fedglass.attack.terms.reweighted import ReweightedL1
+from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.total_variation import IsotropicTotalVariation, PixelVariation
@@ -69,6 +69,14 @@ def test_the_reweighted_error_is_relative_where_the_target_is_large() -> None:
     off = [1.25 * t for t in far]
     relative = torch.tensor(0.25 * len(entries) / len(g), dtype=torch.float64)
     torch.testing.assert_close(ReweightedL1().value(at(off, far)), relative)
+
+
+def test_the_size_on_the_support_forgets_where_nothing_was_sent() -> None:
+    g, y = drawn("g"), drawn("y", zeros=0.4)
+    slow = sum(abs(a - b) / (1 + abs(b)) for a, b in pairs(g, y) if b != 0) / len(y)
+    assert float(SupportReweightedL1().value(at(g, y))) == pytest.approx(slow, rel=1e-12)
+    full = drawn("y")
+    torch.testing.assert_close(SupportReweightedL1().value(at(g, full)), ReweightedL1().value(at(g, full)))
 
 
 def test_a_term_after_a_share_of_the_way_is_nothing_before_and_itself_from_there_on() -> None:

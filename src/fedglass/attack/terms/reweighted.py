@@ -25,8 +25,23 @@ class ReweightedL1(Term):
     def value(self, at: Evaluation) -> Tensor:
         weights: list[Tensor] | None = at.memo.get(self)
         if weights is None:
-            weights = at.memo[self] = [1 / ((1 + y.reshape(-1).abs()) * len(at.target)) for y in at.target]
+            weights = at.memo[self] = [self.weight(y.reshape(-1)) / len(at.target) for y in at.target]
         total: Tensor | float = 0.0
         for g, y, weight in zip(at.predicted, at.target, weights, strict=True):
             total = total + torch.dot((g - y).abs().reshape(-1), weight)
         return torch.as_tensor(total)
+
+    def weight(self, y: Tensor) -> Tensor:
+        """Of each entry of a gradient's tensor.  # (m,) -> (m,)"""
+        return 1 / (1 + y.abs())
+
+
+@dataclass(frozen=True)
+class SupportReweightedL1(ReweightedL1):
+    """`ReweightedL1` where the observed message is not zero.
+
+    For messages that were pruned: a zero that was sent there says nothing of the gradient.
+    """
+
+    def weight(self, y: Tensor) -> Tensor:
+        return super().weight(y) * (y != 0)
