@@ -49,6 +49,17 @@ def test_energy_chart(curves: list[list[float]], truth: list[float], blind: list
 @given(st.lists(st.tuples(finite, finite), min_size=1, max_size=6))
 def test_trade_off(points: list[tuple[float, float]]) -> None:
     inside(trade_off("t", {NASTY: points}, NASTY, NASTY))
+    inside(trade_off("t", {NASTY: points, "other": points, "third": points}, NASTY, NASTY))
+
+
+def test_names_of_several_series_do_not_hide_each_other() -> None:
+    """Curves that start at one point, with names that begin alike."""
+    names = ["this package's coarse_to_fine", "this package's coarse_to_fine_pruned"]
+    svg = ET.fromstring(trade_off("t", {name: [(0.0, 50.0), (1.0, 10.0)] for name in names}, "x", "y"))
+    found = [e for e in svg.iter("text") if e.attrib["class"] == "name"]
+    assert ["".join(e.itertext()) for e in found] == [name * 2 for name in names]  # the tooltip, then the text
+    first, second = (float(e.attrib["y"]) for e in found)
+    assert second - first >= 16
 
 
 def test_text_is_escaped() -> None:

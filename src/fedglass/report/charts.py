@@ -12,6 +12,8 @@ WIDTH = 340
 EDGE = 2
 SHOWN = 8
 """Curves in one chart; more would hide each other."""
+KEY = 18
+"""Height of a line in a chart's key."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,10 @@ def energy_chart(
 
 
 def trade_off(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_title: str, y_title: str) -> Markup:
-    """One quantity against another, the points of a series joined from left to right."""
+    """One quantity against another, the points of a series joined from left to right.
+
+    A single series is named at its line; several have a key below, where their names can not hide each other.
+    """
     top, bottom, left = 22, 190, 46
     everything = [point for points in series.values() for point in points]
     x = _linear([p[0] for p in everything], left, WIDTH - EDGE)
@@ -103,11 +108,23 @@ def trade_off(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x
         joined = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
         parts.append(f'<polyline class="curve c{number % 4}" points="{joined}"/>')
         parts += [f'<circle class="dot c{number % 4}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in places]
-        # Named at the higher end, where the line runs away below the text.
-        (a, b), anchor = (places[0], "start") if places[0][1] < places[-1][1] else (places[-1], "end")
-        parts.append(_text("name", a, b - 8, _clip(label, 30), anchor, full=label))
+        if len(series) == 1:
+            # At the higher end, where the line runs away below the text.
+            (a, b), anchor = (places[0], "start") if places[0][1] < places[-1][1] else (places[-1], "end")
+            parts.append(_text("name", a, b - 8, _clip(label, 30), anchor, full=label))
     parts.append(_text("tick", (left + WIDTH) / 2, bottom + 32, x_title, "middle"))
-    return _svg(title, parts, bottom + 38)
+    below = list(series) if len(series) > 1 else []
+    return _svg(title, parts + _key(below, left, bottom + 52), bottom + 38 + KEY * len(below))
+
+
+def _key(names: Sequence[str], left: float, top: float) -> list[str]:
+    """A dot of the series' colour and its name, one below the other."""
+    parts = []
+    for number, name in enumerate(names):
+        y = top + KEY * number
+        parts.append(f'<circle class="dot c{number % 4}" cx="{left + 4}" cy="{y - 4}" r="4"/>')
+        parts.append(_text("name", left + 14, y, _clip(name, 44), "start", full=name))
+    return parts
 
 
 def _dot_row(dot: Dot, axis: Axis, y: float) -> list[str]:
