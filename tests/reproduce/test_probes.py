@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.segment import OnSegment
 from fedglass.attack.forward.unroll import Unroll
+from fedglass.attack.hypotheses import supposing, trainings
 from fedglass.attack.images.per_epoch import EpochPixels
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
@@ -24,6 +27,7 @@ from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.count_labels import CountLabels
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct
+from fedglass.reproduce.probes.try_trainings import TryTrainings
 from fedglass.rounds.truth import Truth
 from fedglass.rounds.views import Knows
 
@@ -98,3 +102,17 @@ def test_geometry_of_a_short_training(message: tuple[Observation, Truth]) -> Non
     assert found.measures["cosine_before"] == found.curves["cosine"][0]
     assert found.measures["cosine_best"] == max(found.curves["cosine"])
     assert 0 < found.measures["min_share"] <= 1
+
+
+def test_the_training_of_lowest_energy_is_kept(message: tuple[Observation, Truth]) -> None:
+    """Of 4 steps on 4 examples: 1, 2 or 4 epochs; each as if it alone had been supposed."""
+    seen, truth = message
+    blind = replace(seen, knows=replace(seen.knows, training=None, steps=4, lr=0.05))
+    probe = Reconstruct(simulation(OracleLabels()), 20.0, ByPsnr())
+    found = TryTrainings(probe).measure(blind, truth, 3, silent)
+    each = [probe.measure(supposing(seen, guess), truth, 3, silent) for guess in trainings(0.05, 4, 4)]
+    assert len(each) == 3
+    best = min(each, key=lambda one: float(str(one.record["energy"])))
+    assert found.measures == best.measures
+    assert found.record["energy"] == best.record["energy"]
+    assert "was chosen by its energy: E=1 " in str(found.record["extra"])

@@ -18,6 +18,7 @@ from fedglass.reproduce.experiment import Experiment
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct
+from fedglass.reproduce.probes.try_trainings import TryTrainings
 from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import table
 
@@ -130,3 +131,13 @@ def test_keys_depend_on_what_decides_a_run_and_on_nothing_else() -> None:
 def test_no_clients_are_refused() -> None:
     with pytest.raises(UsageError, match="clients must be at least 1, got 0"):
         cells(table("dlfa-table2"), table("dlfa-table2").rows, [], 0, {}, Request(), 0)
+
+
+def test_who_does_not_know_the_training_tries_all() -> None:
+    """In every row of the table alike, whatever the paper supposes there."""
+    rows = [made("dlfa-table9", row, "unknown") for row in (1, 3)]
+    assert rows[0] == rows[1]
+    assert isinstance(rows[0].probe, TryTrainings)
+    assert rows[0].probe.probe == made("dlfa-table9", 1, "prior").probe
+    assert (rows[0].knows.training, rows[0].knows.steps, rows[0].supposed) == (False, True, None)
+    assert not made("dlfa-table8", 1, "unknown").knows.batch_labels

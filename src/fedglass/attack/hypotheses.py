@@ -35,14 +35,14 @@ class TryEpochs:
         guesses = hypotheses(observation)
         found = []
         for i, guess in enumerate(guesses):
-            best = self.attack.run(_supposing(observation, guess), seed, part(progress, i, len(guesses)))
+            best = self.attack.run(supposing(observation, guess), seed, part(progress, i, len(guesses)))
             found.append(replace(best, details={**best.details, "epochs": float(guess.epochs)}))
         return min(found, key=rank)
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         epochs = int(like.details["epochs"])
         guess = next(g for g in hypotheses(observation) if g.epochs == epochs)
-        return self.attack.energy_of(_supposing(observation, guess), pixels, labels, like)
+        return self.attack.energy_of(supposing(observation, guess), pixels, labels, like)
 
 
 def hypotheses(observation: Observation) -> list[Training]:
@@ -55,12 +55,22 @@ def hypotheses(observation: Observation) -> list[Training]:
             "Trying numbers of epochs needs the number of local steps and the learning rate: set "
             "adversary.knows_steps = true."
         )
-    each = max(1, knows.examples // knows.clients)
-    divisors = [e for e in range(1, knows.steps + 1) if knows.steps % e == 0]
-    guesses = [Training(knows.lr, e, -(-each * e // knows.steps)) for e in divisors]
-    # Not every number of batches is reached: 10 examples make 5 batches of 2 or 10 of 1, but never 6.
-    return [guess for guess in guesses if guess.steps(each) == knows.steps]
+    return trainings(knows.lr, knows.steps, max(1, knows.examples // knows.clients))
 
 
-def _supposing(observation: Observation, training: Training) -> Observation:
+def trainings(lr: float, steps: int, examples: int) -> list[Training]:
+    """Of that many steps, one for each number of epochs that divides them.
+
+    Not every number of batches is reached: 10 examples make 5 batches of 2 or 10 of 1, but never 6.
+
+    >>> [(guess.epochs, guess.batch_size) for guess in trainings(0.1, 12, 10)]
+    [(3, 3), (4, 4), (6, 5), (12, 10)]
+    """
+    divisors = [e for e in range(1, steps + 1) if steps % e == 0]
+    guesses = [Training(lr, e, -(-examples * e // steps)) for e in divisors]
+    return [guess for guess in guesses if guess.steps(examples) == steps]
+
+
+def supposing(observation: Observation, training: Training) -> Observation:
+    """The same message to an adversary that takes this for the clients' training."""
     return replace(observation, knows=replace(observation.knows, training=training))

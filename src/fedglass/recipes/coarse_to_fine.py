@@ -41,6 +41,8 @@ FASTER = 0.2, CosineDecay(start=1 / 2)
 SMOOTH_FIRST = Ramp(PRIOR, 30.0, 1.0, until=0.85)
 """Of the coarse stage: a prior that is strong at first keeps bright corners from sticking at the ends of the range,
 from where 500 iterations of the fine stage do not fetch them back."""
+FILLED_IN = Ramp(PRIOR, 30.0, 10.0, until=0.85), 10 * PRIOR
+"""Of both stages where entries are missing: the corners of the picture that they told of need more of the prior."""
 RESIDUAL = ObservedResidual(sized=True)
 
 
@@ -68,15 +70,15 @@ def coarse_to_fine_published(
 
 
 def coarse_to_fine_pruned(labels: Labels = MINIMUM_RULE, iterations: int = 500, restarts: int = 1) -> Attack:
-    """`coarse_to_fine` for messages that were pruned: both stages compare what was sent alone.
+    """`coarse_to_fine` for messages that were pruned: both stages compare what was sent alone, with more of the prior.
 
     The others take a pruned entry for a gradient of zero, which most are not. Not in the paper.
     """
     coarse, fine = coarse_to_fine(labels, iterations=iterations).stages
-    sent = SupportCosine()
+    sent, (prior, later) = SupportCosine(), FILLED_IN
     stages = (
-        replace(coarse, objective=sent + SMOOTH_FIRST),
-        replace(fine, objective=sent + SupportReweightedL1() + PRIOR),
+        replace(coarse, objective=sent + prior),
+        replace(fine, objective=sent + SupportReweightedL1() + later),
     )
     return Attack(labels, stages, restarts=restarts)
 

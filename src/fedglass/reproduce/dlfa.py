@@ -23,6 +23,7 @@ from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
 from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.count_labels import CountLabels
 from fedglass.reproduce.probes.reconstruct import ByPsnr, Reconstruct
+from fedglass.reproduce.probes.try_trainings import TryTrainings
 from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import Row, Setting
 from fedglass.rounds.views import Knows
@@ -41,8 +42,12 @@ RECIPES = {
     "fast-no-prior": "dlfa",
     "fast-shared": "dlfa",
     "fast-epoch": "dlfa",
+    "unknown": "dlfa_published",
+    "fast-unknown": "dlfa",
 }
 """Method of the tables -> recipe; from `printed` on not in the paper: its cosine as printed, and a better solver."""
+UNKNOWN = "unknown", "fast-unknown"
+"""Methods that are told the number of local steps alone, and try the epochs that divide it."""
 OPTIONS: Mapping[str, Mapping[str, float]] = {
     "fast-no-prior": {"prior": 0.0},
     "fast-shared": {"shared": True},
@@ -54,6 +59,8 @@ EXTRA = {
     "fast-no-prior": "this package's dlfa, no prior",
     "fast-shared": "this package's dlfa, Shared",
     "fast-epoch": "this package's dlfa, FedSGD-Epoch",
+    "unknown": "Ours (prior), E and m unknown",
+    "fast-unknown": "this package's dlfa, E and m unknown",
 }
 COUNTS: Mapping[str, Labels] = {
     "interpolated": InterpolatedCounts(),
@@ -70,7 +77,7 @@ def known_counts(row: Row, method: str, request: Request) -> Experiment:
     """Tables 1, 7, 10 and 11: how often each label occurs is known, in which batches is not."""
     data = _kind(row.setting)
     attack = _attack(method, request, OracleLabels(), data)
-    return Experiment(_setup(row.setting, data), _images(attack, data), Knows(labels=True))
+    return _told(method, Experiment(_setup(row.setting, data), _images(attack, data), Knows(labels=True)))
 
 
 def counted_labels(row: Row, method: str, request: Request) -> Experiment:
@@ -82,7 +89,7 @@ def recovered_counts(row: Row, method: str, request: Request) -> Experiment:
     """Table 3."""
     data = _kind(row.setting)
     attack = _attack(method, request, InterpolatedCounts(), data)
-    return Experiment(_setup(row.setting, data), _images(attack, data))
+    return _told(method, Experiment(_setup(row.setting, data), _images(attack, data)))
 
 
 def priors(row: Row, method: str, request: Request) -> Experiment:
@@ -93,10 +100,10 @@ def priors(row: Row, method: str, request: Request) -> Experiment:
 
 
 def batch_counts(row: Row, method: str, request: Request) -> Experiment:
-    """Table 8. FedSGD-Epoch and FedSGD have no batches, and so no use for the labels of each."""
+    """Table 8. Who has no batches, FedSGD-Epoch and FedSGD, or does not know them, has no use for the labels of each."""
     made = known_counts(row, method, request)
     made = replace(made, setup=replace(made.setup, shuffled=bool(row.setting["random"])))
-    if not row.setting["batch_counts"] or method in ("fedsgd-epoch", "fedsgd"):
+    if not row.setting["batch_counts"] or method in ("fedsgd-epoch", "fedsgd", *UNKNOWN):
         return made
     data = made.setup.data
     attack = _attack(method, request, OracleBatchLabels(), data)
@@ -106,6 +113,8 @@ def batch_counts(row: Row, method: str, request: Request) -> Experiment:
 def supposed_training(row: Row, method: str, request: Request) -> Experiment:
     """Table 9."""
     made = known_counts(row, method, request)
+    if method in UNKNOWN:
+        return made
     supposed = Training(LR, row.setting["epochs_chosen"], row.setting["batch_chosen"])
     return replace(made, supposed=None if supposed == made.setup.training else supposed)
 
@@ -139,6 +148,13 @@ def _setup(setting: Setting, data: str) -> Setup:
         clients=setting.get("clients", 1),
         warm_up=WarmUp(before, training, setting["examples"]) if before else None,
     )
+
+
+def _told(method: str, made: Experiment) -> Experiment:
+    """The experiment as it is, or without the clients' training where the method does not know it."""
+    if method not in UNKNOWN or not isinstance(made.probe, Reconstruct):
+        return made
+    return replace(made, probe=TryTrainings(made.probe), knows=replace(made.knows, training=False, steps=True))
 
 
 def _kind(setting: Setting) -> str:

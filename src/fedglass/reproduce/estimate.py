@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
 from fedglass.attack.attack import Stage
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.hypotheses import trainings
 from fedglass.attack.images.generator import GeneratorWeights
 from fedglass.attack.solvers.lookahead_adam import LookaheadAdam
 from fedglass.audit.machine import one_thread
@@ -23,6 +25,7 @@ from fedglass.reproduce.populations import KINDS
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.invert import Invert
 from fedglass.reproduce.probes.reconstruct import Reconstruct
+from fedglass.reproduce.probes.try_trainings import TryTrainings
 
 SECOND_ORDER = 3.0
 """Cost of a gradient that is differentiated again, in plain gradients; both measured on the networks of the papers."""
@@ -44,6 +47,10 @@ def seconds_of(experiment: Experiment) -> float:
         return local + (training.steps(setup.examples) + probe.points) * whole
     if isinstance(probe, Invert):
         return local + probe.attack.restarts * sum(_stage_seconds(s, experiment, local) for s in probe.attack.stages)
+    if isinstance(probe, TryTrainings):
+        steps = setup.training.steps(setup.examples)
+        guesses = trainings(setup.training.lr, steps, setup.examples)
+        return sum(seconds_of(replace(experiment, probe=probe.probe, supposed=guess)) for guess in guesses)
     if not isinstance(probe, Reconstruct):
         return local + 60 * gradient_seconds(setup.network, setup.data, 50)  # 3000 dummy images, twice, no gradient
     return local + sum(_stage_seconds(stage, experiment, local) for stage in probe.attack.stages)

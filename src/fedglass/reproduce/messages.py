@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from fedglass.attack.hypotheses import supposing
 from fedglass.core.errors import DataError, ModelError
 from fedglass.core.params import buffers_of, subtract, weights_of
 from fedglass.core.rng import derive, stream
@@ -55,7 +56,7 @@ def observe(
     view = ServerView() if setup.clients == 1 else AggregateView()
     seen, truth = view.see(transcript, experiment.knows)
     if experiment.supposed is not None:
-        seen = replace(seen, knows=replace(seen.knows, training=experiment.supposed))
+        seen = supposing(seen, experiment.supposed)
     return seen, truth
 
 

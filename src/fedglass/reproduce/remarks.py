@@ -10,6 +10,7 @@ from fedglass.reproduce.compare import is_done
 from fedglass.reproduce.populations import KINDS, PUBLISHED
 from fedglass.reproduce.probes.invert import Invert
 from fedglass.reproduce.probes.reconstruct import Reconstruct
+from fedglass.reproduce.probes.try_trainings import TryTrainings
 from fedglass.reproduce.tables import Table
 
 
@@ -40,6 +41,7 @@ def _iterations(of: Table, cells: Sequence[Cell]) -> list[str]:
     asked: dict[int, dict[str, str]] = {}
     for cell in cells:
         probe = cell.experiment.probe
+        probe = probe.probe if isinstance(probe, TryTrainings) else probe
         if cell.iterations is not None and isinstance(probe, Reconstruct):
             stages = " + ".join(str(getattr(stage.solver, "iterations", 1)) for stage in probe.attack.stages)
             told = asked.setdefault(cell.iterations, {})
