@@ -100,7 +100,7 @@ def priors(row: Row, method: str, request: Request) -> Experiment:
 
 
 def batch_counts(row: Row, method: str, request: Request) -> Experiment:
-    """Table 8. Who has no batches, FedSGD-Epoch and FedSGD, or does not know them, has no use for the labels of each."""
+    """Table 8. Who has no batches, FedSGD-Epoch and FedSGD, or does not know them, needs no labels of each."""
     made = known_counts(row, method, request)
     made = replace(made, setup=replace(made.setup, shuffled=bool(row.setting["random"])))
     if not row.setting["batch_counts"] or method in ("fedsgd-epoch", "fedsgd", *UNKNOWN):
