@@ -37,6 +37,18 @@ def test_a_trained_network_is_given_the_datas_own_labels(embedded: dict[str, Pop
     assert population.words(own_labels=True).endswith("with their own labels")
 
 
+def test_a_stand_in_keeps_its_labels_where_that_is_asked_for(embedded: dict[str, Population], tmp_path: Path) -> None:
+    """The same images with other labels, under another name; a user's own data have no others."""
+    drawn, kept = embedded["cifar100"], populations(["cifar100"], [], None, 0, own_labels=True)["cifar100"]
+    _, images, labels = kept.client(0, 20)
+    assert torch.equal(images, drawn.client(0, 20)[1])
+    assert torch.equal(labels, drawn.client(0, 20, own_labels=True)[2])
+    assert kept.words().endswith("with their own labels")
+    assert kept.identity != drawn.identity
+    with pytest.raises(UsageError, match="--own-labels is for stand-ins"):
+        populations(["femnist"], [leaf(tmp_path / "data.json", [4])], None, 0, own_labels=True)
+
+
 def test_a_client_is_one_writer(embedded: dict[str, Population]) -> None:
     population = embedded["femnist"]
     data = population.dataset()

@@ -43,6 +43,11 @@ CLIENTS = 3
     help=f"A folder of files for data that are not given.  [default: ${SHARED}, or embedded images]",
 )
 @click.option(
+    "--own-labels",
+    is_flag=True,
+    help="Stand-ins keep their own labels, which repeat more than those drawn from as many classes as the paper has.",
+)
+@click.option(
     "--iterations",
     type=click.IntRange(1),
     help="The option `iterations` of each recipe, beside which warm-up and finishing stages keep their own; of c2f: of "
@@ -63,6 +68,7 @@ def reproduce(
     methods: tuple[str, ...],
     data: tuple[str, ...],
     stand_ins: Path | None,
+    own_labels: bool,
     iterations: int | None,
     restarts: int,
     size: str,
@@ -99,7 +105,7 @@ def reproduce(
     count = clients or printed.default.get("clients", CLIENTS)
     options = {"iterations": iterations or printed.default.get("iterations"), "restarts": restarts, "side": int(size)}
     _refuse_options(printed, restarts, weights)
-    request = {**options, "weights": named(weights)}
+    request = {**options, "weights": named(weights), "own_labels": own_labels}
     cells, absent = _cells(printed, chosen, wanted, count, data, stand_ins, request, seed)
     return _run(asked, printed, cells, absent, output, workers, dry_run)
 
@@ -124,7 +130,7 @@ def _cells(
     folder = stand_ins or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
     request = Request(**options)
     refuse_weights(of, request.weights)
-    found = populations(data_kinds(of, selected, used, request), data, folder, seed)
+    found = populations(data_kinds(of, selected, used, request), data, folder, seed, request.own_labels)
     planned = cells(of, selected, used, clients, found, request, seed)
     check_networks(planned, seed)
     return planned, left_out(of, selected, request)

@@ -88,13 +88,15 @@ class Population:
     source: str
     stand_in: bool
     seed: int = 0
+    own_labels: bool = False
+    """Whether a stand-in always keeps its labels, also where the network is untrained."""
 
     def dataset(self, own_labels: bool = False) -> Dataset:
         """The images; a stand-in's labels are drawn from as many classes as the paper's data have.
 
         That is sound for an untrained network alone, to which labels mean nothing: with `own_labels` they stay.
         """
-        return _loaded(self, own_labels)
+        return _loaded(self, own_labels or self.own_labels)
 
     def client(self, index: int, examples: int | None, own_labels: bool = False) -> tuple[str, Tensor, Tensor]:
         """Name, images and labels of one client: a writer's first images, or any, shuffled for that client."""
@@ -136,7 +138,7 @@ class Population:
         if not self.stand_in:
             return f"{kind.title}: {data.name}, {len(data)} images read from {self.source}{size}"
         images = {"glyphs": "drawn characters", "photos": "crops of the embedded photographs"}.get(self.source)
-        labels = "their own labels" if own_labels else f"labels drawn from {kind.classes} classes"
+        labels = "their own labels" if own_labels or self.own_labels else f"labels drawn from {kind.classes} classes"
         return f"STAND-IN for {kind.title}: {images or kind.images} with {labels}{size}"
 
     @functools.cached_property
@@ -144,7 +146,8 @@ class Population:
         """A hash of the images, their labels and their writers."""
         data = self.dataset(own_labels=True)
         writers = "" if data.writers is None else of_tensor(data.writers)
-        return digest(self.kind, str(self.stand_in), of_tensor(data.images), of_tensor(data.labels), writers)
+        facts = [self.kind, str(self.stand_in), of_tensor(data.images), of_tensor(data.labels), writers]
+        return digest(*facts, *(["own labels"] if self.own_labels else []))
 
     def _rows(self, data: Dataset, index: int, examples: int | None) -> tuple[str, Tensor]:
         if data.writers is None:
@@ -180,8 +183,10 @@ def _client(population: Population, index: int, examples: int | None, own_labels
     return population._drawn(index, examples, own_labels)
 
 
-def populations(kinds: Sequence[str], data: Sequence[str], stand_ins: Path | None, seed: int) -> dict[str, Population]:
-    """One population for each kind: the user's data of that shape, or its stand-in."""
+def populations(
+    kinds: Sequence[str], data: Sequence[str], stand_ins: Path | None, seed: int, own_labels: bool = False
+) -> dict[str, Population]:
+    """One population for each kind: the user's data of that shape, or its stand-in, which may keep its labels."""
     given: dict[str, str] = {}
     for source in data:
         kind, place = _given(source, kinds)
@@ -196,7 +201,12 @@ def populations(kinds: Sequence[str], data: Sequence[str], stand_ins: Path | Non
                 "or say with a name in front what each is, as in cifar100=PATH."
             )
         given[kind] = place
-    return {kind: _population(kind, given.get(kind), stand_ins, seed) for kind in kinds}
+    found = {kind: _population(kind, given.get(kind), stand_ins, seed) for kind in kinds}
+    if not own_labels:
+        return found
+    if not any(population.stand_in for population in found.values()):
+        raise UsageError("--own-labels is for stand-ins, but these are the paper's data or your own: leave it out.")
+    return {kind: replace(each, own_labels=each.stand_in) for kind, each in found.items()}
 
 
 def _in_words(kinds: Sequence[str]) -> str:

@@ -22,6 +22,8 @@ class Request:
     """Of pictures that the coarse-to-fine paper has at 224 x 224."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Trained networks: `transfer`, or a test accuracy -> safetensors file."""
+    own_labels: bool = False
+    """Whether stand-ins keep their labels."""
 
     def attack(self, name: str, **options: object) -> Attack:
         """The recipe of that name, with as many iterations as were asked for."""
