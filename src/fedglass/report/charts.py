@@ -118,12 +118,12 @@ def trade_off(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x
 
 
 def _key(names: Sequence[str], left: float, top: float) -> list[str]:
-    """A dot of the series' colour and its name, one below the other."""
+    """A piece of each series' line and its name, one below the other."""
     parts = []
     for number, name in enumerate(names):
         y = top + KEY * number
-        parts.append(f'<circle class="dot c{number % 4}" cx="{left + 4}" cy="{y - 4}" r="4"/>')
-        parts.append(_text("name", left + 14, y, _clip(name, 44), "start", full=name))
+        parts.append(_line(f"curve c{number % 4}", left, y - 4, left + 12, y - 4))
+        parts.append(_text("name", left + 18, y, _clip(name, 44), "start", full=name))
     return parts
 
 
