@@ -69,7 +69,7 @@ class Attack:
             self._once(observation, derive(seed, "restart", i), part(progress, i, self.restarts))
             for i in range(self.restarts)
         ]
-        best = min(runs, key=rank)
+        best = min(runs, key=lambda run: rank(run.energy))
         images = best.images
         for i, refinement in enumerate(self.refine):
             images = refinement.refine(images, stream(seed, "refine", i))
@@ -125,9 +125,9 @@ class Attack:
         return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), details)
 
 
-def rank(run: Reconstruction) -> float:
-    """The energy, for choosing among runs; one that is not a number comes last."""
-    return run.energy if math.isfinite(run.energy) else math.inf
+def rank(energy: float) -> float:
+    """For choosing among runs by their energy; one that is not a number comes last."""
+    return energy if math.isfinite(energy) else math.inf
 
 
 def check_observation(observation: Observation) -> None:

@@ -37,7 +37,7 @@ class TryEpochs:
         for i, guess in enumerate(guesses):
             best = self.attack.run(supposing(observation, guess), seed, part(progress, i, len(guesses)))
             found.append(replace(best, details={**best.details, "epochs": float(guess.epochs)}))
-        return min(found, key=rank)
+        return min(found, key=lambda run: rank(run.energy))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         epochs = int(like.details["epochs"])

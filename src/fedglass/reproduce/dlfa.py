@@ -75,9 +75,7 @@ def _attack(method: str, request: Request, labels: Labels, data: str) -> Attack:
 
 def known_counts(row: Row, method: str, request: Request) -> Experiment:
     """Tables 1, 7, 10 and 11: how often each label occurs is known, in which batches is not."""
-    data = _kind(row.setting)
-    attack = _attack(method, request, OracleLabels(), data)
-    return _told(method, Experiment(_setup(row.setting, data), _images(attack, data), Knows(labels=True)))
+    return _reconstructed(row, method, request, OracleLabels(), Knows(labels=True))
 
 
 def counted_labels(row: Row, method: str, request: Request) -> Experiment:
@@ -87,9 +85,7 @@ def counted_labels(row: Row, method: str, request: Request) -> Experiment:
 
 def recovered_counts(row: Row, method: str, request: Request) -> Experiment:
     """Table 3."""
-    data = _kind(row.setting)
-    attack = _attack(method, request, InterpolatedCounts(), data)
-    return _told(method, Experiment(_setup(row.setting, data), _images(attack, data)))
+    return _reconstructed(row, method, request, InterpolatedCounts(), Knows())
 
 
 def priors(row: Row, method: str, request: Request) -> Experiment:
@@ -150,11 +146,13 @@ def _setup(setting: Setting, data: str) -> Setup:
     )
 
 
-def _told(method: str, made: Experiment) -> Experiment:
-    """The experiment as it is, or without the clients' training where the method does not know it."""
-    if method not in UNKNOWN or not isinstance(made.probe, Reconstruct):
-        return made
-    return replace(made, probe=TryTrainings(made.probe), knows=replace(made.knows, training=False, steps=True))
+def _reconstructed(row: Row, method: str, request: Request, labels: Labels, knows: Knows) -> Experiment:
+    """The method's attack on the row's clients, whose training it is told, or tries where it is not."""
+    data = _kind(row.setting)
+    setup, probe = _setup(row.setting, data), _images(_attack(method, request, labels, data), data)
+    if method in UNKNOWN:
+        return Experiment(setup, TryTrainings(probe), replace(knows, training=False, steps=True))
+    return Experiment(setup, probe, knows)
 
 
 def _kind(setting: Setting) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from fedglass.attack.attack import part
+from fedglass.attack.attack import part, rank
 from fedglass.attack.hypotheses import hypotheses, supposing
 from fedglass.attack.parts import Progress
 from fedglass.core.types import Observation, Training
@@ -29,17 +28,18 @@ class TryTrainings:
             self.probe.measure(supposing(seen, guess), truth, seed, part(progress, i, len(guesses)))
             for i, guess in enumerate(guesses)
         ]
-        best = min(range(len(guesses)), key=lambda i: _energy(found[i]))
+        best = min(range(len(guesses)), key=lambda i: rank(_energy(found[i])))
         return replace(found[best], record=dict(found[best].record) | {"extra": _told(guesses, found, best)})
 
 
 def _energy(finding: Finding) -> float:
-    """What the adversary chooses by; an attack that diverged comes last."""
-    energy = float(str(finding.record["energy"]))
-    return energy if math.isfinite(energy) else math.inf
+    """What the adversary chooses by."""
+    return float(str(finding.record["energy"]))
 
 
 def _told(guesses: list[Training], found: list[Finding], best: int) -> dict[str, object]:
-    """Which training was chosen, and the energies of all of them."""
+    """What the best attack told, which training it supposed, and the energies of all of them."""
+    own, epochs = found[best].record["extra"], guesses[best].epochs
+    assert isinstance(own, dict)
     each = ", ".join(f"E={g.epochs} {_energy(f):.4g}" for g, f in zip(guesses, found, strict=True))
-    return {"epochs": guesses[best].epochs, "notes": [f"E={guesses[best].epochs} was chosen by its energy: {each}."]}
+    return {**own, "epochs": epochs, "notes": [*own["notes"], f"E={epochs} was chosen by its energy: {each}."]}
