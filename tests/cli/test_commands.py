@@ -33,6 +33,12 @@ def test_help_does_not_wait_for_torch() -> None:
     subprocess.run([sys.executable, "-c", HELP], check=True)
 
 
+def test_the_package_runs_as_a_module() -> None:
+    """Where the script's folder is not on the path."""
+    done = subprocess.run([sys.executable, "-m", "fedglass", "list", "nothing"], capture_output=True, text=True)
+    assert done.returncode == 2 and "nothing" in done.stderr
+
+
 def test_help_teaches(fedglass: Run) -> None:
     top = fedglass("--help").output
     for words in ("First steps", "fedglass init plan.toml", "Exit codes", "the gate failed"):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
-from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.solvers.adam import Adam
-from fedglass.attack.solvers.schedules import Constant
 from fedglass.core.types import Training
 from fedglass.metrics.recovered import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
@@ -40,11 +36,10 @@ WARM_UP = Training(LR, epochs=10, batch_size=50)
 def images(row: Row, method: str, request: Request) -> Experiment:
     """Tables 2, 3, 6 and 7 and Figure 6: labels known, scored by mean PSNR and cosine."""
     data = KIND_OF[row.setting["dataset"]]
-    options = {"setting": data} if "dlfa" in method else {}
+    options: dict[str, object] = {"setting": data} if "dlfa" in method else {}
     if row.setting.get("network") == "ViT" and method in ("ig", "sme"):
-        attack = _undecayed(request.attack(RECIPES[method], labels=OracleLabels(), rate=VIT_RATE))
-    else:
-        attack = request.attack(RECIPES[method], labels=OracleLabels(), **options)
+        options = {"rate": VIT_RATE, "decay": False}
+    attack = request.attack(RECIPES[method], labels=OracleLabels(), **options)
     return Experiment(_setup(row.setting), Reconstruct(attack, RECOVERED[data], ByError()), Knows(labels=True))
 
 
@@ -65,13 +60,6 @@ def _setup(setting: Setting) -> Setup:
         # R = 1 is the untrained network, R = 5 the one saved at the end of round 5.
         warm_up=None if trained == 1 else WarmUp(trained, WARM_UP),
     )
-
-
-def _undecayed(attack: Attack) -> Attack:
-    """The rate stays what it is to the end, as in the release for the ViT."""
-    stage = attack.stages[0]
-    assert isinstance(stage.solver, Adam)
-    return replace(attack, stages=(replace(stage, solver=replace(stage.solver, schedule=Constant())),))
 
 
 SME: Mapping[str, Callable[[Row, str, Request], Experiment]] = {
