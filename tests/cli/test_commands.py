@@ -36,7 +36,8 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_the_package_runs_as_a_module() -> None:
     """Where the script's folder is not on the path."""
     done = subprocess.run([sys.executable, "-m", "fedglass", "list", "nothing"], capture_output=True, text=True)
-    assert done.returncode == 2 and "nothing" in done.stderr
+    assert done.returncode == 2
+    assert "nothing" in done.stderr
 
 
 def test_help_teaches(fedglass: Run) -> None:

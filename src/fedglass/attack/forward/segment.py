@@ -48,9 +48,9 @@ class AlongSegment:
     """The mean of the full-batch gradients at `points` weights, evenly spread over the local steps, on w0..wT.
 
     The message is a sum of gradients at weights all along the way, which one gradient at one point can not be. At the
-    true images two points leave half to two thirds of what one leaves between both directions (1 - cos of 0.03 to
-    0.02 on the CIFAR CNN with ten images, 0.02 to 0.01 on the FEMNIST CNN with fifty). More gain little, and each costs
-    as much again. Exact for one local step, which starts at w0.
+    true images, 1 - cos between message and prediction with 1, 2, 3 and 4 points is 0.033, 0.022, 0.018 and 0.017 on
+    the CIFAR CNN with ten images, 0.047, 0.033, 0.029 and 0.029 with fifty (each the mean of two messages). Each point
+    costs as much again. Exact for one local step, which starts at w0.
     """
 
     points: int = 2
