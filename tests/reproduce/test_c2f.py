@@ -297,6 +297,7 @@ def test_a_table_is_recreated_on_the_command_line(tmp_path: Path, monkeypatch: p
     assert found.exit_code == 0, found.output
     assert "STAND-IN for CIFAR-10" in found.output
     assert "Reduced here: 2 iterations in all" in found.output
+    assert "Methods named `fast`" not in found.output
     page = (tmp_path / "c2f-table3.html").read_text()
     assert "Reduced here" in page
     assert "SSIM" in page
@@ -338,6 +339,13 @@ def test_a_dry_run_says_what_is_reduced_and_left_out(tmp_path: Path, monkeypatch
     assert "Left out without --weights transfer=FILE: part of row 1, row 5." in found.output
     assert "Reduced here: " in found.output
     assert "Averages here are over: initialisation uniform; " in found.output
+
+
+def test_methods_of_this_package_are_explained_where_they_are_run(tmp_path: Path) -> None:
+    request = ["c2f-table1", "--rows", "dataset=CIFAR-10", "--methods", "fast", "--dry-run", "-o", str(tmp_path)]
+    found = CliRunner().invoke(cli, ["reproduce", *request])
+    assert found.exit_code == 0, found.output
+    assert "Methods named `fast` are this package's coarse_to_fine" in " ".join(found.output.split())
 
 
 @pytest.mark.parametrize("name", ["c2f-table5", "c2f-table6"])
