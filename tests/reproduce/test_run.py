@@ -212,7 +212,7 @@ def test_the_iterations_of_every_stage_are_said() -> None:
     asked = chosen("sme-table2", [1], ["ig", "fast", "dlfa-fast"], iterations=480)
     said = remarks(table("sme-table2"), asked, {})[0]
     assert said.startswith("Not as published: the option `iterations` of every attack was 480.")
-    assert "Stages of this package's sme: 480 + 80 iterations" in said
+    assert "Stages of this package's sme: 480 + 60 iterations" in said
     assert "Stages of this package's dlfa: 200 + 480 iterations" in said
     assert "Stages of IG" not in said
 
