@@ -13,9 +13,14 @@ from hypothesis import settings
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedglass.audit.audit import Job
+from fedglass.audit.sources import Simulated
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training, Whitening
 from fedglass.fl.local import schedule
+from fedglass.models.catalogue import build
+from fedglass.models.init import Uniform
+from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views import Knows, ServerView
@@ -125,3 +130,43 @@ def same() -> Callable[[Any, Any], bool]:
         return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
 
     return compare
+
+
+# A federation so small that an audit of it takes a second.
+TINY_SHAPE, TINY_CLASSES = (1, 12, 12), 4
+
+
+def tiny_clients(clients: int = 2, examples: int = 1, seed: int = 0) -> list[Client]:
+    made = []
+    for i in range(clients):
+        generator = stream(seed, "tiny", i)
+        images = torch.rand(examples, *TINY_SHAPE, generator=generator)
+        labels = torch.randint(TINY_CLASSES, (examples,), generator=generator)
+        made.append(Client(f"client {i}", images, labels))
+    return made
+
+
+@pytest.fixture
+def make_federation() -> Callable[..., Federation]:
+    def make(clients: int = 2, examples: int = 1, lr: float = 0.1, **more: object) -> Federation:
+        model = build("lenet", shape=TINY_SHAPE, classes=TINY_CLASSES, init=Uniform())
+        members = tiny_clients(clients, examples)
+        return Federation(model, members, Training(lr=lr), TINY_CLASSES, Whitening((0.5,), (0.3,)), **more)  # type: ignore[arg-type]  # passed on
+
+    return make
+
+
+@pytest.fixture
+def make_job(make_federation: Callable[..., Federation]) -> Callable[..., Job]:
+    def make(
+        views: tuple[ServerView, ...] = (ServerView(0), ServerView(1)),
+        knows: Knows = Knows(),  # noqa: B008  # frozen
+        federation: Federation | None = None,
+        iterations: int = 5,
+        **more: object,
+    ) -> Job:
+        source = Simulated(federation or make_federation(), 1, views, knows)
+        attacks = {name: recipe(name, iterations=iterations) for name in ("inverting_gradients", "idlg")}
+        return Job([source], more.pop("attacks", attacks), metrics=("psnr", "ssim"), **more)  # type: ignore[arg-type]  # passed on
+
+    return make

@@ -16,7 +16,7 @@ _PLACES = {
     "Audit": "fedglass.api",
     "Client": "fedglass.rounds.client",
     "Federation": "fedglass.rounds.federation",
-    "Gate": "fedglass.audit.gate",
+    "Gate": "fedglass.verdict.gate",
     "Knows": "fedglass.rounds.views",
     "ServerView": "fedglass.rounds.views",
     "Training": "fedglass.core.types",

@@ -15,17 +15,17 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
 from fedglass.audit.cases import Case
-from fedglass.audit.gate import Gate
 from fedglass.audit.progress import Silent
-from fedglass.audit.records import RECORDS, Record, RecordFile
 from fedglass.audit.sources import Simulated
 from fedglass.cli.screen import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.ledger.records import RECORDS, Record, RecordFile
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views import AggregateView, Knows, ServerView, View
+from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Job]
 

@@ -10,15 +10,15 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job
-from fedglass.audit.digest import digest, of_tensor, spelled
-from fedglass.audit.gate import Gate
 from fedglass.audit.sources import Simulated
 from fedglass.core.errors import UsageError
+from fedglass.core.identity import digest, of_tensor, spelled
 from fedglass.core.types import Training
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views import AggregateView, Knows, ServerView
+from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Job]
 

@@ -15,13 +15,13 @@ from torch import nn
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
 from fedglass.audit.audit import Job, run
-from fedglass.audit.compile import compile_plan
-from fedglass.audit.plan import parse_plan
 from fedglass.audit.rehearsal import rehearse, scenes
 from fedglass.audit.sources import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
 from fedglass.defend.soteria import Soteria
+from fedglass.plan.compile import compile_plan
+from fedglass.plan.schema import parse_plan
 from fedglass.recipes.catalogue import RECIPES, recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views import AggregateView, Knows, ServerView

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from click.testing import Result
 
-from fedglass.audit.records import RECORDS, Record, RecordFile
+from fedglass.ledger.records import RECORDS, Record, RecordFile
 
 Run = Callable[..., Result]
 

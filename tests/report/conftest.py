@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedglass.audit.gate import Gate
-from fedglass.audit.records import Flag, Picture, Record, RecordFile, claim
-from fedglass.audit.summary import summarise
+from fedglass.ledger.records import Flag, Picture, Record, RecordFile, claim
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.summary import summarise
 
 PLAN = """[federation]
 model = "lenet"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedglass.audit.records import Flag, Record, RecordFile
+from fedglass.ledger.records import Flag, Record, RecordFile
 from fedglass.report.html import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.audit.gate import Gate
-from fedglass.audit.records import Flag, Picture, Record, RecordFile
-from fedglass.audit.summary import summarise
 from fedglass.core.errors import UsageError
+from fedglass.ledger.records import Flag, Picture, Record, RecordFile
 from fedglass.report.html import WORST, write_report
 from fedglass.report.page import Table, environment, render
 from fedglass.report.pictures import Album
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.summary import summarise
 
 NASTY = "<script>alert(1)</script>"
 VOID = {"meta", "link", "img", "br", "line", "rect", "circle", "polyline"}

@@ -11,7 +11,6 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
-from fedglass.audit.records import Record
 from fedglass.cli.main import cli
 from fedglass.core.errors import DataError, ModelError, UsageError
 from fedglass.core.rng import stream
@@ -22,6 +21,7 @@ from fedglass.defend.magnitude_pruning import MagnitudePruning
 from fedglass.defend.outpost import Outpost
 from fedglass.defend.soteria import Soteria
 from fedglass.fl.release import AsIs, Chain
+from fedglass.ledger.records import Record
 from fedglass.models.catalogue import build
 from fedglass.models.init import FromFile, KaimingNormal, KaimingUniform, Orthogonal
 from fedglass.models.transfer import Transfer

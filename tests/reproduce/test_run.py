@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.audit.lock import alone
-from fedglass.audit.records import RECORDS, Record, RecordFile
 from fedglass.audit.workers import Lost, Pool
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
+from fedglass.ledger.lock import alone
+from fedglass.ledger.records import RECORDS, Record, RecordFile
 from fedglass.reproduce import run as run_module
 from fedglass.reproduce.cases import Case, Cell, cells
 from fedglass.reproduce.compare import Line, lines, number, spread_in_words, summarised

@@ -11,20 +11,20 @@ import torch
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.cases import Case, enumerate_cases
-from fedglass.audit.digest import digest
-from fedglass.audit.evidence import save_outcome
-from fedglass.audit.gate import Gate, Verdict
-from fedglass.audit.given import oracle_facts
-from fedglass.audit.lock import alone
+from fedglass.audit.isolation import oracle_facts
 from fedglass.audit.machine import one_thread
 from fedglass.audit.play import Outcome, Work, failed, play
 from fedglass.audit.progress import Progress, Silent
-from fedglass.audit.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim, write_atomic
 from fedglass.audit.sources import Source, Target
-from fedglass.audit.summary import Summary, summarise
 from fedglass.audit.workers import Lost, Pool
 from fedglass.core.errors import UsageError
+from fedglass.core.identity import digest
+from fedglass.ledger.evidence import save_evidence
+from fedglass.ledger.lock import alone
+from fedglass.ledger.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim, write_atomic
 from fedglass.metrics.catalogue import metric, names
+from fedglass.verdict.gate import Gate, Verdict
+from fedglass.verdict.summary import Summary, summarise
 
 CPU = torch.device("cpu")
 
@@ -119,7 +119,7 @@ def _run(job: Job, directory: Path, workers: int, device: torch.device, said: Pr
     # Written before the work too: a report of an audit that was stopped then knows what is missing.
     _summed_up(job, directory, file)
     for work, outcome in _outcomes(job, todo, workers, device, said):
-        record = save_outcome(directory, outcome)
+        record = save_evidence(directory, outcome.record, outcome.evidence)
         file.append(record)
         said.finished(work.case, record)
     summary = _summed_up(job, directory, file)

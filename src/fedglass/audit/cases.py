@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.audit.digest import digest, spelled
 from fedglass.audit.sources import Sight, Source
+from fedglass.core.identity import digest, spelled
 from fedglass.core.rng import derive
 
 

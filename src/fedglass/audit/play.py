@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from fedglass.audit.cases import Case
-from fedglass.audit.flags import Findings, State, flags_of
-from fedglass.audit.gate import Gate
-from fedglass.audit.given import handed, iterations_of, oracle_facts, told
+from fedglass.audit.isolation import handed, iterations_of, oracle_facts, told
 from fedglass.audit.judgement import Judgement, clipped, energy_blind, grey, judge
 from fedglass.audit.machine import peak_mib, reset_peak, versions
-from fedglass.audit.records import Record
 from fedglass.audit.sources import Target
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import FedglassError
 from fedglass.core.types import Observation, Reconstruction
+from fedglass.ledger.evidence import Evidence
+from fedglass.ledger.records import Record
+from fedglass.verdict.flags import Findings, State, flags_of
+from fedglass.verdict.gate import Gate
 
 FAILURES = (FedglassError, RuntimeError, MemoryError)
 """What may go wrong in one case without ending the audit. Anything else is a fault of fedglass."""
@@ -43,11 +44,7 @@ class Outcome:
     """A record, and the images that are to be saved beside it."""
 
     record: Record
-    reconstruction: Reconstruction | None = None
-    shown: Tensor | None = None  # (n, c, h, w): as scored, in the order of the originals
-    originals: Tensor | None = None  # (n, c, h, w)
-    labels: tuple[str, ...] = ()
-    """The true classes in words or digits."""
+    evidence: Evidence | None = None
 
 
 def play(work: Work, progress: Callable[[int, int], None]) -> Outcome:
@@ -96,7 +93,7 @@ def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     if truth is None:
         fields["skipped_metrics"] = dict.fromkeys(work.metrics, NO_TRUTH)
         fields["flags"] = flags_of(replace(findings, truth=False))
-        return Outcome(Record.model_validate(fields), found, clipped(found.images, seen))
+        return Outcome(Record.model_validate(fields), _evidence(found, clipped(found.images, seen)))
     judged = judge(attack, seen, found, truth, work.metrics)
     fields |= _of_truth(judged, truth.labels.tolist(), fields["extra"])
     fields["flags"] = flags_of(
@@ -110,7 +107,14 @@ def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     )
     names = work.target.class_names
     labels = tuple(str(i) if names is None else names[i] for i in truth.labels.tolist())
-    return Outcome(Record.model_validate(fields), found, judged.shown, truth.images, labels)
+    return Outcome(Record.model_validate(fields), _evidence(found, judged.shown, truth.images, labels))
+
+
+def _evidence(
+    found: Reconstruction, shown: Tensor, originals: Tensor | None = None, labels: tuple[str, ...] = ()
+) -> Evidence:
+    images, numbers = found.images.detach().cpu().numpy(), found.labels.detach().cpu().numpy()
+    return Evidence(images, numbers, shown.numpy(), None if originals is None else originals.numpy(), labels)
 
 
 def _guess(seen: Observation) -> Reconstruction:

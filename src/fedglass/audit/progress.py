@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fedglass.audit.cases import Case
-from fedglass.audit.records import Record
+from fedglass.ledger.records import Record
 
 
 class Progress(Protocol):

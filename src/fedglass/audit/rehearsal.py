@@ -16,7 +16,7 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.target import head_of, learning_rate, local_steps, network_of
 from fedglass.attack.hypotheses import AnyAttack, TryEpochs, hypotheses
-from fedglass.audit.given import compares_sizes, oracle_facts, simulates, told
+from fedglass.audit.isolation import compares_sizes, oracle_facts, simulates, told
 from fedglass.audit.play import FAILURES
 from fedglass.audit.sources import Recorded, Simulated, Source
 from fedglass.core.errors import FedglassError, UsageError

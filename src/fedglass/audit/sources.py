@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedglass.audit.digest import digest, of_model, of_params, of_tensor, spelled
 from fedglass.audit.protection import defences_of, privacy_in_words, undefended
 from fedglass.core.errors import UsageError
+from fedglass.core.identity import digest, of_model, of_params, of_tensor, spelled
 from fedglass.core.types import BatchNorm, Observation
 from fedglass.models.network import Network
 from fedglass.rounds.federation import Federation, Transcript

@@ -41,7 +41,7 @@ def audit(ctx: click.Context, plan: Path, output: Path | None, workers: int | No
     \b
     Exit codes: 0 gate passed, 1 gate failed, 2 bad usage or plan, 3 could not complete.
     """
-    from fedglass.audit.compile import read_job
+    from fedglass.plan.compile import read_job
 
     directory = output or Path("audits") / plan.stem
     if not resume:
@@ -83,7 +83,7 @@ def make_importable(folder: Path) -> None:
 
 
 def refuse_records(directory: Path) -> None:
-    from fedglass.audit.records import RECORDS
+    from fedglass.ledger.records import RECORDS
 
     if (directory / RECORDS).exists():
         raise UsageError(f"{directory} holds the records of an audit already: leave out --no-resume to continue it.")

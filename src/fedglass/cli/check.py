@@ -21,10 +21,10 @@ def check(plan: Path) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from fedglass.audit.compile import read_job
     from fedglass.audit.threat import threat_model
     from fedglass.cli.audit import make_importable
     from fedglass.cli.plain import plain
+    from fedglass.plan.compile import read_job
 
     make_importable(plan.resolve().parent)
     sections = threat_model(read_job(plan))

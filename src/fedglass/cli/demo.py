@@ -22,10 +22,10 @@ def demo(output: Path, workers: int | None, device: str) -> None:
     Example:
       fedglass demo -o demo
     """
-    from fedglass.audit.compile import compile_plan
-    from fedglass.audit.plan import parse_plan
     from fedglass.cli.audit import perform
     from fedglass.cli.template import DEMO
+    from fedglass.plan.compile import compile_plan
+    from fedglass.plan.schema import parse_plan
 
     job = compile_plan(parse_plan(DEMO), Path.cwd(), DEMO)
     result = perform(job, output, workers, device)

@@ -17,7 +17,7 @@ class Listing:
 
 
 def attacks() -> Listing:
-    from fedglass.audit.options import defaults_in_words
+    from fedglass.plan.options import defaults_in_words
     from fedglass.recipes.catalogue import RECIPES
 
     rows = [[name, r.summary, defaults_in_words(r.make), r.paper] for name, r in RECIPES.items()]
@@ -25,8 +25,8 @@ def attacks() -> Listing:
 
 
 def defences() -> Listing:
-    from fedglass.audit.options import defaults_in_words
     from fedglass.defend.catalogue import DEFENCES
+    from fedglass.plan.options import defaults_in_words
 
     rows = [[name, d.summary, defaults_in_words(d.make), d.paper] for name, d in DEFENCES.items()]
     return Listing(["defence", "what it does", "options", "paper"], rows)

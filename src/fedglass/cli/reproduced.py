@@ -10,8 +10,8 @@ from rich.progress import TaskID
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fedglass.audit.records import Record
 from fedglass.cli.bars import Bars
+from fedglass.ledger.records import Record
 from fedglass.reproduce.cases import Case, Cell
 from fedglass.reproduce.compare import Line, measures_of, spread_in_words
 from fedglass.reproduce.estimate import duration, in_words

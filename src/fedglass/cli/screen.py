@@ -11,10 +11,10 @@ from rich.text import Text
 
 from fedglass.audit.audit import Result
 from fedglass.audit.cases import Case
-from fedglass.audit.gate import is_mute, scale_of
-from fedglass.audit.records import REPORT, Record
 from fedglass.cli.bars import Bars
 from fedglass.cli.plain import plain
+from fedglass.ledger.records import REPORT, Record
+from fedglass.verdict.gate import is_mute, scale_of
 
 STYLES = {"leak": "bold red", "clear": "bold green", "inconclusive": "bold yellow", "incomplete": "bold yellow"}
 TITLES = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.params import Params, Update
 
 
@@ -110,16 +111,43 @@ class Knowledge:
     lr: float | None = None
     """The clients' learning rate, where it is known without the epochs and the batch size."""
     clients: int = 1
-    """How many clients' updates are averaged in the message."""
+    """How many clients' updates are combined in the message."""
+    sizes: tuple[int, ...] | None = None
+    """How many examples each of these clients has, where that is known."""
     labels: Tensor | None = None
     """ORACLE: the true labels, in no particular order.  # (n,)"""
     batch_labels: tuple[tuple[int, ...], ...] | None = None
     """ORACLE: the true labels of each local batch, one tuple per local step."""
 
+    @property
+    def facts(self) -> frozenset[Fact]:
+        """What is known, by name: what the parts of an attack need is compared with it."""
+        training = self.training is not None
+        sizes = self.sizes or (1, 1 + self.examples % self.clients)
+        known = {
+            Fact.TRAINING: training,
+            Fact.STEPS: training or self.steps is not None,
+            Fact.LR: training or self.lr is not None,
+            Fact.SIZE: training or (self.steps is not None and self.lr is not None),
+            Fact.EQUAL_CLIENTS: len(set(sizes)) == 1,
+            Fact.LABELS: self.labels is not None,
+            Fact.BATCH_LABELS: training and self.batch_labels is not None,
+        }
+        return frozenset(fact for fact, is_known in known.items() if is_known)
+
     def bounds(self) -> tuple[Tensor, Tensor]:
         """The pixel bounds in whitened coordinates.  # (c, 1, 1) each"""
         low, high = (torch.full((self.shape[0], 1, 1), v) for v in (self.low, self.high))
         return self.whitening.whiten(low), self.whitening.whiten(high)
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """What an adversary that takes part in the round has put into the message itself."""
+
+    images: Tensor  # (n, c, h, w), pixels before whitening
+    labels: Tensor  # (n,)
+    update: Update
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +160,13 @@ class Observation:
     buffers: Params
     update: Update
     knows: Knowledge
+    own: Own | None = None
+    """What the adversary contributed itself, where it is a participant."""
+
+    @property
+    def facts(self) -> frozenset[Fact]:
+        """What is known beside the message, the adversary's own contribution included."""
+        return self.knows.facts | (frozenset() if self.own is None else frozenset({Fact.OWN}))
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedglass.audit.gate import Gate, scale_of
-from fedglass.audit.records import PLAN, RECORDS, REPORT, SUMMARY, Picture, Record, RecordFile, claimed_digest
-from fedglass.audit.summary import Case, by_attack, by_view, rank, read_gate
 from fedglass.core.errors import UsageError
+from fedglass.ledger.records import PLAN, RECORDS, REPORT, SUMMARY, Picture, Record, RecordFile, claimed_digest
 from fedglass.report import sections
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
+from fedglass.verdict.gate import Gate, scale_of
+from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_gate
 
 WORST = 12
 LONGEST_PLAN = 2**20

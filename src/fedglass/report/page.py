@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedglass import __version__
-from fedglass.audit.records import write_atomic
 from fedglass.core.errors import UsageError
+from fedglass.ledger.records import write_atomic
 from fedglass.report.pictures import Inlined
 
 

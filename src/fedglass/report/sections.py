@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedglass.audit.gate import Gate, scale_of
-from fedglass.audit.records import Record, Severity
-from fedglass.audit.summary import Group, Interval
+from fedglass.ledger.records import Record, Severity
 from fedglass.report.charts import Dot, energy_chart, interval_plot, trade_off
 from fedglass.report.page import Cell, Table
+from fedglass.verdict.gate import Gate, scale_of
+from fedglass.verdict.summary import Group, Interval
 
 CHARTS = 12
 """Energy charts in one page, the attacks that leaked most first."""

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from fedglass.audit.records import Record
+from fedglass.ledger.records import Record
 from fedglass.report.charts import trade_off
 from fedglass.reproduce.cases import Cell, known_methods
 from fedglass.reproduce.compare import by_client, shown

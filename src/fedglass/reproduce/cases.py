@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedglass.audit.digest import digest, spelled
 from fedglass.core.errors import UsageError, unknown_name
+from fedglass.core.identity import digest, spelled
 from fedglass.recipes.catalogue import RECIPES
 from fedglass.reproduce import c2f, dlfa, sme
 from fedglass.reproduce.experiment import Experiment, Setup

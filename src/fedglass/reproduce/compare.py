@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedglass.analysis.sparsity import pearson
-from fedglass.audit.records import Record
+from fedglass.ledger.records import Record
 from fedglass.reproduce.cases import Case, Cell, known_methods
 from fedglass.reproduce.tables import Printed, Table
 

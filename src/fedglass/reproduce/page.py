@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from fedglass.audit.records import Record
+from fedglass.ledger.records import Record
 from fedglass.report.charts import trade_off
 from fedglass.report.page import Cell as TableCell
 from fedglass.report.page import Table as PageTable

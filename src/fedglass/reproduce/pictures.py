@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedglass.audit.evidence import png, write_bytes
-from fedglass.audit.records import PICTURES
+from fedglass.ledger.evidence import store_picture
 from fedglass.reproduce.experiment import Finding
 
 SHOWN = 16
@@ -21,9 +20,13 @@ def save_pictures(directory: Path, key: str, finding: Finding) -> dict[str, obje
     if finding.originals is None or finding.shown is None:
         return {}
     strips = {"original": finding.originals, "reconstruction": finding.shown}
-    places: dict[str, object] = {name: _store(directory, f"{key}-{name}.png", strip(s)) for name, s in strips.items()}
+    places: dict[str, object] = {
+        name: store_picture(directory, f"{key}-{name}.png", strip(s).numpy()) for name, s in strips.items()
+    }
     if finding.by_epoch is not None:
-        epochs = [_store(directory, f"{key}-epoch{i}.png", strip(e)) for i, e in enumerate(finding.by_epoch, 1)]
+        epochs = [
+            store_picture(directory, f"{key}-epoch{i}.png", strip(e).numpy()) for i, e in enumerate(finding.by_epoch, 1)
+        ]
         places["epochs"] = epochs
     return places
 
@@ -38,8 +41,3 @@ def strip(images: Tensor) -> Tensor:
     gap = torch.ones(c, h, GAP)
     parts = [piece for image in images[:SHOWN] for piece in (gap, image.detach().cpu().float())]
     return torch.cat(parts[1:], dim=-1)
-
-
-def _store(directory: Path, name: str, image: Tensor) -> str:
-    write_bytes(directory / PICTURES / name, png(image))
-    return f"{PICTURES}/{name}"

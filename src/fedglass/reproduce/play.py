@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.digest import spelled
-from fedglass.audit.given import handed, oracle_facts
+from fedglass.audit.isolation import handed, oracle_facts
 from fedglass.audit.machine import device_named, peak_mib, reset_peak, versions
 from fedglass.audit.play import FAILURES
-from fedglass.audit.records import Record
 from fedglass.audit.words import knowledge_in_words
+from fedglass.core.identity import spelled
 from fedglass.core.rng import derive
 from fedglass.core.types import Observation
+from fedglass.ledger.records import Record
 from fedglass.reproduce.cases import Case
 from fedglass.reproduce.experiment import Finding
 from fedglass.reproduce.messages import observe

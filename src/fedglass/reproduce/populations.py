@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedglass.audit.digest import digest, of_tensor
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.identity import digest, of_tensor
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.catalogue import load

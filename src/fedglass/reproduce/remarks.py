@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedglass.audit.records import Record
+from fedglass.ledger.records import Record
 from fedglass.reproduce.cases import Cell, known_methods
 from fedglass.reproduce.compare import is_done
 from fedglass.reproduce.populations import KINDS, PUBLISHED

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from safetensors.torch import save
 
-from fedglass.audit.evidence import write_bytes
-from fedglass.audit.lock import alone
 from fedglass.audit.machine import one_thread
-from fedglass.audit.records import RECORDS, Record, RecordFile
 from fedglass.audit.workers import Lost, Pool
 from fedglass.core.errors import UsageError
+from fedglass.ledger.evidence import write_bytes
+from fedglass.ledger.lock import alone
+from fedglass.ledger.records import RECORDS, Record, RecordFile
 from fedglass.reproduce.cases import Case, Cell, warm_up_key
 from fedglass.reproduce.experiment import Setup
 from fedglass.reproduce.messages import Checkpoint, accuracy, members, warmed_up

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedglass.audit.evidence import write_bytes
 from fedglass.core.errors import AuditError, DataError, UsageError
 from fedglass.core.rng import stream
 from fedglass.data.dataset import Dataset
+from fedglass.ledger.evidence import write_bytes
 
 STATE = "training.safetensors"
 BEST = "best.safetensors"

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedglass.audit.records import unwritable
 from fedglass.core.errors import UsageError
+from fedglass.ledger.records import unwritable
 
 if sys.platform != "win32":
     import fcntl

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from scipy.stats import spearmanr
 
-from fedglass.audit.flags import Findings, flags_of, rank_correlation
-from fedglass.audit.gate import Gate
+from fedglass.verdict.flags import Findings, flags_of, rank_correlation
+from fedglass.verdict.gate import Gate
 
 MISSED = Findings(
     Gate(),

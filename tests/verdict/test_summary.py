@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedglass.audit.gate import Gate
-from fedglass.audit.records import Picture, Record
-from fedglass.audit.summary import Summary, interval, rank, read_gate, share_interval, summarise
 from fedglass.core.errors import AuditError
+from fedglass.ledger.records import Picture, Record
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.summary import Summary, interval, rank, read_gate, share_interval, summarise
 
 
 def make(key: str, psnr: Sequence[float | None], **fields: Any) -> Record:

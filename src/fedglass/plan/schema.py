@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from fedglass.audit.gate import Gate
-from fedglass.audit.plan_errors import in_one_sentence
 from fedglass.core.errors import UsageError
 from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.plan.errors import in_one_sentence
+from fedglass.verdict.gate import Gate
 
 LONGEST = 2**20
 """Bytes of a plan file."""

@@ -9,7 +9,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fedglass.audit.plan import AdversaryTable, RecordingTable
 from fedglass.audit.sources import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.params import Params, buffers_of, check_update, subtract, weights_of
@@ -17,6 +16,7 @@ from fedglass.core.types import Knowledge, Observation
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
 from fedglass.models.catalogue import build
+from fedglass.plan.schema import AdversaryTable, RecordingTable
 from fedglass.rounds.truth import Truth
 
 COUNTER = "num_batches_tracked"

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedglass.audit.audit import Job, run
-from fedglass.audit.compile import read_job
 from fedglass.audit.sources import Recorded
 from fedglass.core.errors import UsageError
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.models.catalogue import build
+from fedglass.plan.compile import read_job
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views import Knows, ServerView

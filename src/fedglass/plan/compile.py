@@ -13,10 +13,7 @@ from fedglass.attack.hypotheses import AnyAttack, TryEpochs
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.audit.audit import Job
-from fedglass.audit.given import needs_training, oracle_facts, simulates_batches
-from fedglass.audit.options import checked_options
-from fedglass.audit.plan import AdversaryTable, AttackTable, DefenceTable, FederationTable, Plan, read_plan
-from fedglass.audit.recording import recorded
+from fedglass.audit.isolation import needs_training, oracle_facts, simulates_batches
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.sources import Examples, Simulated, Source
 from fedglass.core.errors import DataError, UsageError, unknown_name
@@ -33,6 +30,9 @@ from fedglass.metrics.catalogue import metric
 from fedglass.models.catalogue import build
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
+from fedglass.plan.options import checked_options
+from fedglass.plan.recording import recorded
+from fedglass.plan.schema import AdversaryTable, AttackTable, DefenceTable, FederationTable, Plan, read_plan
 from fedglass.recipes.catalogue import RECIPES, recipe
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation

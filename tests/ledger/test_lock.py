@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from fedglass.audit.audit import Job, run
-from fedglass.audit.lock import alone
 from fedglass.core.errors import UsageError
+from fedglass.ledger.lock import alone
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no flock")
 
 HOLD = """
 import sys
 from pathlib import Path
-from fedglass.audit.lock import alone
+from fedglass.ledger.lock import alone
 with alone(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedglass.audit.records import EXACT_PSNR, Flag, Picture, Record, RecordFile, claim, write_atomic
 from fedglass.core.errors import AuditError, UsageError
+from fedglass.ledger.records import EXACT_PSNR, Flag, Picture, Record, RecordFile, claim, write_atomic
 
 
 def make(key: str = "a", **fields: Any) -> Record:
@@ -153,7 +153,7 @@ def test_workers_share_the_file(tmp_path: Path) -> None:
 KILLED = """
 import itertools, sys
 from pathlib import Path
-from fedglass.audit.records import Record, RecordFile
+from fedglass.ledger.records import Record, RecordFile
 file = RecordFile(Path(sys.argv[1]))
 for i in itertools.count():
     file.append(Record(key=str(i), attack="a", attack_repr="a()", view="v", round=1, client="0", repeat=0,
@@ -237,5 +237,5 @@ def test_write_atomic_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
 
 
 def test_imports_no_torch() -> None:
-    code = "import sys, fedglass.audit.summary, fedglass.audit.gate; assert 'torch' not in sys.modules"
+    code = "import sys, fedglass.verdict.summary, fedglass.verdict.gate; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

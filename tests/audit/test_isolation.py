@@ -9,7 +9,7 @@ import torch
 
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.audit.given import handed, iterations_of, oracle_facts
+from fedglass.audit.isolation import handed, iterations_of, oracle_facts
 from fedglass.core.types import Observation
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation

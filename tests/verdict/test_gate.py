@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedglass.audit.gate import Gate
-from fedglass.audit.records import Flag, Record
 from fedglass.core.errors import UsageError
+from fedglass.ledger.records import Flag, Record
+from fedglass.verdict.gate import Gate
 
 SERIOUS = Flag(name="optimiser failed", severity="serious", text="The true data has lower energy.")
 

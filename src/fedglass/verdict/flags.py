@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedglass.audit.gate import NO_MESSAGE, Gate, scale_of
-from fedglass.audit.records import Flag
+from fedglass.ledger.records import Flag
+from fedglass.verdict.gate import NO_MESSAGE, Gate, scale_of
 
 State = Literal["sound", "zero", "non-finite"]
 

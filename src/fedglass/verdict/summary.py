@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedglass.audit.gate import Gate, scale_of
-from fedglass.audit.records import Picture, Record, write_atomic
 from fedglass.core.errors import AuditError, FedglassError
+from fedglass.ledger.records import Picture, Record, write_atomic
+from fedglass.verdict.gate import Gate, scale_of
 
 RESAMPLES = 2000
 WORST = 12

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedglass.audit.records import EXACT_PSNR, Record
 from fedglass.core.errors import UsageError, unknown_name
+from fedglass.ledger.records import EXACT_PSNR, Record
 
 NO_MESSAGE = ("zero update", "non-finite update")
 """Flags of a case in which no attack could be played."""

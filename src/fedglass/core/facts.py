@@ -1,0 +1,100 @@
+"""What an adversary may know beside the message, by name: parts say what they need, views and plans what is known."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from fedglass.core.errors import UsageError
+
+
+class Fact(enum.Enum):
+    """Something that a part of an attack can not do without.
+
+    >>> Fact.LABELS.oracle, Fact.STEPS.oracle
+    (True, False)
+    """
+
+    TRAINING = "training"
+    """How the clients train: optimiser, learning rate, epochs and batch size."""
+    STEPS = "steps"
+    """The number of local steps."""
+    LR = "lr"
+    """The clients' learning rate."""
+    SIZE = "size"
+    """How far an update travels along a constant gradient, and so the size of the gradient behind the message."""
+    EQUAL_CLIENTS = "equal_clients"
+    """That all clients behind the message have equally many examples."""
+    LABELS = "labels"
+    """ORACLE: the true labels."""
+    BATCH_LABELS = "batch_labels"
+    """ORACLE: the true labels of each local batch."""
+    OWN = "own"
+    """The adversary's own examples and update, which are a part of the message."""
+
+    @property
+    def oracle(self) -> bool:
+        """Whether no real adversary has it."""
+        return self in (Fact.LABELS, Fact.BATCH_LABELS)
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self][0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it is not known."""
+        return _WORDS[self][1]
+
+    def __repr__(self) -> str:
+        return f"Fact.{self.name}"
+
+
+_DIRECTION = "attack by direction alone, with inverting_gradients or coarse_stage"
+_STEPS = "set adversary.knows_training or adversary.knows_steps = true (for a recording, give recording.training)"
+_WORDS = {
+    Fact.TRAINING: (
+        "the clients' learning rate, epochs and batch size",
+        "set adversary.knows_training = true (for a recording, give recording.training), or attack with "
+        "inverting_gradients, or with sme or dlfa_unknown_epochs where adversary.knows_steps = true",
+    ),
+    Fact.STEPS: (
+        "the number of local steps",
+        f'{_STEPS}, attack with inverting_gradients, or choose labels = "minimum_rule"',
+    ),
+    Fact.LR: (
+        "the clients' learning rate",
+        f'{_STEPS}, attack with inverting_gradients, or choose labels = "minimum_rule"',
+    ),
+    Fact.SIZE: (
+        "the size of the gradient behind the message (learning rate and number of local steps)",
+        f"{_STEPS}, or {_DIRECTION}",
+    ),
+    Fact.EQUAL_CLIENTS: (
+        "an aggregate of clients with equally many examples",
+        "correct federation.examples or recording.clients, or attack with sme or inverting_gradients",
+    ),
+    Fact.LABELS: (
+        "the true labels",
+        "set adversary.knows_labels = true, or choose labels that are recovered from the message",
+    ),
+    Fact.BATCH_LABELS: (
+        "the true labels of each local batch",
+        "set adversary.knows_batch_labels and adversary.knows_training = true (of an aggregate they can not be told), "
+        'or adversary.knows_labels = true and labels = "oracle"',
+    ),
+    Fact.OWN: (
+        "the adversary's own examples and update",
+        'set adversary.view = "peer"',
+    ),
+}
+
+
+def refusal(who: str, missing: Iterable[Fact]) -> UsageError:
+    """The one wording in which an attack is refused for want of a fact.
+
+    >>> print(refusal("OracleLabels", [Fact.LABELS]))
+    OracleLabels needs the true labels, which the adversary does not have: set adversary.knows_labels = true, or ...
+    """
+    first = min(missing, key=list(Fact).index)
+    return UsageError(f"{who} needs {first.words}, which the adversary does not have: {first.remedy}.")

@@ -1,0 +1,93 @@
+"""The images of a case on disk: reconstructions as safetensors, and pairs of pictures to look at."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.numpy import save
+
+from fedglass.core.errors import AuditError
+from fedglass.ledger.records import PICTURES, Picture, Record, write_atomic
+
+RECONSTRUCTIONS = "reconstructions"
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a case leaves to look at; pixels in [0, 1]."""
+
+    found: Array  # (m, c, h, w): as the attack returned them
+    found_labels: Array  # (m,)
+    shown: Array  # (n, c, h, w): as scored, in the order of the originals
+    originals: Array | None = None  # (n, c, h, w)
+    labels: tuple[str, ...] = ()
+    """The true classes in words or digits."""
+
+
+def save_evidence(directory: Path, record: Record, evidence: Evidence | None) -> Record:
+    """Write the images, and return the record that points at them."""
+    if evidence is None:
+        return record
+    tensors = {"images": np.ascontiguousarray(evidence.found), "labels": np.ascontiguousarray(evidence.found_labels)}
+    write_bytes(directory / RECONSTRUCTIONS / f"{record.key}.safetensors", save(tensors))
+    shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(evidence.shown)]
+    if evidence.originals is None:
+        return record.model_copy(update={"extra": {**record.extra, "pictures": shown}})
+    scores = {name: record.metrics.get(name, []) for name in ("psnr", "ssim")}
+    pictures = [
+        Picture(
+            original=_original(directory, original),
+            reconstruction=shown[i],
+            label=evidence.labels[i],
+            psnr=scores["psnr"][i] if scores["psnr"] else None,
+            ssim=scores["ssim"][i] if scores["ssim"] else None,
+        )
+        for i, original in enumerate(evidence.originals)
+    ]
+    return record.model_copy(update={"pictures": pictures})
+
+
+def png(image: Array) -> bytes:
+    """The picture of one image; broken pixels are shown as mid-grey.  # (c, h, w), pixels in [0, 1]
+
+    >>> png(np.zeros((1, 2, 2)))[:4]
+    b'\\x89PNG'
+    """
+    rgb = image if image.shape[0] == 3 else image[:1]
+    finite = np.nan_to_num(rgb.astype(np.float64), nan=0.5)
+    pixels = np.rint(finite.clip(0, 1) * 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _original(directory: Path, image: Array) -> str:
+    """Named by its content, so that the same original is kept once."""
+    name = f"original_{hashlib.sha256(png(image)).hexdigest()[:20]}.png"
+    return store_picture(directory, name, image)
+
+
+def store_picture(directory: Path, name: str, image: Array) -> str:
+    """Write one picture; its path relative to the directory."""
+    write_bytes(directory / PICTURES / name, png(image))
+    return f"{PICTURES}/{name}"
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """`write_atomic` into a folder that is made where needed, with words for whoever's disk is full."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data)
+    except OSError as error:
+        raise AuditError(
+            f"Cannot write {path}: {error.strerror}; make room or fix permissions, then run the same command "
+            "again: it continues where it stopped."
+        ) from error
