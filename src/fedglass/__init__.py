@@ -11,15 +11,18 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PLACES = {
-    "AggregateView": "fedglass.rounds.views",
+    "AggregateView": "fedglass.rounds.views.aggregate",
     "Attack": "fedglass.attack.attack",
     "Audit": "fedglass.api",
     "Client": "fedglass.rounds.client",
     "Federation": "fedglass.rounds.federation",
     "Gate": "fedglass.verdict.gate",
-    "Knows": "fedglass.rounds.views",
-    "ServerView": "fedglass.rounds.views",
+    "Knows": "fedglass.rounds.views.view",
+    "PeerView": "fedglass.rounds.views.peer",
+    "ServerView": "fedglass.rounds.views.server",
+    "SignFlip": "fedglass.rounds.behaviour.sign_flip",
     "Training": "fedglass.core.types",
+    "Transcript": "fedglass.rounds.transcript",
     "Whitening": "fedglass.core.types",
     "audit_plan": "fedglass.api",
     "build": "fedglass.models.catalogue",

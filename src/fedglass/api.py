@@ -11,14 +11,15 @@ from fedglass.audit.audit import Job, Result, run
 from fedglass.audit.machine import device_named
 from fedglass.audit.progress import Progress
 from fedglass.audit.rehearsal import rehearse
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.metrics.catalogue import names
 from fedglass.plan.compile import read_job
 from fedglass.recipes.catalogue import RECIPES, recipe
 from fedglass.report.html import write_report
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import Knows, ServerView, View
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows, View
 from fedglass.verdict.gate import Gate
 
 PLACE = Path("audits")

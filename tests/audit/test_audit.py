@@ -16,7 +16,7 @@ from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
 from fedglass.audit.cases import Case
 from fedglass.audit.progress import Silent
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.cli.screen import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.types import Observation, Reconstruction
@@ -24,7 +24,9 @@ from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.ledger.records import RECORDS, Record, RecordFile
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import AggregateView, Knows, ServerView, View
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows, View
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Job]

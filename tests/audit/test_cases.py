@@ -10,14 +10,16 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, of_tensor, spelled
 from fedglass.core.types import Training
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import AggregateView, Knows, ServerView
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Job]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedglass.audit.protection import DELTA, defences_of, privacy_in_words, undefended
-from fedglass.audit.sources import Examples, Simulated, accuracy
+from fedglass.audit.simulated import Simulated
+from fedglass.audit.utility import accuracy
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
 from fedglass.defend.accounting import Mechanism, budgets, gaussian_epsilon
@@ -19,6 +20,7 @@ from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
 from fedglass.fl.release import Chain
 from fedglass.rounds.federation import Federation
+from fedglass.rounds.truth import Examples
 
 Make = Callable[..., Federation]
 

@@ -16,7 +16,7 @@ from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
 from fedglass.audit.audit import Job, run
 from fedglass.audit.rehearsal import rehearse, scenes
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
 from fedglass.defend.soteria import Soteria
@@ -24,7 +24,10 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
 from fedglass.recipes.catalogue import RECIPES, recipe
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import AggregateView, Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 Make = Callable[..., Federation]
 LOCAL = Training(0.1, epochs=2, batch_size=2)
@@ -237,7 +240,7 @@ def test_each_client_of_a_recorded_aggregate_keeps_its_own_labels(make_federatio
 
     assert labels(2) == [1, 2, 3, 0, 1, 2]
     assert labels(1) == labels(4) == [0, 1, 1, 2, 2, 3]
-    simulated = AggregateView().see(federation.run(), Knows(labels=True))[0].knows.labels
+    simulated = observe(federation, AggregateView(), Knows(labels=True))[0].knows.labels
     assert simulated is not None
     assert labels(2) == simulated.tolist()
 

@@ -11,7 +11,7 @@ import torch
 
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.sign_rule import SignRule
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.audit.threat import threat_model
 from fedglass.cli.template import DEMO, PLAN
 from fedglass.core.errors import DataError, FedglassError, UsageError
@@ -20,7 +20,8 @@ from fedglass.data.partition import ByWriter, Dirichlet, Iid, Sizes
 from fedglass.plan.compile import compile_plan, defences_of, partition_of, read_job, views_of
 from fedglass.plan.options import checked_options
 from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
-from fedglass.rounds.views import AggregateView, ServerView
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
 
 SMALL = """
 [federation]

@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedglass.audit.audit import Job, run
-from fedglass.audit.sources import Recorded
+from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import UsageError
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.models.catalogue import build
 from fedglass.plan.compile import read_job
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 PLAN = """
 [recording]
@@ -69,7 +71,7 @@ def source(found: Job) -> Recorded:
 def test_a_recording_is_the_observation_that_was_recorded(
     folder: Path, make_federation: Callable[..., Federation]
 ) -> None:
-    simulated, truth = ServerView().see(make_federation().run(), Knows())
+    simulated, truth = observe(make_federation(), ServerView(), Knows())
     by_update = source(job(folder, ('after = "after', 'update = "update')))
     seen = by_update.observation
     assert all(torch.equal(seen.update[name], t) for name, t in simulated.update.items())

@@ -17,7 +17,7 @@ from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
 from fedglass.reproduce.messages import Checkpoint, members, network_of, observe, warmed_up
 from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 SETUP = Setup("femnist", "lenet", Training(0.05, epochs=3, batch_size=2), examples=4)
 TOLD = Knows(labels=True, batch_labels=True)

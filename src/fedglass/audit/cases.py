@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.audit.sources import Sight, Source
+from fedglass.audit.target import Source, TargetInfo
 from fedglass.core.identity import digest, spelled
 from fedglass.core.rng import derive
 
@@ -20,7 +20,7 @@ class Case:
     """The position of its source in the audit."""
     target: int
     """The position of its target in the source."""
-    sight: Sight
+    info: TargetInfo
     attack_name: str
     attack: AnyAttack
     repeat: int
@@ -30,7 +30,7 @@ class Case:
     @property
     def title(self) -> str:
         again = f" (repeat {self.repeat + 1})" if self.repeat else ""
-        return f"{self.attack_name}: {self.sight.words}{again}"
+        return f"{self.attack_name}: {self.info.words}{again}"
 
 
 def enumerate_cases(
@@ -44,11 +44,11 @@ def enumerate_cases(
     cases = []
     for i, source in enumerate(sources):
         identity = source.identity()
-        for j, sight in enumerate(source.sights()):
+        for j, info in enumerate(source.infos()):
             for name, attack in attacks.items():
                 for repeat in range(repeats):
-                    case_seed = derive(seed, "case", source.name, sight.spec, repeat)
-                    facts = [identity, sight.spec, name, spelled(attack), *metrics, str(case_seed)]
+                    case_seed = derive(seed, "case", source.name, info.spec, repeat)
+                    facts = [identity, info.spec, name, spelled(attack), *metrics, str(case_seed)]
                     key = digest(*facts)[:32]
-                    cases.append(Case(key, i, j, sight, name, attack, repeat, case_seed))
+                    cases.append(Case(key, i, j, info, name, attack, repeat, case_seed))
     return tuple(cases)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedglass.core.types import BatchNorm, Knowledge, Training
+from fedglass.rounds.views.view import Knows
 
 UNKNOWN = "not known"
 
@@ -45,3 +46,26 @@ def training_in_words(training: Training) -> str:
         return f"one SGD step on all examples at {rate} (FedSGD){norm}"
     size = "all examples" if training.batch_size is None else f"{training.batch_size}"
     return f"{epochs} of SGD in batches of {size} at {rate} (FedAvg){norm}"
+
+
+def knows_in_words(knows: Knows) -> list[str]:
+    """The optional facts as sentences.
+
+    >>> knows_in_words(Knows(training=False))[1]
+    "It does not know the clients' learning rate, epochs and batch size."
+    """
+    training = "the clients' learning rate, epochs and batch size"
+    lines = [
+        "It knows the model and its weights before the round, the shape, range and number of the images, and "
+        "the number of classes.",
+        f"It {'knows' if knows.training else 'does not know'} {training}.",
+    ]
+    if knows.steps and not knows.training:
+        lines.append("It knows the number of local steps.")
+    if knows.labels:
+        lines.append("ORACLE: it is told the true labels, in no particular order.")
+    if knows.batch_labels:
+        lines.append("ORACLE: it is told the true labels of each local batch.")
+    if not knows.labels and not knows.batch_labels:
+        lines.append("It does not know the labels.")
+    return lines

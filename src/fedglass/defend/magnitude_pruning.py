@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedglass.core.params import Update, flatten, unflatten
 from fedglass.defend import checks
 from fedglass.defend.selection import count_of, lowest
+from fedglass.fl.release import Outgoing
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,9 @@ class MagnitudePruning:
     The threshold is over all parameters together, as in the evaluation of coarse-to-fine inversion. Exactly
     round(share * d) entries are pruned, also where several have the magnitude of the threshold.
 
+    >>> import torch
     >>> update = {"a": torch.tensor([1.0, -4.0]), "b": torch.tensor([3.0, 2.0])}
-    >>> MagnitudePruning(share=0.5).release(update, torch.Generator())
+    >>> MagnitudePruning(share=0.5).release(Outgoing(update, torch.Generator()))
     {'a': tensor([ 0., -4.]), 'b': tensor([3., 0.])}
     """
 
@@ -29,8 +30,8 @@ class MagnitudePruning:
     def __post_init__(self) -> None:
         checks.share(self, "share")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return unflatten(pruned(flatten(update), self.share), update)
+    def release(self, leaving: Outgoing) -> Update:
+        return unflatten(pruned(flatten(leaving.update), self.share), leaving.update)
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class LayerMagnitudePruning:
     This is what the releases of Soteria and of OUTPOST do as gradient compression, there with a percentile as
     threshold.
 
+    >>> import torch
     >>> update = {"a": torch.tensor([1.0, -4.0]), "b": torch.tensor([9.0, 8.0])}
-    >>> LayerMagnitudePruning(share=0.5).release(update, torch.Generator())
+    >>> LayerMagnitudePruning(share=0.5).release(Outgoing(update, torch.Generator()))
     {'a': tensor([ 0., -4.]), 'b': tensor([9., 0.])}
     """
 
@@ -50,8 +52,8 @@ class LayerMagnitudePruning:
     def __post_init__(self) -> None:
         checks.share(self, "share")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return {name: pruned(t.reshape(-1), self.share).view_as(t) for name, t in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        return {name: pruned(t.reshape(-1), self.share).view_as(t) for name, t in leaving.update.items()}
 
 
 def pruned(values: Tensor, share: float) -> Tensor:

@@ -11,6 +11,7 @@ from fedglass.core.params import Update, flatten, unflatten
 from fedglass.defend import checks
 from fedglass.defend.draws import uniform
 from fedglass.defend.selection import count_of
+from fedglass.fl.release import Outgoing
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class RandomPruning:
     def __post_init__(self) -> None:
         checks.share(self, "share")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return unflatten(_pruned(flatten(update), self.share, generator), update)
+    def release(self, leaving: Outgoing) -> Update:
+        return unflatten(_pruned(flatten(leaving.update), self.share, leaving.generator), leaving.update)
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class LayerRandomPruning:
     def __post_init__(self) -> None:
         checks.share(self, "share")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return {name: _pruned(t.reshape(-1), self.share, generator).view_as(t) for name, t in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        noise = leaving.generator
+        return {name: _pruned(t.reshape(-1), self.share, noise).view_as(t) for name, t in leaving.update.items()}
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,9 @@ class RandomDrop:
     def __post_init__(self) -> None:
         checks.share(self, "probability")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return {name: t.masked_fill(uniform(t, generator) < self.probability, 0.0) for name, t in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        noise, dropped = leaving.generator, self.probability
+        return {name: t.masked_fill(uniform(t, noise) < dropped, 0.0) for name, t in leaving.update.items()}
 
 
 def _pruned(values: Tensor, share: float, generator: torch.Generator) -> Tensor:

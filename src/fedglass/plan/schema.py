@@ -56,6 +56,42 @@ class WhiteningTable(_Table):
         return Whitening(tuple(self.mean), tuple(self.std))
 
 
+class Named(BaseModel):
+    """Something of the registry; keys beside its name are its options."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: Name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class DefenceTable(Named):
+    """A defence; keys beside its name are its options."""
+
+
+class RuleTable(Named):
+    """An aggregation rule; keys beside its name are its options."""
+
+
+class BehaviourTable(Named):
+    """What a client does with its turn; keys beside its name are its options."""
+
+
+class GroupTable(_Table):
+    """Clients that differ from the rest of their federation."""
+
+    clients: Annotated[list[Index], Field(min_length=1)]
+    """Their positions."""
+    behaviour: BehaviourTable | Annotated[list[BehaviourTable], Field(min_length=1)] | None = None
+    """One, or one for each round, of which the last stays."""
+    defences: list[DefenceTable] | None = None
+    """In place of the plan's; an empty list is none."""
+    training: TrainingTable | None = None
+
+
 class FederationTable(_Table):
     """A federation to simulate."""
 
@@ -77,6 +113,8 @@ class FederationTable(_Table):
     training: TrainingTable
     whitening: WhiteningTable | None = None
     defended: Flag = True
+    rule: RuleTable | None = None
+    group: list[GroupTable] = []
     seed: Seed | None = None
 
     @model_validator(mode="after")
@@ -88,6 +126,12 @@ class FederationTable(_Table):
                 f"examples must be one number, or one for each of the {self.clients} clients, got "
                 f"{len(self.examples)} numbers"
             )
+        grouped = [client for group in self.group for client in group.clients]
+        for client in grouped:
+            if client >= self.clients:
+                raise ValueError(f"group.clients must be among 0 to {self.clients - 1}, got {client}")
+            if grouped.count(client) > 1:
+                raise ValueError(f"client {client} is named twice in [[federation.group]], expected one group for each")
         return self
 
 
@@ -130,39 +174,21 @@ class RecordingTable(_Table):
 class AdversaryTable(_Table):
     """Who attacks, what it sees and what it knows."""
 
-    view: Literal["server", "aggregate"] = "server"
+    view: Literal["server", "aggregate", "peer"] = "server"
     client: Index | Annotated[list[Index], Field(min_length=1)] | Literal["all"] = 0
-    round: Index = 0
+    """Whose update the server sees, or which participant the peer is."""
+    round: Index | Annotated[list[Index], Field(min_length=1)] = 0
     knows_training: Flag = True
     knows_steps: Flag = False
     knows_labels: Flag = False
     knows_batch_labels: Flag = False
 
 
-class AttackTable(BaseModel):
+class AttackTable(Named):
     """A published attack; keys that are not named here are options of its recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    name: Name
     label: Name | None = None
     labels: Name | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-
-class DefenceTable(BaseModel):
-    """A defence; keys beside its name are its options."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    name: Name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class MetricsTable(_Table):
@@ -207,6 +233,10 @@ class Plan(_Table):
     def _consistent(self) -> Plan:
         if bool(self.federation) == bool(self.recording):
             raise ValueError("a plan has either [federation] tables to simulate or [recording] tables to read")
+        if self.recording and self.adversary.view == "peer":
+            raise ValueError(
+                'adversary.view = "peer" needs a federation to simulate: a recorded message is one of others'
+            )
         if self.recording and self.defences:
             raise ValueError("defences are applied to simulated federations only; a recorded update has passed its own")
         labels = [attack.label or attack.name for attack in self.attacks]

@@ -17,7 +17,7 @@ from fedglass.data.dataset import Dataset
 from fedglass.models.catalogue import build
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
-from fedglass.plan.compile import located
+from fedglass.plan.federation import located
 from fedglass.plan.schema import read_plan
 from fedglass.reproduce.stages import Course
 

@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedglass.core.errors import AuditError, FedglassError
-from fedglass.ledger.records import Picture, Record, write_atomic
+from fedglass.core.files import write_atomic
+from fedglass.ledger.records import Picture, Record
 from fedglass.verdict.gate import Gate, scale_of
 
 RESAMPLES = 2000

@@ -16,7 +16,10 @@ from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.parts import BoundForward, Forward
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import AggregateView, Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 PLANS = [
     Training(0.3),
@@ -39,7 +42,7 @@ def residual(bound: BoundForward, candidate: Candidate, own: Sequence[Tensor] = 
 
 
 def seen_by_server(federation: Federation, client: int = 0, round_index: int = 0) -> Observation:
-    return ServerView(client, round_index).see(federation.run(round_index + 1), Knows())[0]
+    return observe(federation, ServerView(client, round_index), Knows())[0]
 
 
 @pytest.mark.parametrize("statistics", list(BatchNorm))
@@ -64,7 +67,7 @@ def test_unroll_of_an_aggregate(toy: Any, plan: Training, clients: int) -> None:
     federation = toy.federation(plan, clients=clients, examples=5)
     parts = [toy.trained_on(federation, i) for i in range(clients)]
     candidate = Candidate(torch.cat([p.images for p in parts], 1), torch.cat([p.labels for p in parts], 1))
-    observation = AggregateView().see(federation.run(), Knows())[0]
+    observation = observe(federation, AggregateView(), Knows())[0]
     assert residual(Unroll().bind(observation), candidate) < 1e-5
 
 
@@ -93,7 +96,7 @@ def test_every_operator_is_exact_for_an_aggregate_of_fedsgd(toy: Any, forward: F
     federation = toy.federation(Training(0.3), clients=3, examples=4)
     parts = [toy.trained_on(federation, i) for i in range(3)]
     candidate = Candidate(torch.cat([p.images for p in parts], 1), torch.cat([p.labels for p in parts], 1))
-    observation = AggregateView().see(federation.run(), Knows())[0]
+    observation = observe(federation, AggregateView(), Knows())[0]
     assert residual(forward.bind(observation), candidate) < 1e-5
 
 

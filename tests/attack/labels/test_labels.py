@@ -23,7 +23,10 @@ from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
 from fedglass.rounds.client import Client
-from fedglass.rounds.views import AggregateView, Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 FEDAVG = Training(0.05, epochs=3, batch_size=5)
 COUNTS: list[Labels] = [CountsBefore(), CountsAfter(), InterpolatedCounts()]
@@ -43,7 +46,7 @@ def wrong(found: Tensor, truth: Tensor) -> int:
 def with_labels(toy: Any, labels: list[int], training: Training, knows: Knows, model: nn.Module) -> Observation:
     client = Client("client 0", toy.images(len(labels), "labels"), torch.tensor(labels))
     federation = replace(toy.federation(training, model=model), clients=[client])
-    return ServerView().see(federation.run(), knows)[0]
+    return observe(federation, ServerView(), knows)[0]
 
 
 @pytest.mark.parametrize("rule", [SignRule(), MinimumRule()], ids=repr)
@@ -103,7 +106,7 @@ def test_counts_are_exact_where_the_statistics_are_the_true_ones(
     image = toy.images(1, "one").expand(len(labels), -1, -1, -1)
     client = Client("client 0", image, torch.tensor(labels))
     federation = replace(toy.federation(Training(0.1)), clients=[client])
-    seen = ServerView().see(federation.run(), Knows())[0]
+    seen = observe(federation, ServerView(), Knows())[0]
     inputs = federation.whitening.whiten(image)
 
     def truly(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:
@@ -166,7 +169,7 @@ def test_counts_beat_chance_on_a_small_federation(toy: Any, part: Labels) -> Non
 
 def test_counts_of_an_aggregate_are_those_of_all_clients(toy: Any) -> None:
     federation = toy.federation(Training(0.05), clients=3, examples=6)
-    seen, truth = AggregateView().see(federation.run(), Knows())
+    seen, truth = observe(federation, AggregateView(), Knows())
     found = labels_of(InterpolatedCounts(), seen)
     assert found.shape == (18,)
     assert wrong(found, truth.labels) <= 4
@@ -200,7 +203,7 @@ def test_a_dead_last_layer_is_named(toy: Any, part: Labels) -> None:
 
 def test_told_labels_are_shuffled_within_each_client(toy: Any) -> None:
     federation = toy.federation(FEDAVG, clients=2, examples=8)
-    seen, truth = AggregateView().see(federation.run(), Knows(labels=True))
+    seen, truth = observe(federation, AggregateView(), Knows(labels=True))
     one, again, other = (labels_of(OracleLabels(), seen, seed) for seed in (0, 0, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -225,7 +228,7 @@ def test_oracles_say_what_they_lack(toy: Any) -> None:
 
 def test_told_batches_are_those_of_the_client(toy: Any) -> None:
     federation = toy.federation(Training(0.1, 3, 2), examples=5)
-    seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
+    seen = observe(federation, ServerView(), Knows(batch_labels=True))[0]
     assert torch.equal(labels_of(OracleBatchLabels(), seen), toy.trained_on(federation).labels)
     fewer = replace(seen, knows=replace(seen.knows, training=Training(0.1, 2, 2)))
     with pytest.raises(UsageError, match="labels of 9 batches, expected 6, 2 epochs of 3"):
