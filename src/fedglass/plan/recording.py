@@ -41,7 +41,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
             f"recording.clients must be at most the number of examples behind the message, {examples}, got "
             f"{table.clients}: correct one of them."
         )
-    steps = table.steps if training is None else training.steps(max(1, examples // table.clients))
+    steps = table.steps if training is None else training.local_steps(max(1, examples // table.clients))
     lr = table.lr if training is None else training.lr
     how_long = adversary.knows_training or adversary.knows_steps
     knows = Knowledge(

@@ -147,7 +147,7 @@ def _unshuffled(federation: Federation) -> Transcript:
     inputs = federation.whitening.whiten(client.images)
     noise = stream(federation.seed, "noise", client.name)
     start = [before[name] for name in network.names]
-    after = train(network, start, inputs, client.labels, batches, training.lr, client.gradient, noise)
+    after = train(network, start, inputs, client.labels, batches, training, client.gradient, noise)
     update = subtract(dict(zip(network.names, after, strict=True)), before)
     labels = tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
     message = Message(client, update, buffers, labels)

@@ -81,7 +81,7 @@ def respond(client: Client, call: Call) -> Message:
     batches = list(schedule(call.training, len(client.labels), shuffle))
     inputs = call.whitening.whiten(client.images)
     start = [call.before[name] for name in network.names]
-    after = train(network, start, inputs, client.labels, batches, call.training.lr, client.gradient, inner)
+    after = train(network, start, inputs, client.labels, batches, call.training, client.gradient, inner)
     update = {name: a - b for name, a, b in zip(network.names, after, start, strict=True)}
     trained = dict(zip(network.names, after, strict=True))
     return Message(

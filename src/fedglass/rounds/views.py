@@ -112,4 +112,4 @@ def _split(
 def _steps(training: Training, messages: tuple[Message, ...]) -> int:
     """T; for clients of unequal size the nearest whole to their mean, in which each weighs as in the aggregate."""
     sizes = [len(m.client.labels) for m in messages]
-    return round(sum(n * training.steps(n) for n in sizes) / sum(sizes))
+    return round(sum(n * training.local_steps(n) for n in sizes) / sum(sizes))
