@@ -109,11 +109,12 @@ class Toy:
         """The client's own examples, whitened, in the order in which each of its epochs took them."""
         member, training = federation.clients[client], federation.training
         shuffle = stream(federation.seed, "batches", member.name, round_index)
-        epochs: list[list[Tensor]] = [[] for _ in range(training.epochs)]
-        for batch in schedule(training, len(member.labels), shuffle):
-            assert isinstance(batch.rows, Tensor)
-            epochs[batch.epoch].append(batch.rows)
-        order = torch.stack([torch.cat(rows) for rows in epochs])  # (epochs, n)
+        n = len(member.labels)
+        epochs: list[list[int]] = [[] for _ in range(training.passes(n))]
+        for batch in schedule(training, n, shuffle):
+            epochs[batch.epoch] += torch.arange(n)[batch.rows].tolist()
+        # An epoch that was cut short has the examples that it did not take at its end.
+        order = torch.tensor([rows + sorted(set(range(n)) - set(rows)) for rows in epochs])  # (epochs, n)
         return Candidate(federation.whitening.whiten(member.images)[order], member.labels[order])
 
 

@@ -40,14 +40,14 @@ def test_the_divisors_of_table_9_are_tried() -> None:
 def test_every_hypothesis_has_the_known_steps(steps: int, examples: int) -> None:
     found = hypotheses(knowing(steps, examples))
     assert found
-    assert all(training.steps(examples) == steps for training in found)
+    assert all(training.local_steps(examples) == steps for training in found)
     assert len({t.epochs for t in found}) == len(found)
 
 
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 30))
 def test_the_true_number_of_epochs_is_among_them(examples: int, epochs: int, size: int) -> None:
     truth = Training(0.1, epochs, size)
-    found = {t.epochs: t for t in hypotheses(knowing(truth.steps(examples), examples))}
+    found = {t.epochs: t for t in hypotheses(knowing(truth.local_steps(examples), examples))}
     assert epochs in found
     assert len(found[epochs].batches(examples)) == len(truth.batches(examples))
 

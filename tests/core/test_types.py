@@ -21,7 +21,7 @@ def test_batches_cover_every_example_once(examples: int, epochs: int, size: int 
     assert list(chain(*rows)) == list(range(examples))
     assert all(len(batch) == (size or examples) for batch in rows[:-1])
     assert 1 <= len(rows[-1]) <= (size or examples)
-    assert training.steps(examples) == epochs * math.ceil(examples / (size or examples))
+    assert training.local_steps(examples) == epochs * math.ceil(examples / (size or examples))
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan])

@@ -39,7 +39,7 @@ def test_training_is_that_of_torch(toy: Any, epochs: int, size: int | None, stat
     plan = Training(0.3, epochs, size, statistics)
     batches = list(schedule(plan, 5, stream(0, "shuffle")))
     start = [p.detach() for p in model.parameters()]
-    found = train(network, start, inputs, targets, batches, plan.lr)
+    found = train(network, start, inputs, targets, batches, plan)
     for mine, theirs in zip(found, by_torch(model, inputs, targets, batches, plan.lr), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
@@ -50,7 +50,7 @@ def test_training_changes_neither_start_nor_data(toy: Any) -> None:
     start = [p.detach().clone() for p in model.parameters()]
     inputs, targets = toy.images(4), torch.tensor([0, 1, 2, 3])
     kept = [t.clone() for t in (*start, inputs, targets)]
-    found = train(network, start, inputs, targets, schedule(Training(0.1, 2, 3), 4, None), 0.1)
+    found = train(network, start, inputs, targets, schedule(Training(0.1, 2, 3), 4, None), Training(0.1))
     assert all(map(torch.equal, kept, (*start, inputs, targets)))
     assert not any(t.requires_grad for t in found)
 
@@ -61,7 +61,7 @@ def test_fedsgd_is_one_step_along_the_gradient(toy: Any) -> None:
     start = [p.detach().clone().requires_grad_() for p in model.parameters()]
     inputs, targets = toy.images(4), torch.tensor([0, 1, 2, 3])
     gradient = torch.autograd.grad(F.cross_entropy(model(inputs), targets), list(model.parameters()))
-    found = train(network, start, inputs, targets, schedule(Training(0.1), 4, None), 0.1)
+    found = train(network, start, inputs, targets, schedule(Training(0.1), 4, None), Training(0.1))
     for w, g, after in zip(start, gradient, found, strict=True):
         torch.testing.assert_close(after, w.detach() - 0.1 * g)
 
@@ -88,9 +88,8 @@ def test_the_rule_decides_the_step(toy: Any) -> None:
     model = toy.dense()
     start = [p.detach() for p in model.parameters()]
     network = Network(model, {}, BatchNorm.FROZEN)
-    found = train(
-        network, start, toy.images(4), torch.zeros(4).long(), schedule(Training(0.5, 3, 2), 4, None), 0.5, Ones()
-    )
+    plan = Training(0.5, 3, 2)
+    found = train(network, start, toy.images(4), torch.zeros(4).long(), schedule(plan, 4, None), plan, Ones())
     for w, after in zip(start, found, strict=True):
         torch.testing.assert_close(after, w - 0.5 * 6)
 

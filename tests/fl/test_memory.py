@@ -24,7 +24,7 @@ def trajectory(toy: Any) -> Trajectory:
     model = toy.dense()
     batches = list(schedule(Training(0.1, epochs=10, batch_size=2), 6, None))
     assert len(batches) == STEPS
-    return Trajectory(Network(model, {}, BatchNorm.FROZEN), list(model.parameters()), batches, 0.1)
+    return Trajectory(Network(model, {}, BatchNorm.FROZEN), list(model.parameters()), batches, Training(0.1))
 
 
 @pytest.fixture
@@ -80,5 +80,5 @@ def test_the_least_budget_of_the_message_is_enough(trajectory: Trajectory, data:
 def test_a_graph_grows_with_its_batch(trajectory: Trajectory, data: tuple[Tensor, Tensor]) -> None:
     images, labels = data
     batches = list(schedule(Training(0.1), 6, None))
-    wide = Trajectory(trajectory.network, trajectory.start, batches, 0.1)
+    wide = Trajectory(trajectory.network, trajectory.start, batches, Training(0.1))
     assert sizes(wide, (images, labels))[1] > sizes(trajectory, data)[1] > images[0, :2].nbytes / MIB

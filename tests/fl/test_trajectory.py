@@ -29,14 +29,14 @@ def naive(trajectory: Trajectory, images: Tensor, targets: Tensor) -> list[Tenso
         labels = targets[batch.epoch] if targets.ndim == 2 and not targets.is_floating_point() else targets
         loss = F.cross_entropy(trajectory.network(weights, inputs), labels[batch.rows])
         gradient = torch.autograd.grad(loss, weights, create_graph=True)
-        weights = [w - trajectory.lr * g for w, g in zip(weights, gradient, strict=True)]
-    return [(s - w) / trajectory.lr for s, w in zip(start, weights, strict=True)]
+        weights = [w - trajectory.training.lr * g for w, g in zip(weights, gradient, strict=True)]
+    return [(s - w) / trajectory.training.lr for s, w in zip(start, weights, strict=True)]
 
 
 def trajectory_of(model: nn.Module, statistics: BatchNorm, batches: list[Batch], memory: Memory) -> Trajectory:
     network = Network(model, buffers_of(model), statistics)
     start = [p.detach().clone() for p in model.parameters()]
-    return Trajectory(network, start, batches, LR, memory)
+    return Trajectory(network, start, batches, Training(LR), memory)
 
 
 def loss_of(message: Any) -> Tensor:

@@ -35,7 +35,7 @@ def test_a_message_is_the_clients_training(population: Population) -> None:
     network = Network(seen.model, seen.buffers, SETUP.training.batch_norm)
     start = [seen.before[name] for name in network.names]
     inputs = seen.knows.whitening.whiten(truth.images)
-    after = train(network, start, inputs, truth.labels, schedule(SETUP.training, 4, None), 0.05)
+    after = train(network, start, inputs, truth.labels, schedule(SETUP.training, 4, None), SETUP.training)
     for name, before, end in zip(network.names, start, after, strict=True):
         torch.testing.assert_close(seen.update[name], end - before)
 

@@ -47,12 +47,15 @@ def rehearse_defences(federation: Federation) -> None:
 
 
 def _rehearse(client: Client, federation: Federation) -> None:
-    network = Network(federation.model, buffers_of(federation.model), federation.training.batch_norm)
+    training = client.training or federation.training
+    network = Network(federation.model, buffers_of(federation.model), training.batch_norm)
     before = weights_of(federation.model)
-    rows = slice(0, min(FEW, federation.training.batches(len(client.labels))[0].stop))
+    rows = slice(0, min(FEW, training.batches(len(client.labels))[0].stop))
     inputs, noise = federation.whitening.whiten(client.images[rows]), stream(federation.seed, "rehearsal")
     weights = [before[name].requires_grad_() for name in network.names]
-    gradient = client.gradient.gradient(Step(network, weights, inputs, client.labels[rows], generator=noise))
+    smoothing = training.label_smoothing
+    step = Step(network, weights, inputs, client.labels[rows], generator=noise, smoothing=smoothing)
+    gradient = client.gradient.gradient(step)
     update = {name: g.detach() for name, g in zip(network.names, gradient, strict=True)}
     client.release.release(Outgoing(update, noise, before=before))
 

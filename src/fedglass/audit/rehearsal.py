@@ -13,12 +13,14 @@ import torch
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.observed_residual import ObservedResidual
-from fedglass.attack.forward.target import head_of, learning_rate, local_steps, network_of
+from fedglass.attack.forward.target import head_of, is_gradient, network_of
+from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import AnyAttack, TryEpochs, hypotheses
 from fedglass.audit.failures import blaming
 from fedglass.audit.isolation import compares_sizes, oracle_facts, simulates, told
 from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation
 
@@ -76,9 +78,15 @@ def _bind(attack: Attack, seen: Observation) -> None:
 
 def _check_size(stage: Stage, seen: Observation) -> None:
     """Refuse to compare sizes with a message that has none."""
-    known = learning_rate(seen) is not None and local_steps(seen) is not None
+    known = Fact.SIZE in seen.facts or isinstance(stage.forward, Unroll | UnrollEpochs)
     if known or not compares_sizes(stage.objective) or _reads_size(stage, seen):
         return
+    if seen.knows.training is not None:
+        raise UsageError(
+            "It compares the size of the message with that of a gradient, which the message does not tell with "
+            f"{seen.knows.training.optimiser}: simulate the training, with dlfa, or attack by direction alone, with "
+            "inverting_gradients or coarse_stage."
+        )
     raise UsageError(
         "It compares the size of the message with that of a gradient, which needs the learning rate and the number of "
         "local steps: set adversary.knows_training or adversary.knows_steps = true (for a recording, give "
@@ -88,6 +96,6 @@ def _check_size(stage: Stage, seen: Observation) -> None:
 
 def _reads_size(stage: Stage, seen: Observation) -> bool:
     """Whether the operator takes the network's error, and the size with it, from the message."""
-    if not isinstance(stage.forward, ObservedResidual) or seen.knows.examples != 1:
+    if not isinstance(stage.forward, ObservedResidual) or seen.knows.examples != 1 or not is_gradient(seen):
         return False
     return head_of(seen, network_of(seen))[1] is not None

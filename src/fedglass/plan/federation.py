@@ -41,11 +41,12 @@ from fedglass.rounds.views.view import View
 
 
 def made(kind: str, table: Named) -> Any:
-    known: dict[str, Any] = {
+    catalogues: dict[str, dict[str, Any]] = {
         "rules": {"mean": WeightedMean},
         "behaviours": {"sign_flip": SignFlip, "honest": Honest},
         "defences": {name: d.make for name, d in DEFENCES.items()},
-    }[kind]
+    }
+    known = catalogues[kind]
     if table.name not in known:
         raise unknown_name(kind[:-1], table.name, known)
     options = checked_options(f"{kind[:-1]} {table.name!r}", known[table.name], table.options)

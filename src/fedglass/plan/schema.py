@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from fedglass.core.errors import UsageError
+from fedglass.core.optimisers import OPTIMISERS, Optimiser
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.plan.errors import in_one_sentence
 from fedglass.verdict.gate import Gate
@@ -26,6 +27,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 Index = Annotated[int, Field(ge=0, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Numbers = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=16)]
 
@@ -41,9 +43,50 @@ class TrainingTable(_Table):
     epochs: Count = 1
     batch_size: Count | None = None
     batch_norm: Literal["frozen", "batch"] = "frozen"
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: Share | None = None
+    nesterov: Flag | None = None
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] | None = None
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None
+    eps: Rate | None = None
+    shuffle: Flag = True
+    steps: Count | None = None
+    clip: Rate | None = None
+    label_smoothing: Share = 0.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingTable:
+        sgd = self.optimiser == "sgd"
+        foreign = ("betas", "eps") if sgd else ("momentum", "nesterov")
+        given = next((name for name in foreign if getattr(self, name) is not None), None)
+        if given is not None:
+            whose = 'optimiser = "adam" or "adamw"' if sgd else 'optimiser = "sgd"'
+            raise ValueError(f'{given} goes with {whose}, got optimiser = "{self.optimiser}": leave one of them out')
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0: add momentum = 0.9, or leave nesterov out")
+        if self.steps is not None and "epochs" in self.model_fields_set:
+            raise ValueError("steps takes the place of epochs, got both: leave one of them out")
+        return self
 
     def value(self) -> Training:
-        return Training(self.lr, self.epochs, self.batch_size, BatchNorm(self.batch_norm))
+        return Training(
+            self.lr,
+            self.epochs,
+            self.batch_size,
+            BatchNorm(self.batch_norm),
+            self._optimiser(),
+            self.shuffle,
+            self.steps,
+            self.clip,
+            self.label_smoothing,
+        )
+
+    def _optimiser(self) -> Optimiser:
+        """With the optimiser's own default for what the plan does not say."""
+        betas = None if self.betas is None else (self.betas[0], self.betas[1])
+        said = {"weight_decay": self.weight_decay, "momentum": self.momentum, "nesterov": self.nesterov}
+        options: dict[str, Any] = {**said, "betas": betas, "eps": self.eps}
+        return OPTIMISERS[self.optimiser](**{name: value for name, value in options.items() if value is not None})
 
 
 class WhiteningTable(_Table):

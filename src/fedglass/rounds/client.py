@@ -78,7 +78,7 @@ def respond(client: Client, call: Call) -> Message:
     batches = local_batches(client, training, call.seed, call.round)
     inputs = call.whitening.whiten(images)
     start = [call.before[name] for name in network.names]
-    after = train(network, start, inputs, labels, batches, training.lr, client.gradient, inner)
+    after = train(network, start, inputs, labels, batches, training, client.gradient, inner)
     trained = dict(zip(network.names, after, strict=True))
     update = client.behaviour.update(turn, {name: trained[name] - call.before[name] for name in network.names})
     return Message(

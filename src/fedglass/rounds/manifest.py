@@ -11,7 +11,7 @@ from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.rounds.transcript import Participant, Round, Terms
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 
 Text = Annotated[str, StringConstraints(max_length=2000)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -124,7 +124,7 @@ def test_counts_are_exact_where_the_statistics_are_the_true_ones(
 
 def test_interpolation_is_the_mean_over_the_way(toy: Any) -> None:
     seen = with_labels(toy, [0, 1, 1, 2, 3, 3, 3, 4], FEDAVG, Knows(), toy.dense(nn.ReLU))
-    steps = FEDAVG.steps(8)
+    steps = FEDAVG.local_steps(8)
     found = raw_counts(seen, stream(0, "x"), [i / steps for i in range(steps)], steps)
     each = [raw_counts(seen, stream(0, "x"), [i / steps], steps) for i in range(steps)]
     torch.testing.assert_close(found, torch.stack(each).mean(0))

@@ -112,6 +112,6 @@ def _common(values: Sequence[T | None]) -> T | None:
 
 def _steps(clients: Sequence[Participant]) -> int | None:
     """T; for clients of unequal size the nearest whole to their mean, in which each weighs as in the aggregate."""
-    counts = [p.steps if p.training is None else p.training.steps(p.examples) for p in clients]
+    counts = [p.steps if p.training is None else p.training.local_steps(p.examples) for p in clients]
     known = [p.examples * count for p, count in zip(clients, counts, strict=True) if count is not None]
     return round(sum(known) / sum(p.examples for p in clients)) if len(known) == len(clients) else None
