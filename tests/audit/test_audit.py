@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from fedglass.audit.progress import Silent
 from fedglass.audit.simulated import Simulated
 from fedglass.cli.screen import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
+from fedglass.core.params import Update
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.fl.release import Outgoing
 from fedglass.ledger.records import RECORDS, Record, RecordFile
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
@@ -166,17 +168,14 @@ def test_a_fault_of_the_code_is_not_a_record(make_job: Make, tmp_path: Path) -> 
     assert RecordFile(tmp_path / RECORDS).read() == []
 
 
+@dataclass(frozen=True)
 class Silence:
     """A release that sends nothing, or nonsense."""
 
-    def __init__(self, value: float) -> None:
-        self.value = value
+    value: float
 
-    def __repr__(self) -> str:
-        return f"Silence({self.value})"
-
-    def release(self, update: dict[str, torch.Tensor], generator: torch.Generator) -> dict[str, torch.Tensor]:
-        return {name: torch.full_like(tensor, self.value) for name, tensor in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        return {name: torch.full_like(tensor, self.value) for name, tensor in leaving.update.items()}
 
 
 @pytest.mark.parametrize(("value", "flag"), [(0.0, "zero update"), (float("nan"), "non-finite update")])

@@ -15,7 +15,7 @@ from torch import nn
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
 from fedglass.audit.audit import Job, run
-from fedglass.audit.rehearsal import rehearse, scenes
+from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
@@ -67,14 +67,15 @@ def test_an_aggregate_of_unequal_clients_is_not_simulated(attack: str, make_fede
     rehearse([Simulated(unequal(make_federation, 3, 1), views=(AggregateView(),))], advised)
 
 
-def test_a_scene_is_what_will_be_seen_but_for_the_message(make_federation: Make) -> None:
+def test_a_rehearsal_shows_what_will_be_seen_but_for_the_message(make_federation: Make) -> None:
     federation = replace(unequal(make_federation, 3, 1, 2), participation=0.67)
     source = Simulated(federation, 2, (AggregateView(1),), Knows(labels=True))
-    ((seen, sizes),) = [(scene.seen, scene.sizes) for scene in scenes(source)]
+    (silent,) = source.rehearse()
+    seen = silent.observation
     (target,) = source.targets(lambda done, total: None)
     real = target.observation.knows
-    assert sum(sizes) == real.examples
-    assert len(sizes) == real.clients == 2
+    assert seen.knows.sizes == real.sizes
+    assert (sum(real.sizes or ()), real.clients) == (real.examples, 2)
     assert (seen.knows.shape, seen.knows.steps, seen.knows.training) == (real.shape, real.steps, real.training)
     assert seen.knows.labels is not None
     assert real.labels is not None
@@ -234,7 +235,7 @@ def test_each_client_of_a_recorded_aggregate_keeps_its_own_labels(make_federatio
     record(tmp_path, federation)
 
     def labels(clients: int) -> list[int]:
-        ((seen, _),) = [(s.seen, s.sizes) for s in scenes(recorded(tmp_path, "sme", clients).sources[0])]
+        (seen,) = [s.observation for s in recorded(tmp_path, "sme", clients).sources[0].rehearse()]
         assert seen.knows.labels is not None
         return [int(label) for label in seen.knows.labels]
 

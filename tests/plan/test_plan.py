@@ -17,7 +17,8 @@ from fedglass.cli.template import DEMO, PLAN
 from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.types import BatchNorm, Training
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Sizes
-from fedglass.plan.compile import compile_plan, defences_of, partition_of, read_job, views_of
+from fedglass.plan.compile import compile_plan, read_job
+from fedglass.plan.federation import defences_of, partition_of, views_of
 from fedglass.plan.options import checked_options
 from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
 from fedglass.rounds.views.aggregate import AggregateView
@@ -167,8 +168,8 @@ def test_paths_are_relative_to_the_plan(tmp_path: Path, monkeypatch: pytest.Monk
         (("name =", "nam ="), r"attacks\[0\].name is missing"),
         (("[[attacks]]", "[[attack]]"), "attack is not a key of a plan: did you mean 'attacks'"),
         (
-            ("[federation]", '[adversary]\nview = "peer"\n[federation]'),
-            "adversary.view: expected 'server' or 'aggregate'",
+            ("[federation]", '[adversary]\nview = "spy"\n[federation]'),
+            "adversary.view: expected 'server', 'aggregate' or 'peer'",
         ),
         (("[federation]", "[adversary]\nknows_labels = 1\n[federation]"), "adversary.knows_labels: expected .*bool"),
         (("[federation]", "[gate]\nthreshold = 'x'\n[federation]"), "gate.threshold: expected .*number.*, got 'x'"),
@@ -255,9 +256,7 @@ def test_options_of_other_kinds() -> None:
 
 
 def test_no_defence_is_plain_training() -> None:
-    gradient, release = defences_of([])
-    assert repr(gradient) == "MeanGradient()"
-    assert repr(release) == "AsIs()"
+    assert repr(defences_of([])) == "Protection(gradient=MeanGradient(), release=AsIs())"
 
 
 def test_too_few_examples_of_a_partition() -> None:

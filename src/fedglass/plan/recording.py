@@ -52,7 +52,9 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     )
     view = ServerView() if alone else AggregateView()
     truths = None if data is None else _truths(participants, data)
-    return Recorded(Transcript(model, terms, {0: past}), truths, (view,), knows_of(adversary), table.name)
+    return Recorded(
+        Transcript(model, terms, {0: past}), truths, (view,), knows_of(adversary), table.name or "recording"
+    )
 
 
 def knows_of(adversary: AdversaryTable) -> Knows:
@@ -81,10 +83,16 @@ def _participants(table: RecordingTable, data: Dataset | None) -> tuple[Particip
 
 
 def _truths(participants: tuple[Participant, ...], data: Dataset) -> Truths:
-    """The data dealt out to the clients in the order of the file."""
+    """The data dealt out to the clients in the order of the file.
+
+    Where they do not come out even, whose is whose can not be told: dealt out by label, they tell no more than that.
+    """
     sizes = [p.examples for p in participants]
-    parts = zip(participants, torch.split(data.images, sizes), torch.split(data.labels, sizes), strict=True)
-    return Truths({p.name: Examples(images, labels) for p, images, labels in parts})
+    even = len(set(sizes)) == 1
+    order = torch.arange(len(data)) if even else data.labels.argsort(stable=True)
+    images, labels = torch.split(data.images[order], sizes), torch.split(data.labels[order], sizes)
+    parts = zip(participants, images, labels, strict=True)
+    return Truths({p.name: Examples(own, told) for p, own, told in parts})
 
 
 def _check_adversary(table: RecordingTable, adversary: AdversaryTable) -> None:
