@@ -79,13 +79,10 @@ def defences_of(tables: Sequence[DefenceTable]) -> Protection:
     return Protection(gradients[0] if gradients else MeanGradient(), release)
 
 
-def behaviour_of(table: BehaviourTable | Sequence[BehaviourTable] | None) -> Behaviour:
-    """Honest where nothing else is said; a list is one for each round."""
-    if table is None:
-        return Honest()
-    if isinstance(table, BehaviourTable):
-        return cast(Behaviour, made("behaviours", table))
-    return PerRound(tuple(behaviour_of(each) for each in table))
+def behaviour_of(tables: Sequence[BehaviourTable]) -> Behaviour:
+    """Honest where nothing is said; of several, one for each round."""
+    found = [cast(Behaviour, made("behaviours", table)) for table in tables]
+    return Honest() if not found else found[0] if len(found) == 1 else PerRound(tuple(found))
 
 
 def simulated(

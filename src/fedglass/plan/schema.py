@@ -36,6 +36,11 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def listed(value: Any) -> Any:
+    """A single table stands for a list of one: `[federation]` is short for `[[federation]]`."""
+    return [value] if isinstance(value, dict) else value
+
+
 class TrainingTable(_Table):
     """How a client trains."""
 
@@ -128,11 +133,16 @@ class GroupTable(_Table):
 
     clients: Annotated[list[Index], Field(min_length=1)]
     """Their positions."""
-    behaviour: BehaviourTable | Annotated[list[BehaviourTable], Field(min_length=1)] | None = None
-    """One, or one for each round, of which the last stays."""
+    behaviour: list[BehaviourTable] = []
+    """One, or one for each round, of which the last stays; honest where nothing is said."""
     defences: list[DefenceTable] | None = None
     """In place of the plan's; an empty list is none."""
     training: TrainingTable | None = None
+
+    @field_validator("behaviour", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return listed(value)
 
 
 class FederationTable(_Table):
@@ -269,8 +279,7 @@ class Plan(_Table):
     @field_validator("federation", "recording", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
-        """`[federation]` is short for a single `[[federation]]`."""
-        return [value] if isinstance(value, dict) else value
+        return listed(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
