@@ -107,6 +107,17 @@ def test_sizes_are_not_compared_with_a_message_that_has_none(name: str) -> None:
         assert plan(f'name = "{advised}"', blind).cases
 
 
+@pytest.mark.parametrize("name", ["dlg", "idlg", "idlg_adam", "sapag", "fedleak", "coarse_to_fine"])
+@pytest.mark.parametrize("training", ['lr = 0.1, optimiser = "adam"', "lr = 0.1, weight_decay = 0.1"])
+def test_sizes_are_not_compared_where_the_optimiser_hides_them(name: str, training: str) -> None:
+    for federation in ("examples = 1", "examples = 2"):
+        with pytest.raises(UsageError, match=r"It compares the size.* does not tell with .*: simulate .*coarse_stage"):
+            plan(f'name = "{name}"', "", federation, training)
+    for advised in ("dlfa", "dlfa_published", "dlfa_fedsgd_epoch", "inverting_gradients", "coarse_stage"):
+        assert plan(f'name = "{advised}"\nlabels = "sign_rule"', "", "examples = 2", training).cases
+    assert plan(f'name = "{name}"', "", "examples = 2", "lr = 0.1, momentum = 0.9").cases
+
+
 def test_a_single_example_brings_its_size_with_it() -> None:
     assert plan('name = "coarse_to_fine"', "knows_training = false", "examples = 1").cases
     with pytest.raises(UsageError, match="It compares the size"):

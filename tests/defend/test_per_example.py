@@ -56,6 +56,14 @@ def test_example_gradients_of_soft_targets_average_to_the_mean(step: Step) -> No
     torch.testing.assert_close([g.mean(0) for g in chunk], list(MeanGradient().gradient(soft)))
 
 
+def test_example_gradients_of_smoothed_labels_average_to_the_mean(step: Step) -> None:
+    smooth = replace(step, smoothing=0.3)
+    (chunk,) = example_gradients(smooth)
+    found, plain = [g.mean(0) for g in chunk], MeanGradient().gradient(step)
+    torch.testing.assert_close(found, list(MeanGradient().gradient(smooth)))
+    assert not all(torch.allclose(a, b) for a, b in zip(found, plain, strict=True))
+
+
 def test_example_gradients_can_be_differentiated(step: Step) -> None:
     moving = replace(step, inputs=step.inputs.clone().requires_grad_(), differentiable=True)
     (slope,) = torch.autograd.grad(PerExample(Clip(1e6)).gradient(moving)[0].square().sum(), moving.inputs)

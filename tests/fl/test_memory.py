@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
+from fedglass.core.optimisers import SGD, Adam, Optimiser
 from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import schedule
 from fedglass.fl.memory import MIB, fit, graph_bytes
@@ -75,6 +77,24 @@ def test_the_least_budget_of_the_message_is_enough(trajectory: Trajectory, data:
     least = re.search(r"at least (\d+) MiB", str(e.value))
     assert least is not None
     fit(trajectory, *data, budget_mib=float(least.group(1)))
+
+
+@pytest.mark.parametrize(("optimiser", "copies"), [(SGD(momentum=0.9), 2), (Adam(), 3)], ids=repr)
+def test_the_state_of_the_optimiser_counts(
+    trajectory: Trajectory, data: tuple[Tensor, Tensor], optimiser: Optimiser, copies: int
+) -> None:
+    weights, graph = sizes(trajectory, data)
+    heavy = replace(trajectory, training=replace(trajectory.training, optimiser=optimiser))
+    for share in (1.0, 0.8, 0.6, 0.4):
+        budget = share * STEPS * (copies * weights + graph)
+        assert needed(fit(heavy, *data, budget), copies * weights, graph) <= budget + 1e-9
+    assert fit(heavy, *data, STEPS * (copies * weights + graph)).graphs
+    assert not fit(heavy, *data, STEPS * (copies * weights + graph) - 1e-6).graphs
+
+
+def test_a_clipped_graph_is_larger(trajectory: Trajectory, data: tuple[Tensor, Tensor]) -> None:
+    step = trajectory.step(0, trajectory.start, *data, second=True)
+    assert graph_bytes(step, clip=1.0) > graph_bytes(step)
 
 
 def test_a_graph_grows_with_its_batch(trajectory: Trajectory, data: tuple[Tensor, Tensor]) -> None:

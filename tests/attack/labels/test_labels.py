@@ -20,6 +20,7 @@ from fedglass.attack.labels.minimum_rule import MinimumRule
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
+from fedglass.core.optimisers import SGD, Adam, Optimiser
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
 from fedglass.rounds.client import Client
@@ -233,6 +234,65 @@ def test_told_batches_are_those_of_the_client(toy: Any) -> None:
     fewer = replace(seen, knows=replace(seen.knows, training=Training(0.1, 2, 2)))
     with pytest.raises(UsageError, match="labels of 9 batches, expected 6, 2 epochs of 3"):
         labels_of(OracleBatchLabels(), fewer)
+
+
+@pytest.mark.parametrize("steps", [4, 5, 7])
+def test_told_batches_of_an_epoch_that_is_cut_short_are_filled_up(toy: Any, steps: int) -> None:
+    federation = toy.federation(Training(0.1, batch_size=2, steps=steps), examples=5)
+    seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
+    found, true = labels_of(OracleBatchLabels(), seen), toy.trained_on(federation).labels
+    taken = 2 * (steps % 3)
+    assert torch.equal(found[:-1], true[:-1])
+    assert torch.equal(found[-1, :taken], true[-1, :taken])
+    assert torch.equal(found[-1].sort().values, true[0].sort().values)
+
+
+def test_told_batches_that_do_not_reach_all_examples(toy: Any) -> None:
+    seen = toy.observation(Training(0.1, batch_size=2, steps=1), Knows(batch_labels=True), examples=5)
+    told = seen.knows.batch_labels
+    assert labels_of(OracleBatchLabels(), seen).tolist() == [[*told[0], 0, 0, 0]]
+    two = replace(seen.knows, training=Training(0.1, batch_size=2, steps=3), batch_labels=((1, 2), (3, 4), (1, 0)))
+    with pytest.raises(UsageError, match="labels of batch 3, expected 1"):
+        labels_of(OracleBatchLabels(), replace(seen, knows=two))
+    three = replace(two, training=Training(0.1, batch_size=2, steps=4), batch_labels=((1, 2), (3, 4), (1,), (1, 0)))
+    with pytest.raises(UsageError, match="other labels in epoch 2"):
+        labels_of(OracleBatchLabels(), replace(seen, knows=three))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Training(0.1, label_smoothing=0.3),
+        Training(0.1, optimiser=SGD(momentum=0.9)),
+        Training(0.1, optimiser=SGD(0.9, nesterov=True), label_smoothing=0.1),
+    ],
+    ids=repr,
+)
+def test_counts_know_smoothing_and_momentum(toy: Any, monkeypatch: pytest.MonkeyPatch, plan: Training) -> None:
+    image = toy.images(1, "one").expand(6, -1, -1, -1)
+    client = Client("client 0", image, torch.tensor([2, 2, 2, 2, 0, 1]))
+    federation = replace(toy.federation(plan), clients=[client])
+    seen = ServerView().see(federation.run(), Knows())[0]
+    inputs = federation.whitening.whiten(image)
+
+    def truly(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:
+        hidden = seen.model[:3](inputs)  # type: ignore[index]  # a Sequential
+        return seen.model(inputs).softmax(-1).mean(0).detach(), hidden.sum(1).mean().detach()
+
+    monkeypatch.setattr(counts, "head_statistics", truly)
+    monkeypatch.setattr(bias_counts, "head_statistics", truly)
+    raw = counts.unsmoothed(raw_counts(seen, stream(0, "x"), [0.0], steps=1), seen)
+    torch.testing.assert_close(raw, torch.tensor([1.0, 1.0, 4.0, 0.0, 0.0]), rtol=1e-3, atol=1e-3)
+    for part in (*COUNTS, BiasCounts()):
+        assert wrong(labels_of(part, seen), client.labels) == 0
+
+
+@pytest.mark.parametrize("part", [*COUNTS, BiasCounts()], ids=repr)
+@pytest.mark.parametrize("optimiser", [Adam(), SGD(weight_decay=0.1)], ids=repr)
+def test_counts_need_an_update_that_tells_sizes(toy: Any, part: Any, optimiser: Optimiser) -> None:
+    seen = toy.observation(Training(0.1, optimiser=optimiser), Knows())
+    with pytest.raises(UsageError, match=r'Label counts need an update that tells .*, which with .* "sign_rule"'):
+        part.check(seen)
 
 
 def test_joint_labels_are_probabilities(toy: Any) -> None:
