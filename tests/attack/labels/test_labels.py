@@ -239,7 +239,7 @@ def test_told_batches_are_those_of_the_client(toy: Any) -> None:
 @pytest.mark.parametrize("steps", [4, 5, 7])
 def test_told_batches_of_an_epoch_that_is_cut_short_are_filled_up(toy: Any, steps: int) -> None:
     federation = toy.federation(Training(0.1, batch_size=2, steps=steps), examples=5)
-    seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
+    seen = observe(federation, ServerView(), Knows(batch_labels=True))[0]
     found, true = labels_of(OracleBatchLabels(), seen), toy.trained_on(federation).labels
     taken = 2 * (steps % 3)
     assert torch.equal(found[:-1], true[:-1])
@@ -272,7 +272,7 @@ def test_counts_know_smoothing_and_momentum(toy: Any, monkeypatch: pytest.Monkey
     image = toy.images(1, "one").expand(6, -1, -1, -1)
     client = Client("client 0", image, torch.tensor([2, 2, 2, 2, 0, 1]))
     federation = replace(toy.federation(plan), clients=[client])
-    seen = ServerView().see(federation.run(), Knows())[0]
+    seen = observe(federation, ServerView(), Knows())[0]
     inputs = federation.whitening.whiten(image)
 
     def truly(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:
