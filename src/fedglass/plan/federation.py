@@ -24,9 +24,11 @@ from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.models.catalogue import build
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
+from fedglass.plan.federation_table import BehaviourTable, DefenceTable, FederationTable, GroupTable
+from fedglass.plan.keys import Named
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import knows_of
-from fedglass.plan.schema import AdversaryTable, BehaviourTable, DefenceTable, FederationTable, GroupTable, Named
+from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.behaviour.behaviour import Behaviour
 from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound

@@ -16,7 +16,8 @@ from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
 from fedglass.models.catalogue import build
-from fedglass.plan.schema import AdversaryTable, RecordingTable
+from fedglass.plan.recording_table import RecordingTable
+from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Examples, Truths
 from fedglass.rounds.views.aggregate import AggregateView
