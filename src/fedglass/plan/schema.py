@@ -92,8 +92,7 @@ class Plan(Table):
     metrics: MetricsTable = MetricsTable()
     """What is measured."""
     gate: GateTable = GateTable()
-    """Where the limit lies."""
-    """Where the limit lies."""
+    """What counts as recovered, and how much of it is too much."""
 
     @field_validator("federation", "recording", mode="before")
     @classmethod
