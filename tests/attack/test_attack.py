@@ -20,10 +20,11 @@ from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.merge import FirstEpoch
-from fedglass.attack.parts import Problem, Progress, Solution
+from fedglass.attack.parts import Binding, BoundTerm, Problem, Progress, Solution
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.terms.distance import Cosine, SquaredError
+from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import ModelError, UpdateError, UsageError
 from fedglass.core.types import Observation, Training
@@ -87,12 +88,11 @@ def test_a_trace_is_thinned_and_keeps_its_ends(toy: Any, iterations: int, points
 
 
 @dataclass(frozen=True)
-class Quick(SquaredError):
+class Quick(Term):
     """The squared norm of the images alone, to be quick."""
 
-    def value(self, at: Any) -> Tensor:
-        value: Tensor = at.candidate.images.square().sum()
-        return value
+    def bind(self, binding: Binding) -> BoundTerm:
+        return lambda at: at.candidate.images.square().sum()
 
 
 def test_progress_covers_restarts_and_stages(toy: Any) -> None:

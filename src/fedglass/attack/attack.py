@@ -23,6 +23,7 @@ from fedglass.attack.parts import (
     Refine,
     Solution,
     Solver,
+    binding_of,
     silent,
 )
 from fedglass.attack.terms.term import Term
@@ -153,13 +154,10 @@ _Energy = Callable[[Candidate, Sequence[Tensor], float], Tensor]
 
 def _energy(stage: Stage, observation: Observation, forward: BoundForward) -> _Energy:
     """The objective as a function of candidate, operator's unknowns and progress."""
-    whitening = observation.knows.whitening
-    memo: dict[object, object] = {}
+    objective = stage.objective.bind(binding_of(forward, observation.knows))
 
     def energy(candidate: Candidate, own: Sequence[Tensor], share: float) -> Tensor:
-        predicted = forward.predict(candidate, own)
-        at = Evaluation(predicted, forward.target, forward.names, candidate, whitening, share, forward.batches, memo)
-        return stage.objective.value(at)
+        return objective(Evaluation(forward.predict(candidate, own), candidate, share))
 
     return energy
 

@@ -6,14 +6,14 @@ observation gives closures over tensors, which is all that the hot loop sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedglass.core.types import Candidate, Observation, Unknown, Whitening
+from fedglass.core.types import Candidate, Knowledge, Observation, Unknown, Whitening
 
 Progress = Callable[[int, int], None]
 """Told now and then how many iterations are done, and of how many."""
@@ -65,20 +65,36 @@ class Forward(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Binding:
+    """All that a term of the objective is told before the first iteration."""
+
+    target: tuple[Tensor, ...]
+    """The message in the operator's units; its device and type are those of the candidate's images."""
+    names: tuple[str, ...]
+    whitening: Whitening
+    shape: tuple[int, int, int]
+    """Channels, height and width of one image."""
+    batches: int = 1
+    """How many local steps of one epoch the message sums up."""
+
+
+def binding_of(forward: BoundForward, knows: Knowledge) -> Binding:
+    """What the terms of a stage are told of its operator."""
+    return Binding(forward.target, forward.names, knows.whitening, knows.shape, forward.batches)
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """All that a term of the objective is told at one iteration."""
 
     predicted: Sequence[Tensor]
-    target: Sequence[Tensor]
-    names: tuple[str, ...]
     candidate: Candidate
-    whitening: Whitening
     progress: float = 1.0
     """Share of the solver's iterations that are done, in [0, 1]."""
-    batches: int = 1
-    """How many local steps of one epoch the message sums up."""
-    memo: dict[Any, Any] = field(default_factory=dict)
-    """Tensors that a term computes once for a stage, keyed by the term."""
+
+
+BoundTerm = Callable[[Evaluation], Tensor]
+"""The scalar energy of a term at one iteration, differentiable in the candidate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +113,6 @@ class Solution:
     energy: float
     trace: Tensor
     finite: bool = True
-    details: Mapping[str, float] = field(default_factory=dict)
 
 
 class Solver(Protocol):

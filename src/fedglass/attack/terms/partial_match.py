@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
 from fedglass.core.selection import kth_smallest
 
@@ -24,9 +24,14 @@ class PartialMatch(Term):
 
     dropped: float = 0.5
 
-    def value(self, at: Evaluation) -> Tensor:
-        pairs = zip(at.predicted, at.target, strict=True)
-        return torch.stack([self._one(g.reshape(-1), y.reshape(-1)) for g, y in pairs]).sum()
+    def bind(self, binding: Binding) -> BoundTerm:
+        target = [y.reshape(-1) for y in binding.target]
+
+        def value(at: Evaluation) -> Tensor:
+            pairs = zip(at.predicted, target, strict=True)
+            return torch.stack([self._one(g.reshape(-1), y) for g, y in pairs]).sum()
+
+        return value
 
     def _one(self, g: Tensor, y: Tensor) -> Tensor:
         size = g.detach().abs()
