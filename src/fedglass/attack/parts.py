@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,18 +23,32 @@ def silent(done: int, total: int) -> None:
     """The progress callback that does nothing."""
 
 
+def unchanged(images: Tensor) -> Tensor:
+    """The images themselves, which are the nearest where every image can be represented."""
+    return images
+
+
 @dataclass(frozen=True, eq=False)
 class Bound:
     """A set of unknowns and how to turn their tensors into images or labels."""
 
     unknowns: tuple[Unknown, ...]
     decode: Callable[[Sequence[Tensor]], Tensor]
+    nearest: Callable[[Tensor], Tensor] = unchanged
+    """Of images: those next to the given ones that `decode` can give.  # (epochs, n, c, h, w), whitened, both"""
 
 
 class Labels(Protocol):
     """Observation -> labels, either at once or as unknowns to be optimised with the images."""
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound: ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """Labels whose `bind` is work: they can also say beforehand what it would refuse."""
+
+    def check(self, observation: Observation) -> None: ...
 
 
 class Images(Protocol):
@@ -129,7 +143,20 @@ class Merge(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Refinement:
+    """All that a refinement is told: what was found and what is known beside the message, but not the message."""
+
+    images: Tensor  # (n, c, h, w), pixels before whitening
+    labels: Tensor  # (n,)
+    knows: Knowledge
+    generator: torch.Generator
+    progress: Progress = silent
+
+
 class Refine(Protocol):
     """Images -> better images, without the message."""
 
-    def refine(self, images: Tensor, generator: torch.Generator) -> Tensor: ...
+    def refine(self, given: Refinement) -> Tensor:
+        """The images made better.  # (n, c, h, w), pixels before whitening"""
+        ...

@@ -18,6 +18,7 @@ from fedglass.audit.progress import Progress, Silent
 from fedglass.audit.sources import Source, Target
 from fedglass.audit.workers import Lost, Pool
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import digest
 from fedglass.ledger.evidence import save_evidence
 from fedglass.ledger.lock import alone
@@ -61,13 +62,10 @@ class Job:
 
     def _check_oracles(self) -> None:
         for name, attack in self.attacks.items():
-            for fact in sorted(oracle_facts(attack)):
-                if not all(fact in source.oracle for source in self.sources):
-                    raise UsageError(
-                        f"Attack {name!r} uses the true {fact.replace('_', ' ')}, but the adversary does not know "
-                        f"them: set adversary.knows_{fact} = true, or choose labels that are recovered from the "
-                        "message."
-                    )
+            told = [source.oracle for source in self.sources]
+            missing = [Fact(fact) for fact in oracle_facts(attack) if not all(fact in each for each in told)]
+            if missing:
+                raise refusal(f"attack {name!r}", missing)
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:

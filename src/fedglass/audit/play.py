@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.audit.cases import Case
-from fedglass.audit.isolation import handed, iterations_of, oracle_facts, told
+from fedglass.audit.isolation import isolated, iterations_of, oracle_facts, without_unused_oracles
 from fedglass.audit.judgement import Judgement, clipped, energy_blind, grey, judge
 from fedglass.audit.machine import peak_mib, reset_peak, versions
 from fedglass.audit.sources import Target
@@ -74,7 +74,7 @@ def state_of(seen: Observation) -> State:
 
 def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     case, truth = work.case, work.target.truth
-    seen = handed(work.target.observation, case.attack, work.device)
+    seen = isolated(work.target.observation, case.attack, work.device)
     state = state_of(seen)
     attack = case.attack if state == "sound" else None
     found = _guess(seen) if attack is None else attack.run(seen, case.seed, progress)
@@ -130,7 +130,17 @@ def _of_run(case: Case, found: Reconstruction) -> dict[str, Any]:
         "trace": list(found.trace),
         "labels_recovered": found.labels.tolist(),
         "iterations": iterations_of(case.attack),
-        "extra": {"notes": list(found.notes), "details": dict(found.details)},
+        "energy_refined": found.energy_refined,
+        "extra": told_of(found),
+    }
+
+
+def told_of(found: Reconstruction) -> dict[str, Any]:
+    """What an attack says of its own run, as JSON: notes, where the operator's unknowns ended, what it supposed."""
+    return {
+        "notes": list(found.notes),
+        "unknowns": {name: tensor.tolist() for name, tensor in found.unknowns.items()},
+        "supposed": None if found.supposed is None else repr(found.supposed),
     }
 
 
@@ -164,7 +174,7 @@ def _identity(work: Work) -> dict[str, Any]:
         "client": ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else ""),
         "repeat": case.repeat,
         "seed": case.seed,
-        "knows": knowledge_in_words(told(target.observation.knows, case.attack)),
+        "knows": knowledge_in_words(without_unused_oracles(target.observation.knows, case.attack)),
         "utility": dict(target.utility),
         "defences": None if target.defences is None else list(target.defences),
         "versions": versions(work.device),

@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.observed_residual import ObservedResidual
-from fedglass.attack.forward.target import head_of, learning_rate, local_steps, network_of
-from fedglass.attack.hypotheses import AnyAttack, TryEpochs, hypotheses
-from fedglass.audit.isolation import compares_sizes, oracle_facts, simulates, told
+from fedglass.attack.hypotheses import AnyAttack
+from fedglass.audit.isolation import without_unused_oracles
 from fedglass.audit.play import FAILURES
 from fedglass.audit.sources import Recorded, Simulated, Source
 from fedglass.core.errors import FedglassError, UsageError
@@ -113,60 +110,6 @@ def _try_defence(federation: Federation) -> None:
 
 
 def _try_attack(attack: AnyAttack, scene: Scene) -> None:
-    _check_clients(attack, scene)
-    seen = replace(scene.seen, knows=told(scene.seen.knows, attack))
-    if isinstance(attack, TryEpochs):
-        for guess in hypotheses(seen):
-            _bind(attack.attack, replace(seen, knows=replace(seen.knows, training=guess)))
-    elif isinstance(attack, Attack):
-        _bind(attack, seen)
-
-
-def _check_clients(attack: AnyAttack, scene: Scene) -> None:
-    """Refuse what an aggregate of several clients does not allow."""
-    sizes = scene.sizes
-    if len(sizes) > 1 and "batch_labels" in oracle_facts(attack):
-        raise UsageError(
-            f"The labels of each batch can not be told of an aggregate of {len(sizes)} clients, only of one: set "
-            'adversary.view = "server", or adversary.knows_labels = true and labels = "oracle".'
-        )
-    if len(set(sizes)) > 1 and simulates(attack):
-        raise UsageError(
-            f"Simulating an aggregate needs equal numbers of examples per client, got {sum(sizes)} examples of "
-            f"{len(sizes)} clients, {min(sizes)} to {max(sizes)} each: correct federation.examples or "
-            "recording.clients, or attack with sme or inverting_gradients."
-        )
-
-
-def _bind(attack: Attack, seen: Observation) -> None:
-    """Bind the parts that may refuse the message, without the work that some labels are."""
-    check = getattr(attack.labels, "check", None)
-    if check is None:
-        attack.labels.bind(seen, stream(0, "rehearsal"))
-    else:
-        check(seen)
-    for stage in attack.stages:
-        _check_size(stage, seen)
-        stage.forward.bind(seen)
-    blank = torch.zeros(1, *seen.knows.shape)
-    for refinement in attack.refine:
-        refinement.refine(blank, stream(0, "rehearsal"))
-
-
-def _check_size(stage: Stage, seen: Observation) -> None:
-    """Refuse to compare sizes with a message that has none."""
-    known = learning_rate(seen) is not None and local_steps(seen) is not None
-    if known or not compares_sizes(stage.objective) or _reads_size(stage, seen):
-        return
-    raise UsageError(
-        "It compares the size of the message with that of a gradient, which needs the learning rate and the number of "
-        "local steps: set adversary.knows_training or adversary.knows_steps = true (for a recording, give "
-        "recording.training), or attack by direction alone, with inverting_gradients or coarse_stage."
-    )
-
-
-def _reads_size(stage: Stage, seen: Observation) -> bool:
-    """Whether the operator takes the network's error, and the size with it, from the message."""
-    if not isinstance(stage.forward, ObservedResidual) or seen.knows.examples != 1:
-        return False
-    return head_of(seen, network_of(seen))[1] is not None
+    """Ask the attack what it would refuse, with what it will be told and how many examples each client has."""
+    knows = without_unused_oracles(scene.seen.knows, attack)
+    attack.check(replace(scene.seen, knows=replace(knows, sizes=scene.sizes)))

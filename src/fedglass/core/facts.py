@@ -51,7 +51,10 @@ class Fact(enum.Enum):
 
 
 _DIRECTION = "attack by direction alone, with inverting_gradients or coarse_stage"
-_STEPS = "set adversary.knows_training or adversary.knows_steps = true (for a recording, give recording.training)"
+_STEPS = (
+    "set adversary.knows_training or adversary.knows_steps = true (for a recording, give recording.training, or "
+    "recording.lr and recording.steps)"
+)
 _WORDS = {
     Fact.TRAINING: (
         "the clients' learning rate, epochs and batch size",

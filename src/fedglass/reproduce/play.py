@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.isolation import handed, oracle_facts
+from fedglass.audit.isolation import isolated, oracle_facts
 from fedglass.audit.machine import device_named, peak_mib, reset_peak, versions
 from fedglass.audit.play import FAILURES
 from fedglass.audit.words import knowledge_in_words
@@ -64,7 +64,7 @@ def play(work: Work, progress: Progress) -> Played:
     case, start = work.case, time.perf_counter()
     try:
         seen, truth = observe(case.experiment, work.clients, case.seed, work.weights)
-        seen = handed(seen, case.experiment.probe, device_of(case.experiment.probe))
+        seen = isolated(seen, case.experiment.probe, device_of(case.experiment.probe))
         _return_memory()
         reset_peak()
         start = time.perf_counter()

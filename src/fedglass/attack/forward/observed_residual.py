@@ -11,6 +11,7 @@ from torch import Tensor
 from fedglass.attack.forward.one_gradient import OneGradient
 from fedglass.attack.forward.target import full_batch, head_of, leaves, local_steps, mean_gradient, network_of
 from fedglass.attack.parts import BoundForward
+from fedglass.core.facts import Fact
 from fedglass.core.types import Candidate, Observation
 from fedglass.fl.local import MeanGradient
 
@@ -37,9 +38,13 @@ class ObservedResidual:
 
     sized: bool = False
 
+    def reads(self, observation: Observation) -> frozenset[Fact]:
+        """The size of a single example's gradient: with r it is known how long J(x)^T r is."""
+        alone = is_alone(observation) and head_of(observation, network_of(observation))[1] is not None
+        return frozenset({Fact.SIZE}) if alone else frozenset()
+
     def bind(self, observation: Observation) -> BoundForward:
-        knows = observation.knows
-        if knows.examples != 1 or local_steps(observation) not in (None, 1):
+        if not is_alone(observation):
             return OneGradient().bind(observation)
         network = network_of(observation)
         weights = leaves(observation, network)
@@ -59,6 +64,11 @@ class ObservedResidual:
             return torch.autograd.grad(error, weights, create_graph=True, materialize_grads=True)
 
         return BoundForward(target, predict, network.names)
+
+
+def is_alone(observation: Observation) -> bool:
+    """Whether the message is one gradient of one example, as far as is known."""
+    return observation.knows.examples == 1 and local_steps(observation) in (None, 1)
 
 
 def is_residual(found: Tensor) -> bool:

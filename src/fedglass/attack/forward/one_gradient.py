@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from fedglass.attack.forward.target import (
     network_of,
 )
 from fedglass.attack.parts import BoundForward
+from fedglass.core.facts import Fact
 from fedglass.core.types import Candidate, Observation
 from fedglass.fl.local import MeanGradient
 
@@ -45,6 +47,8 @@ class RepeatedGradient:
 
     The same direction as `OneGradient`, in the units in which the release of that paper weighs its priors.
     """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
 
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)

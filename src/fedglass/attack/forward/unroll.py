@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import gradient_sum, known_training, leaves, network_of
 from fedglass.attack.parts import BoundForward
-from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.fl.local import schedule
 from fedglass.fl.memory import fit
@@ -30,6 +31,9 @@ class Unroll:
     `budget_mib` bounds what the simulation keeps in memory, see `fl.memory`.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.BATCH_LABELS})
+
     budget_mib: float = BUDGET_MIB
 
     def bind(self, observation: Observation) -> BoundForward:
@@ -44,6 +48,8 @@ class UnrollEpochs:
     The one step of an epoch is as long as all steps that it stands for, so that the simulated weights travel as
     far as the client's.
     """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
 
     budget_mib: float = BUDGET_MIB
 
@@ -62,13 +68,9 @@ class UnrollEpochs:
 
 def examples_per_client(observation: Observation) -> int:
     """N, the same for all clients of an aggregate."""
-    knows = observation.knows
-    if knows.examples % knows.clients:
-        raise UsageError(
-            f"The aggregate of {knows.clients} clients holds {knows.examples} examples, expected a multiple: "
-            "simulating an aggregate needs equal numbers of examples per client; sme and inverting_gradients do not."
-        )
-    return knows.examples // knows.clients
+    if Fact.EQUAL_CLIENTS not in observation.facts:
+        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
+    return observation.knows.examples // observation.knows.clients
 
 
 def simulate(observation: Observation, training: Training, budget_mib: float) -> BoundForward:

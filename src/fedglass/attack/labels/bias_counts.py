@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import head_of, learning_rate, local_steps, network_of
-from fedglass.attack.labels.counts import REMEDY, head_statistics
+from fedglass.attack.forward.target import head_of, network_of
+from fedglass.attack.labels.counts import head_statistics, known_rate, known_steps
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.types import Observation
 
 
@@ -26,8 +28,10 @@ class BiasCounts:
     a guessed impact of one example instead, and miscounts where the network answers evenly: it is not followed.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STEPS, Fact.LR})
+
     def check(self, observation: Observation) -> None:
-        """Raise what `bind` would raise for want of a fact, without its work."""
+        """Raise what `bind` would raise of this network, without its work."""
         mean_bias_gradient(observation)
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
@@ -47,10 +51,4 @@ def mean_bias_gradient(observation: Observation) -> Tensor:
             "Label counts from the bias need a last layer that has one, and this network's has none: choose another "
             "way to find the labels, such as minimum_rule."
         )
-    lr, steps = learning_rate(observation), local_steps(observation)
-    if lr is None or steps is None:
-        raise UsageError(
-            "Label counts need the learning rate and the number of local steps, which the adversary does not know: "
-            f"{REMEDY}"
-        )
-    return observation.update[bias] / -(lr * steps)
+    return observation.update[bias] / -(known_rate(observation) * known_steps(observation))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,23 +19,22 @@ from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Observation
 
 DUMMIES = 3000
 """How many random images stand in for the client's, as in DLFA's release."""
 CHUNK = 500
 """How many of them are in memory at once."""
-REMEDY = (
-    "set adversary.knows_training or adversary.knows_steps = true (for a recording, give recording.training), or "
-    'choose labels that need neither, such as labels = "minimum_rule".'
-)
 
 
 class Counts:
     """What all counts have in common."""
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STEPS, Fact.LR})
+
     def check(self, observation: Observation) -> None:
-        """Raise what `bind` would raise for want of a fact, without its work."""
+        """Raise what `bind` would raise of this network, without its work."""
         known_steps(observation)
         accumulated_head_gradient(observation)
 
@@ -80,8 +80,16 @@ def known_steps(observation: Observation) -> int:
     """T, or what to do where it is not known."""
     steps = local_steps(observation)
     if steps is None:
-        raise UsageError(f"Label counts need the number of local steps, which the adversary does not know: {REMEDY}")
+        raise refusal("Counting labels", [Fact.STEPS])
     return steps
+
+
+def known_rate(observation: Observation) -> float:
+    """The clients' learning rate, or what to do where it is not known."""
+    lr = learning_rate(observation)
+    if lr is None:
+        raise refusal("Counting labels", [Fact.LR])
+    return lr
 
 
 def raw_counts(observation: Observation, generator: torch.Generator, shares: Sequence[float], steps: int) -> Tensor:
@@ -102,10 +110,7 @@ def raw_counts(observation: Observation, generator: torch.Generator, shares: Seq
 
 def accumulated_head_gradient(observation: Observation) -> Tensor:
     """The sum over local steps of the last layer's gradient, (before - after) / lr.  # (classes, features)"""
-    lr = learning_rate(observation)
-    if lr is None:
-        raise UsageError(f"Label counts need the client's learning rate, which the adversary does not know: {REMEDY}")
-    return observation.update[head_weight(observation)] / -lr
+    return observation.update[head_weight(observation)] / -known_rate(observation)
 
 
 def head_statistics(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:

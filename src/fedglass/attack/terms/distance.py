@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,11 +11,14 @@ from torch import Tensor
 from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.cosine import norm, products
 from fedglass.attack.terms.term import Term
+from fedglass.core.facts import Fact
 
 
 @dataclass(frozen=True)
 class SquaredError(Term):
     """sum_l |g_l - y_l|^2 [Zhu et al., 2019, Eq. 4]."""
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
     def bind(self, binding: Binding) -> BoundTerm:
         target = binding.target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.layers import layer_depths
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class GaussianKernel(Term):
     it). The authors' code is not public: variance by layer and q_l are as in a re-implementation by others
     (github.com/NielsFuglsang/02460-advanced-machine-learning), and could not be confirmed.
     """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
     width: float = 1.0
 

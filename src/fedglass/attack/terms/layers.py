@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
+from fedglass.core.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class LayeredSquaredError(Term):
     batches that the candidate's images fill: all local steps where each epoch has its own images, those of one
     epoch where the epochs share them.
     """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
     decay: float = 1.0
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
+from fedglass.core.facts import Fact
 from fedglass.core.selection import kth_smallest
 
 
@@ -21,6 +23,8 @@ class PartialMatch(Term):
     both. The release cuts off another fifth of the smallest observed entries inside the cosine, which after the
     first cut are all zero: that changes nothing and is left out. The 1 in front of the cosine is ours.
     """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
     dropped: float = 0.5
 

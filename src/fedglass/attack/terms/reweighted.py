@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
+from fedglass.core.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class ReweightedL1(Term):
     the learning rate and the number of local steps, without which the message has no size.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
     def bind(self, binding: Binding) -> BoundTerm:
         return _weighed(binding.target, relative)
 
@@ -33,6 +37,8 @@ class SupportReweightedL1(Term):
 
     For messages that were pruned: a zero that was sent there says nothing of the gradient.
     """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
     def bind(self, binding: Binding) -> BoundTerm:
         return _weighed(binding.target, lambda y: relative(y) * (y != 0))
