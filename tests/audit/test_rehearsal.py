@@ -83,9 +83,7 @@ def test_batch_labels_of_an_aggregate_can_not_be_told(make_federation: Make) -> 
     chosen: dict[str, AnyAttack] = {"dlfa": recipe("dlfa", labels=OracleBatchLabels())}
     knows, federation = Knows(batch_labels=True), replace(make_federation(examples=2), training=LOCAL)
     rehearse([Simulated(federation, views=(ServerView(),), knows=knows)], chosen)
-    with pytest.raises(
-        UsageError, match=r"OracleBatchLabels needs .*of an aggregate they can not be told.*labels = \"oracle\""
-    ):
+    with pytest.raises(UsageError, match=r"OracleBatchLabels needs .*of an aggregate .*can not.*labels = \"oracle\""):
         rehearse([Simulated(federation, views=(AggregateView(),), knows=knows)], chosen)
 
 
@@ -146,9 +144,7 @@ def test_counted_labels_say_what_they_lack_and_what_needs_nothing() -> None:
     blind = "knows_training = false"
     for name in ("bias_counts", "counts_before", "interpolated_counts"):
         chosen = f'name = "inverting_gradients"\nlabels = "{name}"'
-        with pytest.raises(
-            UsageError, match=r'attack .*Counts needs the number of local steps.*recording.training.*"minimum_rule"'
-        ):
+        with pytest.raises(UsageError, match=r"attack .*Counts\w* needs the number.*recording.training.*minimum_rule"):
             plan(chosen, blind)
         assert plan(chosen, f"{blind}\nknows_steps = true").cases
     assert plan('name = "sme"\nlabels = "minimum_rule"', blind).cases
@@ -251,8 +247,6 @@ def test_a_recording_says_what_is_missing_for_a_simulation(make_federation: Make
     assert recorded(tmp_path, "dlfa", clients=3).cases
     with pytest.raises(UsageError, match=r"attack 'dlfa': Unroll needs .*equally many examples.*recording.clients"):
         recorded(tmp_path, "dlfa", clients=4)
-    with pytest.raises(
-        UsageError, match=r"attack 'dlfa': Unroll needs .*epochs and batch size.*give recording.training"
-    ):
+    with pytest.raises(UsageError, match=r"attack 'dlfa': Unroll needs .*batch size.*give recording.training"):
         recorded(tmp_path, "dlfa", clients=2, training="")
     assert recorded(tmp_path, "inverting_gradients", clients=2, training="").cases

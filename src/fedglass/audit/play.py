@@ -93,13 +93,15 @@ def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     if truth is None:
         fields["skipped_metrics"] = dict.fromkeys(work.metrics, NO_TRUTH)
         fields["flags"] = flags_of(replace(findings, truth=False))
-        return Outcome(Record.model_validate(fields), _evidence(found, clipped(found.images, seen)))
+        raw = None if found.raw is None else clipped(found.raw, seen)
+        return Outcome(Record.model_validate(fields), _evidence(found, clipped(found.images, seen), raw))
     judged = judge(attack, seen, found, truth, work.metrics)
     fields |= _of_truth(judged, truth.labels.tolist(), fields["extra"])
     fields["flags"] = flags_of(
         replace(
             findings,
             metrics=judged.scores.values,
+            metrics_raw={} if judged.scores_raw is None else judged.scores_raw.values,
             energy_truth=judged.energy_truth,
             energy_decoys=judged.energy_decoys,
             label_errors=judged.label_errors,
@@ -107,14 +109,19 @@ def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     )
     names = work.target.class_names
     labels = tuple(str(i) if names is None else names[i] for i in truth.labels.tolist())
-    return Outcome(Record.model_validate(fields), _evidence(found, judged.shown, truth.images, labels))
+    evidence = _evidence(found, judged.shown, judged.shown_raw)
+    return Outcome(Record.model_validate(fields), replace(evidence, originals=truth.images.numpy(), labels=labels))
 
 
-def _evidence(
-    found: Reconstruction, shown: Tensor, originals: Tensor | None = None, labels: tuple[str, ...] = ()
-) -> Evidence:
-    images, numbers = found.images.detach().cpu().numpy(), found.labels.detach().cpu().numpy()
-    return Evidence(images, numbers, shown.numpy(), None if originals is None else originals.numpy(), labels)
+def _evidence(found: Reconstruction, shown: Tensor, raw: Tensor | None) -> Evidence:
+    """The images to keep, with the raw ones where they were refined."""
+    return Evidence(
+        found.images.detach().cpu().numpy(),
+        found.labels.detach().cpu().numpy(),
+        shown.numpy(),
+        raw=None if raw is None else raw.numpy(),
+        found_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
+    )
 
 
 def _guess(seen: Observation) -> Reconstruction:
@@ -145,7 +152,7 @@ def told_of(found: Reconstruction) -> dict[str, Any]:
 
 
 def _of_truth(judged: Judgement, labels: list[int], extra: dict[str, Any]) -> dict[str, Any]:
-    scores = judged.scores
+    scores, raw = judged.scores, judged.scores_raw
     more = {
         "matching": list(scores.matching.partner),
         "energy_decoys": list(judged.energy_decoys),
@@ -153,6 +160,7 @@ def _of_truth(judged: Judgement, labels: list[int], extra: dict[str, Any]) -> di
     }
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
+        "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
         "skipped_metrics": dict(scores.skipped),
         "labels_true": labels,
         "labels_recovered": list(judged.labels),
