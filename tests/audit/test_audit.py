@@ -141,6 +141,9 @@ class Moody:
             raise self.error
         return self.inner.run(observation, seed)
 
+    def check(self, observation: Observation) -> None:
+        self.inner.check(observation)
+
     def energy_of(self, *arguments: Any) -> float:
         return self.inner.energy_of(*arguments)
 

@@ -18,6 +18,7 @@ from fedglass.audit.progress import Progress, Silent
 from fedglass.audit.target import Source, Target
 from fedglass.audit.workers import Lost, Pool
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest
 from fedglass.ledger.evidence import save_evidence
@@ -62,13 +63,13 @@ class Job:
 
     def _check_oracles(self) -> None:
         for name, attack in self.attacks.items():
-            for fact in sorted(oracle_facts(attack)):
-                if not all(getattr(source.knows, fact) for source in self.sources):
-                    raise UsageError(
-                        f"Attack {name!r} uses the true {fact.replace('_', ' ')}, but the adversary does not know "
-                        f"them: set adversary.knows_{fact} = true, or choose labels that are recovered from the "
-                        "message."
-                    )
+            missing = [
+                Fact(fact)
+                for fact in oracle_facts(attack)
+                if not all(getattr(source.knows, fact) for source in self.sources)
+            ]
+            if missing:
+                raise refusal(f"attack {name!r}", missing)
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:

@@ -12,7 +12,7 @@ from fedglass.ledger.records import PLAN, RECORDS, REPORT, SUMMARY, Picture, Rec
 from fedglass.report import sections
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
-from fedglass.verdict.gate import Gate, scale_of
+from fedglass.verdict.gate import Gate, leaked_most, scale_of, scores_of
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_gate
 
 WORST = 12
@@ -74,6 +74,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),
         plots=sections.metric_plots(groups, gate),
         skipped=sections.skipped_metrics(records),
+        refined=any(record.metrics_raw for record in records),
         utility=utility,
         utility_plot=utility_plot,
         energies=energies,
@@ -128,13 +129,15 @@ def _pair(case: Case, picture: Picture, gate: Gate, album: Album, lines: Sequenc
     scores = {name: scale_of(name).show(value) for name, value in case.scores.items()}
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
     label = [] if picture.label is None else [f"label {picture.label}"]
-    value = case.scores.get(gate.metric)
+    raw = [f"{scale_of(name).title} {scale_of(name).show(case.scores_raw.get(name))}" for name in first]
+    (value,) = leaked_most(gate.metric, [case.scores.get(gate.metric)], [case.scores_raw.get(gate.metric)])
     return Pair(
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
         scores=[f"{scale_of(name).title} {scores[name]}" for name in first],
-        lines=[*lines, *label],
+        lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *lines, *label],
         leaked=value is not None and gate.recovered(value),
+        raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
     )
 
 
@@ -149,7 +152,7 @@ def _all_evidence(records: Sequence[Record], gate: Gate, album: Album) -> list[E
 
 
 def _evidence(record: Record, cases: Sequence[Case], gate: Gate, album: Album) -> Evidence:
-    values = [v for v in record.metrics.get(gate.metric, []) if v is not None]
+    values = [v for v in scores_of(record, gate.metric) if v is not None]
     hits = sum(map(gate.recovered, values))
     doubtful = any(flag.severity == "serious" for flag in record.flags)
     score = f"{hits} of {len(values)} recovered"
@@ -174,25 +177,28 @@ def _found(records: Sequence[Record], album: Album) -> tuple[list[Pair], int]:
 
 def _unscored(record: Record, album: Album, lines: Sequence[str] = (), most: int | None = None) -> list[Pair]:
     """The reconstructions of a record whose true images nobody gave; `lines` say whose they are."""
+    raw = _unscored_paths(record, "pictures_raw")
     return [
         Pair(
             original=None,
             reconstruction=album.inline(path, f"reconstruction by {record.attack}"),
             lines=[*lines, f"image {i}", *(f"recovered label {n}" for n in record.labels_recovered[i : i + 1])],
+            raw=album.inline(raw[i], f"raw reconstruction by {record.attack}") if i < len(raw) else None,
         )
         for i, path in enumerate(_unscored_paths(record)[:most])
     ]
 
 
-def _unscored_paths(record: Record) -> list[str]:
-    paths = record.extra.get("pictures")
+def _unscored_paths(record: Record, kind: str = "pictures") -> list[str]:
+    paths = record.extra.get(kind)
     return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
 def _record_facts(record: Record) -> Table:
     labels = {"labels, true": record.labels_true, "labels, recovered": record.labels_recovered}
     numbers = {
-        "energy reached": record.energy,
+        "energy reached" if record.energy_refined is None else "energy of the raw images": record.energy,
+        "energy of the refined images": record.energy_refined,
         "energy of the true data": record.energy_truth,
         "energy of a blind guess": record.energy_blind,
         "iterations": record.iterations,

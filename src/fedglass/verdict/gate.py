@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal
 
 from fedglass.core.errors import UsageError, unknown_name
@@ -65,6 +66,23 @@ def scale_of(metric: str) -> Scale:
     return SCALES.get(metric, Scale(metric, "", 3, higher_leaks=True, range=(-math.inf, math.inf)))
 
 
+def leaked_most(metric: str, *versions: Sequence[float | None]) -> list[float | None]:
+    """Image by image the value of the version that leaked most, None where none has one.
+
+    A refinement may destroy what the attack had recovered: the images before it count as well.
+
+    >>> leaked_most("psnr", [12.0, 25.0, None], [21.0, 24.0, None]), leaked_most("lpips", [0.5], [])
+    ([21.0, 25.0, None], [0.5])
+    """
+    each = [[v for v in image if v is not None and not math.isnan(v)] for image in zip_longest(*versions)]
+    return [scale_of(metric).best(known) if known else None for known in each]
+
+
+def scores_of(record: Record, metric: str) -> list[float | None]:
+    """The metric of each image of a record, of the raw or the refined one, whichever leaked more."""
+    return leaked_most(metric, record.metrics.get(metric, []), record.metrics_raw.get(metric, []))
+
+
 @dataclass(frozen=True)
 class Tally:
     """How many of the judged images one attack recovered, and its best score."""
@@ -101,8 +119,8 @@ class Gate:
     """Fails when any attack recovers more than a share of the images.
 
     An image is recovered when its metric lies beyond the threshold: above it for PSNR and SSIM, below it for
-    LPIPS and RMSE. A serious flag (the attack itself went wrong) makes a pass inconclusive; with
-    `inconclusive_fails` such an audit counts as not completed.
+    LPIPS and RMSE; of an image that was refined, that of the raw or of the refined one. A serious flag (the attack
+    itself went wrong) makes a pass inconclusive; with `inconclusive_fails` such an audit counts as not completed.
 
     >>> Gate().judge([]).sentence
     'The audit could not complete: no case has run.'
@@ -150,7 +168,7 @@ class Gate:
         scores: dict[str, list[float]] = {}
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
-            found = [v for v in record.metrics.get(self.metric, []) if v is not None]
+            found = [v for v in scores_of(record, self.metric) if v is not None]
             if record.status == "done" and found and not is_mute(record):
                 scores.setdefault(record.attack, []).extend(found)
         tallies = [
@@ -207,7 +225,7 @@ class Gate:
         return problems
 
     def _judged(self, record: Record) -> bool:
-        values = record.metrics.get(self.metric, [])
+        values = scores_of(record, self.metric)
         return bool(values) and None not in values
 
     def _leak_sentence(self, tallies: Sequence[Tally]) -> str:
