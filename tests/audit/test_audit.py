@@ -265,3 +265,20 @@ def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:
 def test_workers_must_be_positive(make_job: Make, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="workers must be at least 1, got 0"):
         run(make_job(), tmp_path, workers=0)
+
+
+def test_a_record_says_where_unknowns_ended_and_what_was_supposed(make_job: Make, tmp_path: Path) -> None:
+    attacks = {
+        "sme": recipe("sme_published", iterations=3),
+        "epochs": recipe("dlfa_unknown_epochs", iterations=2),
+        "ig": recipe("inverting_gradients", iterations=2),
+    }
+    knows = Knows(training=False, steps=True)
+    sme, epochs, plain = run(make_job(views=(ServerView(0),), attacks=attacks, knows=knows), tmp_path).records
+    unknowns = sme.extra["unknowns"]
+    assert isinstance(unknowns, dict)
+    assert list(unknowns) == ["alpha"]
+    assert isinstance(unknowns["alpha"], float)
+    assert sme.extra["supposed"] is None
+    assert str(epochs.extra["supposed"]).startswith("Training(lr=0.1, epochs=1, batch_size=1")
+    assert (plain.extra["unknowns"], plain.extra["supposed"]) == ({}, None)

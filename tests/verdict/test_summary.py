@@ -137,3 +137,16 @@ def test_a_damaged_summary(tmp_path: Path, content: str) -> None:
 def test_no_records() -> None:
     summary = summarise([], Gate())
     assert (summary.verdict["exit_code"], summary.attacks, summary.worst) == (3, [], [])
+
+
+def test_raw_images_count_as_recovered_and_are_ranked_by_what_leaked_more() -> None:
+    refined = make("b", [12.0, 11.0], metrics_raw={"psnr": [13.0, 28.0]})
+    records = [make("a", [22.0, 15.0]), refined]
+    (group,) = summarise(records, Gate()).attacks
+    assert (group.recovered, group.images) == (2, 4)
+    assert group.metrics["psnr"].mean == pytest.approx(15.0)  # of what was handed over
+    ranked = rank(records, "psnr")
+    assert [(case.key, case.image) for case in ranked] == [("b", 1), ("a", 0), ("a", 1), ("b", 0)]
+    assert ranked[0].scores["psnr"] == 11.0
+    assert ranked[0].scores_raw == {"psnr": 28.0}
+    assert ranked[1].scores_raw == {}
