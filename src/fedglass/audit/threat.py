@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedglass.audit.audit import Job
 from fedglass.audit.sources import Recorded, Simulated, Source
 from fedglass.audit.words import knowledge_in_words, training_in_words
-from fedglass.metrics.catalogue import metric
+from fedglass.metrics.catalogue import why_not
 from fedglass.rounds.views import Knows
 
 
@@ -109,5 +109,5 @@ def _left_out(job: Job) -> dict[str, str]:
         for s in job.sources
         if isinstance(s, Simulated | Recorded)
     ]
-    reasons = {name: metric(name).why_not(shape) for name in job.metrics for shape in shapes}
+    reasons = {name: why_not(name, shape) for name in job.metrics for shape in shapes}
     return {name: why for name, why in reasons.items() if why is not None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,24 +15,24 @@ from fedglass.audit.audit import Job
 from fedglass.audit.isolation import needs_training, oracle_facts, simulates_batches
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.sources import Examples, Simulated, Source
-from fedglass.core.errors import DataError, UsageError, unknown_name
+from fedglass.core.errors import DataError, UsageError
+from fedglass.core.registry import factory, takes
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
-from fedglass.data.catalogue import load
-from fedglass.data.catalogue import names as data_names
+from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
-from fedglass.defend.catalogue import DEFENCES, defence
+from fedglass.defend.catalogue import defence
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Chain, Release
-from fedglass.metrics.catalogue import metric
+from fedglass.metrics.catalogue import metric, why_not
 from fedglass.models.catalogue import build
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
 from fedglass.plan.schema import AdversaryTable, AttackTable, DefenceTable, FederationTable, Plan, read_plan
-from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views import AggregateView, Knows, ServerView, View
@@ -71,11 +70,9 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
 
 def attack_of(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
     """The attack with its options; oracle labels where the adversary knows them and the recipe can use them."""
-    if table.name not in RECIPES:
-        raise unknown_name("attack", table.name, RECIPES)
-    make, where = RECIPES[table.name].make, f"attack {table.name!r}"
+    make, where = factory("attacks", table.name), f"attack {table.name!r}"
     options = checked_options(where, make, table.options)
-    takes_labels = "labels" in inspect.signature(make).parameters
+    takes_labels = takes(make, "labels")
     if table.labels is not None:
         if not takes_labels:
             raise UsageError(f"{where}: labels can not be chosen, the recipe has its own: leave labels out.")
@@ -143,9 +140,7 @@ def defences_of(tables: Sequence[DefenceTable]) -> tuple[GradientFn, Release]:
     gradients: list[GradientFn] = []
     releases: list[Release] = []
     for table in tables:
-        if table.name not in DEFENCES:
-            raise unknown_name("defence", table.name, DEFENCES)
-        options = checked_options(f"defence {table.name!r}", DEFENCES[table.name].make, table.options)
+        options = checked_options(f"defence {table.name!r}", factory("defences", table.name), table.options)
         part = defence(table.name, **options)
         if hasattr(part, "gradient"):
             gradients.append(cast(GradientFn, part))
@@ -209,7 +204,7 @@ def knows_of(adversary: AdversaryTable) -> Knows:
 
 def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
     whitening = None if table.whitening is None else table.whitening.value()
-    read = _embedded if table.data in ("glyphs", "photos") else load
+    read = _embedded if is_embedded(table.data) else load
     data = read(located(table.data, folder), split=table.split, size=table.size, whitening=whitening)
     if table.relabel_classes is not None:
         data = data.relabelled(table.relabel_classes, stream(seed, "labels of", table.data))
@@ -222,17 +217,6 @@ def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
 def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening | None) -> Dataset:
     """Embedded sets never change, and drawing one takes seconds."""
     return load(source, split=split, size=size, whitening=whitening)
-
-
-def located(source: str, folder: Path) -> str:
-    """A dataset's name as it is; a path, alone or after its format, relative to the plan's folder."""
-    if source in data_names():
-        return source
-    kind, colon, rest = source.partition(":")
-    if colon and kind in data_names():
-        return f"{kind}:{folder / Path(rest).expanduser()}" if rest else source
-    path = folder / Path(source).expanduser()
-    return str(path) if path.exists() else source
 
 
 def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Dataset], Dataset | None]:
@@ -283,6 +267,6 @@ def _check_gate_metric(name: str, sources: Sequence[Source]) -> None:
     for source in sources:
         if isinstance(source, Simulated):
             shape = tuple(source.federation.clients[0].images.shape[1:])
-            reason = metric(name).why_not(shape)
+            reason = why_not(name, shape)
             if reason is not None:
                 raise UsageError(f"gate.metric {name!r} can not be computed: {reason}")

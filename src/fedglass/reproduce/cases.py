@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.core.identity import digest, spelled
-from fedglass.recipes.catalogue import RECIPES
+from fedglass.core.registry import built_in
 from fedglass.reproduce import c2f, dlfa, sme
 from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.populations import Population
@@ -54,7 +54,7 @@ def known_methods(of: Table) -> dict[str, str]:
     """
     modules = {"prior": dlfa, "sme": sme, "ours": c2f, "invg": c2f}
     own = next((module for method, module in modules.items() if method in of.methods), None)
-    known = {} if own is None else {m: t for m, t in own.EXTRA.items() if own.RECIPES[m] in RECIPES}
+    known = {} if own is None else {m: t for m, t in own.EXTRA.items() if own.RECIPES[m] in built_in("attacks")}
     extra = {method: title for method, title in known.items() if method not in of.methods}
     return {**of.methods, **extra}
 

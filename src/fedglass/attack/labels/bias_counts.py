@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import head_of, learning_rate, local_steps, network_of
-from fedglass.attack.labels.counts import REMEDY, head_statistics
+from fedglass.attack.labels.counts import GENG, REMEDY, head_statistics
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
 
+@register("labels", "bias_counts", summary="label counts from the last layer's bias, at the weights before", paper=GENG)
 @dataclass(frozen=True)
 class BiasCounts:
     """N_k = N (p_k - b_k), b the mean gradient of the last layer's bias and p the mean softmax at the weights before.
