@@ -71,8 +71,8 @@ def _read(source: str, split: str, size: int | None) -> Dataset:
     data = call(entry, entry.value, {name: value for name, value in offered.items() if takes(entry.value, name)})
     if not isinstance(data, Dataset):
         raise DataError(
-            f"The dataset {entry.name!r} is {type(data).__name__}, expected a fedglass.data.dataset.Dataset: return "
-            "one."
+            f"The dataset {entry.name!r} returned {type(data).__name__}, expected a fedglass.data.dataset.Dataset: "
+            "return one."
         )
     return data
 

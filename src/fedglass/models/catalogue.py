@@ -32,9 +32,9 @@ def build(
     15826
     """
     _check_request(shape, classes)
-    entry = find("models", name)
     with torch.random.fork_rng(devices=[]):
-        # Layers draw from the global generator when they are made: it is put back afterwards.
+        # Layers that are made draw from the global generator, and modules may as they are imported: it is put back.
+        entry = find("models", name)
         model = _known(entry, shape, classes) if entry.built_in else construct(entry, shape, classes, seed)
     if entry.built_in or not isinstance(init, PyTorchDefault):
         init.apply(model, stream(seed, "init", name))

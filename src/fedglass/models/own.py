@@ -30,7 +30,7 @@ def construct(entry: Entry, shape: Shape, classes: int, seed: int) -> nn.Module:
     model = call(entry, factory, {key: value for key, value in offered.items() if takes(factory, key)})
     if not isinstance(model, nn.Module):
         raise ModelError(
-            f"The model {name!r} is {type(model).__name__}, expected a torch.nn.Module: return the model itself."
+            f"The model {name!r} returned {type(model).__name__}, expected a torch.nn.Module: return the model itself."
         )
     _try(model, name, shape, classes)
     return model
