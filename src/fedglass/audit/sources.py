@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedglass.audit.protection import defences_of, privacy_in_words, undefended
 from fedglass.core.errors import UsageError
-from fedglass.core.identity import digest, of_model, of_params, of_tensor, spelled
+from fedglass.core.identity import digest, identity_text, of_architecture, of_model, of_params, of_tensor
 from fedglass.core.types import BatchNorm, Observation
 from fedglass.models.network import Network
 from fedglass.rounds.federation import Federation, Transcript
@@ -123,15 +123,35 @@ class Simulated:
         clients = [
             part
             for c in f.clients
-            for part in (c.name, of_tensor(c.images), of_tensor(c.labels), spelled(c.gradient), spelled(c.release))
+            for part in (
+                c.name,
+                of_tensor(c.images),
+                of_tensor(c.labels),
+                identity_text(c.gradient, f"The gradient of {c.name}"),
+                identity_text(c.release, f"The defence of {c.name}"),
+            )
         ]
-        facts = [f.training, f.classes, f.whitening, f.aggregator, f.participation, f.seed, self.rounds, self.knows]
+        facts = {
+            "training": f.training,
+            "classes": f.classes,
+            "whitening": f.whitening,
+            "rule": f.aggregator,
+            "participation": f.participation,
+            "seed": f.seed,
+            "rounds": self.rounds,
+            "knows": self.knows,
+        }
         test = [] if self.test is None else [of_tensor(self.test.images), of_tensor(self.test.labels)]
-        return digest("simulated", self.name, of_model(f.model), *map(spelled, facts), *clients, *test)
+        return digest(
+            "simulated", self.name, of_model(f.model), identity_text(facts, "The federation"), *clients, *test
+        )
 
     def sights(self) -> Sequence[Sight]:
         before = f"{self.name}: " if self.name else ""
-        return [Sight(spelled(v), before + v.describe(), getattr(v, "round", 0) + 1) for v in self.views]
+        return [
+            Sight(identity_text(v, "The adversary's view"), before + v.describe(), getattr(v, "round", 0) + 1)
+            for v in self.views
+        ]
 
     def targets(self, progress: Callable[[int, int], None]) -> Sequence[Target]:
         transcript = self.federation.run(self.rounds, progress)
@@ -199,7 +219,9 @@ class Recorded:
         knows = seen.knows
         facts = [(name, of_tensor(v) if isinstance(v, Tensor) else v) for name, v in vars(knows).items()]
         messages = [of_params(p) for p in (seen.before, seen.buffers, seen.update)]
-        return digest("recorded", self.name, spelled(seen.model), spelled(facts), *messages, *data)
+        return digest(
+            "recorded", self.name, of_architecture(seen.model), identity_text(facts, "The recording"), *messages, *data
+        )
 
     def sights(self) -> Sequence[Sight]:
         clients = self.observation.knows.clients
