@@ -13,8 +13,10 @@ from fedglass.models.catalogue import build
 from fedglass.models.init import LeCunTruncatedNormal, PyTorchDefault, Uniform
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
+from fedglass.rounds.observe import observe
 from fedglass.rounds.truth import Truth
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 
 def colour(n: int, training: Training, network: str = "cifar_cnn", seed: int = 0) -> tuple[Observation, Truth]:
@@ -25,7 +27,7 @@ def colour(n: int, training: Training, network: str = "cifar_cnn", seed: int = 0
     init = Uniform() if network == "lenet" else PyTorchDefault()
     model = build(network, shape=(3, 32, 32), classes=100, init=init, seed=seed)
     federation = Federation(model, [Client("bench", images, labels)], training, 100, CIFAR100, seed=seed)
-    return ServerView().see(federation.run(), Knows(labels=True))
+    return observe(federation, ServerView(), Knows(labels=True))
 
 
 def grey(n: int, training: Training, seed: int = 0) -> tuple[Observation, Truth]:
@@ -33,4 +35,4 @@ def grey(n: int, training: Training, seed: int = 0) -> tuple[Observation, Truth]
     data = glyphs(writers=1, per_writer=n, seed=seed)
     model = build("femnist_cnn", shape=(1, 28, 28), classes=62, init=LeCunTruncatedNormal(), seed=seed)
     federation = Federation(model, [Client("bench", data.images, data.labels)], training, 62, FEMNIST, seed=seed)
-    return ServerView().see(federation.run(), Knows(labels=True))
+    return observe(federation, ServerView(), Knows(labels=True))

@@ -25,7 +25,9 @@ from fedglass.models.init import Uniform
 from fedglass.recipes.inverting_gradients import inverting_gradients, inverting_gradients_published
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 PICTURES = ("astronaut", "chelsea", "coffee")
 SEEDS = 5
@@ -53,7 +55,7 @@ def _one(attack: Attack, image: torch.Tensor, seed: int) -> float:
     label = torch.randint(0, 10, (1,), generator=stream(seed, "label"))
     model = build("lenet", shape=(3, 32, 32), classes=10, init=Uniform(), seed=seed)
     federation = Federation(model, [Client("client", image, label)], Training(lr=0.1), 10, CIFAR10, seed=seed)
-    seen, truth = ServerView().see(federation.run(), Knows(labels=True))
+    seen, truth = observe(federation, ServerView(), Knows(labels=True))
     return float(psnr(attack.run(seen, seed).images, truth.images))
 
 

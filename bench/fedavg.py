@@ -47,10 +47,10 @@ def simulation() -> list[tuple[str, str, str]]:
     batches = list(schedule(training, 50, None))
     start = leaves(observation, network)
     inputs = observation.knows.whitening.whiten(truth.images)
-    runs = {"plain": partial(train, network, start, inputs, truth.labels, batches, training.lr)}
+    runs = {"plain": partial(train, network, start, inputs, truth.labels, batches, training)}
     images = inputs.expand(training.epochs, *inputs.shape).contiguous().requires_grad_()
     for name, memory in (("graphs", Memory(graphs=True)), ("weights", Memory()), ("every 3rd", Memory(every=3))):
-        trajectory = Trajectory(network, start, batches, training.lr, memory)
+        trajectory = Trajectory(network, start, batches, training, memory)
         runs[name] = partial(_there_and_back, trajectory, images, truth.labels)
     seconds = side_by_side(runs, 4)
     bars = {"graphs": "at most 4 x", "weights": "at most 5 x", "every 3rd": "at most 5 x"}

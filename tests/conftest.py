@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.audit.audit import Job
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training, Whitening
 from fedglass.fl.local import schedule
@@ -23,7 +23,9 @@ from fedglass.models.init import Uniform
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 # The same examples in every run, and no clock: a busy machine must not fail a law.
 settings.register_profile("calm", deadline=None, derandomize=True, max_examples=50)
@@ -101,17 +103,18 @@ class Toy:
 
     def observation(self, training: Training = FEDSGD, knows: Knows = TOLD, **facts: Any) -> Observation:
         """What the server sees of the one client's first round."""
-        return ServerView().see(self.federation(training, **facts).run(), knows)[0]
+        return observe(self.federation(training, **facts), ServerView(), knows)[0]
 
     def trained_on(self, federation: Federation, client: int = 0, round_index: int = 0) -> Candidate:
         """The client's own examples, whitened, in the order in which each of its epochs took them."""
         member, training = federation.clients[client], federation.training
         shuffle = stream(federation.seed, "batches", member.name, round_index)
-        epochs: list[list[Tensor]] = [[] for _ in range(training.epochs)]
-        for batch in schedule(training, len(member.labels), shuffle):
-            assert isinstance(batch.rows, Tensor)
-            epochs[batch.epoch].append(batch.rows)
-        order = torch.stack([torch.cat(rows) for rows in epochs])  # (epochs, n)
+        n = len(member.labels)
+        epochs: list[list[int]] = [[] for _ in range(training.passes(n))]
+        for batch in schedule(training, n, shuffle):
+            epochs[batch.epoch] += torch.arange(n)[batch.rows].tolist()
+        # An epoch that was cut short has the examples that it did not take at its end.
+        order = torch.tensor([rows + sorted(set(range(n)) - set(rows)) for rows in epochs])  # (epochs, n)
         return Candidate(federation.whitening.whiten(member.images)[order], member.labels[order])
 
 

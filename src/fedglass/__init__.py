@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     from fedglass.metrics.metric import Metric
     from fedglass.models.catalogue import build
     from fedglass.recipes.catalogue import recipe
+    from fedglass.rounds.behaviour.sign_flip import SignFlip
     from fedglass.rounds.client import Client
     from fedglass.rounds.federation import Federation
-    from fedglass.rounds.views import AggregateView, Knows, ServerView
+    from fedglass.rounds.transcript import Transcript
+    from fedglass.rounds.views.aggregate import AggregateView
+    from fedglass.rounds.views.peer import PeerView
+    from fedglass.rounds.views.server import ServerView
+    from fedglass.rounds.views.view import Knows
     from fedglass.verdict.gate import Gate
 
 __version__ = "0.1.0"
@@ -35,9 +40,12 @@ __all__ = [
     "Gate",
     "Knows",
     "Metric",
+    "PeerView",
     "Scale",
     "ServerView",
+    "SignFlip",
     "Training",
+    "Transcript",
     "Whitening",
     "__version__",
     "audit_plan",
@@ -59,9 +67,14 @@ _PLACES = {
     "fedglass.metrics.metric": ("Metric",),
     "fedglass.models.catalogue": ("build",),
     "fedglass.recipes.catalogue": ("recipe",),
+    "fedglass.rounds.behaviour.sign_flip": ("SignFlip",),
     "fedglass.rounds.client": ("Client",),
     "fedglass.rounds.federation": ("Federation",),
-    "fedglass.rounds.views": ("AggregateView", "Knows", "ServerView"),
+    "fedglass.rounds.transcript": ("Transcript",),
+    "fedglass.rounds.views.aggregate": ("AggregateView",),
+    "fedglass.rounds.views.peer": ("PeerView",),
+    "fedglass.rounds.views.server": ("ServerView",),
+    "fedglass.rounds.views.view": ("Knows",),
     "fedglass.verdict.gate": ("Gate",),
 }
 

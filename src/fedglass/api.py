@@ -10,8 +10,10 @@ from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.audit import Job, Result, run
 from fedglass.audit.machine import device_named
 from fedglass.audit.progress import Progress
+from fedglass.audit.recorded import Recorded
 from fedglass.audit.rehearsal import rehearse
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
+from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import names
 from fedglass.metrics.catalogue import USUAL
@@ -19,7 +21,10 @@ from fedglass.plan.compile import read_job
 from fedglass.recipes.catalogue import recipe
 from fedglass.report.html import write_report
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import Knows, ServerView, View
+from fedglass.rounds.transcript import Transcript
+from fedglass.rounds.truth import Truths
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows, View
 from fedglass.verdict.gate import Gate
 
 PLACE = Path("audits")
@@ -32,11 +37,12 @@ Attacks = Mapping[str, AnyAttack] | Iterable[str]
 class Audit:
     """Plays attacks against a federation and judges what they recovered.
 
-    `attacks` are names of recipes, or attacks under names of your own. `run` keeps its records in a directory
-    and continues there if it was stopped; `report` writes the page of the last run.
+    What is audited is a federation that is simulated, or the transcript of one, with the truths behind it where they
+    are known. `attacks` are names of recipes, or attacks under names of your own. `run` keeps its records in a
+    directory and continues there if it was stopped; `report` writes the page of the last run.
     """
 
-    federation: Federation
+    federation: Federation | Transcript
     attacks: Attacks
     views: Sequence[View] = (ServerView(),)
     knows: Knows = field(default_factory=Knows)
@@ -45,13 +51,20 @@ class Audit:
     gate: Gate = field(default_factory=Gate)
     repeats: int = 1
     seed: int = 0
+    truths: Truths | None = None
+    """The private data behind a transcript; a federation has its own."""
 
     def __post_init__(self) -> None:
-        source = Simulated(self.federation, self.rounds, tuple(self.views), self.knows)
+        source = self._source()
         attacks, metrics = composed(self.attacks), tuple(self.metrics)
         self._job = Job([source], attacks, metrics, self.gate, self.repeats, self.seed)
         rehearse([source], attacks)
         self._result: Result | None = None
+
+    def _source(self) -> Source:
+        if isinstance(self.federation, Transcript):
+            return Recorded(self.federation, self.truths, tuple(self.views), self.knows)
+        return Simulated(self.federation, self.rounds, tuple(self.views), self.knows)
 
     def run(
         self,

@@ -14,6 +14,7 @@ from fedglass.analysis.sparsity import pearson, sparsity
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.fl.release import Outgoing
 
 NUMBERS = st.lists(st.tuples(*[st.floats(-1e6, 1e6)] * 2), min_size=2, max_size=20)
 
@@ -40,7 +41,7 @@ def test_scale_and_sign_do_not_matter_and_tolerance_only_adds() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
 def test_pruning_a_share_makes_that_sparsity(share: float) -> None:
     dense = {"w": torch.randn(100, generator=stream(1, "dense"))}
-    pruned = MagnitudePruning(share).release(dense, stream(0, "release"))
+    pruned = MagnitudePruning(share).release(Outgoing(dense, stream(0, "release")))
     assert sparsity(pruned.values()) == pytest.approx(share)
 
 

@@ -65,15 +65,15 @@ def client() -> tuple[Network, list[Tensor], Tensor, Tensor]:
 def test_the_path_ends_where_training_ends(client: tuple[Network, list[Tensor], Tensor, Tensor]) -> None:
     network, before, inputs, labels = client
     batches = list(schedule(Training(0.1, epochs=2, batch_size=4), 6, stream(0, "shuffle")))
-    path = list(local_path(network, before, inputs, labels, batches, 0.1))
+    path = list(local_path(network, before, inputs, labels, batches, Training(0.1)))
     assert len(path) == len(batches) + 1
-    for found, expected in zip(path[-1], train(network, before, inputs, labels, batches, 0.1), strict=True):
+    for found, expected in zip(path[-1], train(network, before, inputs, labels, batches, Training(0.1)), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_cosine_along_the_segment_matches_autograd(client: tuple[Network, list[Tensor], Tensor, Tensor]) -> None:
     network, before, inputs, labels = client
-    after = train(network, before, inputs, labels, schedule(Training(0.5, epochs=5), 6, None), 0.5)
+    after = train(network, before, inputs, labels, schedule(Training(0.5, epochs=5), 6, None), Training(0.5))
     found = cosine_on_segment(network, before, after, inputs, labels, [0.0, 0.3, 1.0])
     for alpha, value in zip((0.0, 0.3, 1.0), found, strict=True):
         weights = [((1 - alpha) * b + alpha * a).requires_grad_() for b, a in zip(before, after, strict=True)]
@@ -86,13 +86,13 @@ def test_cosine_along_the_segment_matches_autograd(client: tuple[Network, list[T
 
 def test_one_step_of_descent_goes_along_the_gradient(client: tuple[Network, list[Tensor], Tensor, Tensor]) -> None:
     network, before, inputs, labels = client
-    after = train(network, before, inputs, labels, schedule(Training(0.1), 6, None), 0.1)
+    after = train(network, before, inputs, labels, schedule(Training(0.1), 6, None), Training(0.1))
     assert float(cosine_on_segment(network, before, after, inputs, labels, [0.0])[0]) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_true_gradient_is_that_of_all_examples(client: tuple[Network, list[Tensor], Tensor, Tensor]) -> None:
     network, before, inputs, labels = client
-    after = train(network, before, inputs, labels, schedule(Training(0.1), 6, None), 0.1)
+    after = train(network, before, inputs, labels, schedule(Training(0.1), 6, None), Training(0.1))
     moved = flatten({str(i): (b - a) / 0.1 for i, (b, a) in enumerate(zip(before, after, strict=True))})
     found = flatten({str(i): g for i, g in enumerate(true_gradient(network, before, inputs, labels))})
     torch.testing.assert_close(found, moved, rtol=1e-3, atol=1e-5)

@@ -27,7 +27,9 @@ from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import ModelError, UpdateError, UsageError
 from fedglass.core.types import Observation, Training
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 FEDAVG = Training(0.1, epochs=2, batch_size=2)
 
@@ -142,7 +144,7 @@ def test_images_stay_inside_the_pixel_bounds(toy: Any) -> None:
 
 def test_labels_by_epoch_come_back_in_the_first_epochs_order(toy: Any) -> None:
     federation = toy.federation(FEDAVG)
-    seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
+    seen = observe(federation, ServerView(), Knows(batch_labels=True))[0]
     stage = Stage(Unroll(), EpochPixels(), SquaredError(), Adam(0.1, 2))
     found = Attack(OracleBatchLabels(), (stage,)).run(seen)
     assert torch.equal(found.labels, toy.trained_on(federation).labels[0])
@@ -181,7 +183,7 @@ def test_refinements_see_the_images_one_after_another(toy: Any) -> None:
 
 def test_the_energy_at_the_truth_is_that_of_the_last_stage(toy: Any) -> None:
     federation = toy.federation(Training(0.1))
-    seen, truth = ServerView().see(federation.run(), Knows(labels=True))
+    seen, truth = observe(federation, ServerView(), Knows(labels=True))
     attack = Attack(OracleLabels(), (Stage(OneGradient(), FreePixels(), SquaredError(), Adam(0.1, 3)),))
     found = attack.run(seen)
     assert attack.energy_of(seen, truth.images, truth.labels, found) == pytest.approx(0.0, abs=1e-8)
@@ -191,7 +193,7 @@ def test_the_energy_at_the_truth_is_that_of_the_last_stage(toy: Any) -> None:
 @pytest.mark.parametrize("images", [FreePixels(), EpochPixels()], ids=repr)
 def test_the_energy_can_be_asked_of_a_simulation(toy: Any, images: Any) -> None:
     federation = toy.federation(Training(0.1, epochs=2))
-    seen, truth = ServerView().see(federation.run(), Knows(labels=True))
+    seen, truth = observe(federation, ServerView(), Knows(labels=True))
     attack = Attack(OracleLabels(), (Stage(Unroll(), images, SquaredError(), Adam(0.1, 3)),))
     found = attack.run(seen)
     assert attack.energy_of(seen, truth.images, truth.labels, found) == pytest.approx(0.0, abs=1e-7)

@@ -65,7 +65,7 @@ from fedglass.attack.terms.total_variation import (
 )
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training, Unknown
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 LABELS = [
     SignRule(),

@@ -18,7 +18,9 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 BLIND = Knows(training=False, steps=True, labels=True)
 
@@ -38,14 +40,14 @@ def test_the_divisors_of_table_9_are_tried() -> None:
 def test_every_hypothesis_has_the_known_steps(steps: int, examples: int) -> None:
     found = hypotheses(knowing(steps, examples))
     assert found
-    assert all(training.steps(examples) == steps for training in found)
+    assert all(training.local_steps(examples) == steps for training in found)
     assert len({t.epochs for t in found}) == len(found)
 
 
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 30))
 def test_the_true_number_of_epochs_is_among_them(examples: int, epochs: int, size: int) -> None:
     truth = Training(0.1, epochs, size)
-    found = {t.epochs: t for t in hypotheses(knowing(truth.steps(examples), examples))}
+    found = {t.epochs: t for t in hypotheses(knowing(truth.local_steps(examples), examples))}
     assert epochs in found
     assert len(found[epochs].batches(examples)) == len(truth.batches(examples))
 
@@ -74,7 +76,7 @@ def attack() -> TryEpochs:
 
 def test_the_hypothesis_of_lowest_energy_wins(toy: Any, attack: TryEpochs) -> None:
     federation = toy.federation(Training(0.5, epochs=2, batch_size=2))
-    seen = ServerView().see(federation.run(), BLIND)[0]
+    seen = observe(federation, ServerView(), BLIND)[0]
     found = attack.run(seen, seed=3)
     each = {
         t.epochs: attack.attack.run(replace(seen, knows=replace(seen.knows, training=t)), seed=3)
@@ -89,7 +91,7 @@ def test_the_hypothesis_of_lowest_energy_wins(toy: Any, attack: TryEpochs) -> No
 
 def test_the_energy_at_the_truth_is_that_of_the_chosen_hypothesis(toy: Any, attack: TryEpochs) -> None:
     federation = toy.federation(Training(0.5, epochs=2))
-    seen, truth = ServerView().see(federation.run(), BLIND)
+    seen, truth = observe(federation, ServerView(), BLIND)
     found = replace(attack.run(seen), details={"epochs": 2.0})
     assert attack.energy_of(seen, truth.images, truth.labels, found) == pytest.approx(0.0, abs=1e-6)
     other = replace(found, details={"epochs": 1.0})

@@ -16,15 +16,19 @@ from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
 from fedglass.audit.cases import Case
 from fedglass.audit.progress import Silent
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.cli.screen import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
+from fedglass.core.params import Update
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.fl.release import Outgoing
 from fedglass.ledger.records import RECORDS, Record, RecordFile
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import AggregateView, Knows, ServerView, View
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows, View
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Job]
@@ -168,8 +172,8 @@ class Silence:
 
     value: float
 
-    def release(self, update: dict[str, torch.Tensor], generator: torch.Generator) -> dict[str, torch.Tensor]:
-        return {name: torch.full_like(tensor, self.value) for name, tensor in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        return {name: torch.full_like(tensor, self.value) for name, tensor in leaving.update.items()}
 
 
 @pytest.mark.parametrize(("value", "flag"), [(0.0, "zero update"), (float("nan"), "non-finite update")])

@@ -10,13 +10,16 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
+from fedglass.core.optimisers import SGD
 from fedglass.core.types import Training
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import AggregateView, Knows, ServerView
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Job]
@@ -46,6 +49,9 @@ def other(client: Client, **change: object) -> Client:
 
 CHANGES: dict[str, Callable[[Federation], Federation]] = {
     "training": lambda f: replace(f, training=Training(lr=0.2)),
+    "optimiser": lambda f: replace(f, training=replace(f.training, optimiser=SGD(momentum=0.9))),
+    "shuffling": lambda f: replace(f, training=replace(f.training, shuffle=False)),
+    "clipping": lambda f: replace(f, training=replace(f.training, clip=1.0)),
     "seed": lambda f: replace(f, seed=1),
     "participation": lambda f: replace(f, participation=0.9),
     "image": lambda f: replace(f, clients=[other(f.clients[0], images=1 - f.clients[0].images), f.clients[1]]),

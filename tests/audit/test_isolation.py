@@ -13,14 +13,16 @@ from fedglass.audit.isolation import handed, iterations_of, oracle_facts
 from fedglass.core.types import Observation
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def seen(make_federation: Callable[..., Federation]) -> Observation:
-    return ServerView().see(make_federation().run(), Knows(labels=True, batch_labels=True))[0]
+    return observe(make_federation(), ServerView(), Knows(labels=True, batch_labels=True))[0]
 
 
 def test_an_attack_without_an_oracle_part_is_told_nothing(seen: Observation) -> None:

@@ -11,13 +11,13 @@ import torch
 
 from fedglass.audit.audit import Job
 from fedglass.audit.play import Outcome, Work, play
-from fedglass.audit.sources import Target
+from fedglass.audit.target import Target
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.truth import Truth
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 
 def played(job: Job, target: Target) -> Outcome:

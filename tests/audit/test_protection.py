@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from fedglass.audit.protection import DELTA, defences_of, privacy_in_words, undefended
-from fedglass.audit.sources import Examples, Simulated, accuracy
+from fedglass.audit.simulated import Simulated
+from fedglass.audit.utility import accuracy
 from fedglass.core.rng import stream
-from fedglass.core.types import Training
+from fedglass.core.types import BatchNorm, Training
 from fedglass.defend.accounting import Mechanism, budgets, gaussian_epsilon
 from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
@@ -19,6 +22,7 @@ from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
 from fedglass.fl.release import Chain
 from fedglass.rounds.federation import Federation
+from fedglass.rounds.truth import Examples
 
 Make = Callable[..., Federation]
 
@@ -79,9 +83,30 @@ def test_accuracy_is_measured_with_and_without_the_defences(make_federation: Mak
     def utility(federation: Federation) -> dict[str, float]:
         return dict(Simulated(federation, rounds=2, test=test).targets(lambda done, total: None)[0].utility)
 
-    plain = accuracy(bare.run(2), test)
+    def measured(federation: Federation) -> float:
+        return accuracy(federation.model, federation.run(2).rounds[1], federation.whitening, test)
+
+    plain = measured(bare)
     assert utility(bare) == {"test accuracy": plain}
     assert utility(drowned) == {
-        "test accuracy": pytest.approx(accuracy(drowned.run(2), test)),
+        "test accuracy": pytest.approx(measured(drowned)),
         "test accuracy, undefended": plain,
     }
+
+
+def test_accuracy_is_that_of_the_model_after_the_round_with_its_statistics(toy: Any) -> None:
+    """Running statistics from before the last round would belong to another model."""
+    training = Training(0.3, batch_size=2, batch_norm=BatchNorm.BATCH)
+    federation = toy.federation(training, model=toy.normalised(), clients=2, examples=6)
+    last = federation.run(1).rounds[0]
+    model = copy.deepcopy(federation.model)
+    model.load_state_dict({**last.after, **last.buffers_after})
+    images = toy.images(60, "test")
+    with torch.no_grad():
+        answers = model.eval()(federation.whitening.whiten(images)).argmax(1)
+    test = Examples(images, answers)  # what the right model answers counts as right
+    stale = replace(last, buffers_after=last.buffers)
+    assert accuracy(federation.model, stale, federation.whitening, test) < 1
+    assert accuracy(federation.model, last, federation.whitening, test) == 1
+    found = Simulated(federation, rounds=1, test=test).targets(lambda done, total: None)[0].utility
+    assert found["test accuracy"] == 1

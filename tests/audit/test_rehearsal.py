@@ -15,8 +15,8 @@ from torch import nn
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
 from fedglass.audit.audit import Job, run
-from fedglass.audit.rehearsal import rehearse, scenes
-from fedglass.audit.sources import Simulated
+from fedglass.audit.rehearsal import rehearse
+from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
@@ -25,7 +25,10 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import AggregateView, Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 Make = Callable[..., Federation]
 LOCAL = Training(0.1, epochs=2, batch_size=2)
@@ -65,14 +68,15 @@ def test_an_aggregate_of_unequal_clients_is_not_simulated(attack: str, make_fede
     rehearse([Simulated(unequal(make_federation, 3, 1), views=(AggregateView(),))], advised)
 
 
-def test_a_scene_is_what_will_be_seen_but_for_the_message(make_federation: Make) -> None:
+def test_a_rehearsal_shows_what_will_be_seen_but_for_the_message(make_federation: Make) -> None:
     federation = replace(unequal(make_federation, 3, 1, 2), participation=0.67)
     source = Simulated(federation, 2, (AggregateView(1),), Knows(labels=True))
-    ((seen, sizes),) = [(scene.seen, scene.sizes) for scene in scenes(source)]
+    (silent,) = source.rehearse()
+    seen = silent.observation
     (target,) = source.targets(lambda done, total: None)
     real = target.observation.knows
-    assert sum(sizes) == real.examples
-    assert len(sizes) == real.clients == 2
+    assert seen.knows.sizes == real.sizes
+    assert (sum(real.sizes or ()), real.clients) == (real.examples, 2)
     assert (seen.knows.shape, seen.knows.steps, seen.knows.training) == (real.shape, real.steps, real.training)
     assert seen.knows.labels is not None
     assert real.labels is not None
@@ -102,6 +106,17 @@ def test_sizes_are_not_compared_with_a_message_that_has_none(name: str) -> None:
     assert plan(f'name = "{name}"', f"{blind}\nknows_steps = true").cases
     for advised in ("inverting_gradients", "coarse_stage"):
         assert plan(f'name = "{advised}"', blind).cases
+
+
+@pytest.mark.parametrize("name", ["dlg", "idlg", "idlg_adam", "sapag", "fedleak", "coarse_to_fine"])
+@pytest.mark.parametrize("training", ['lr = 0.1, optimiser = "adam"', "lr = 0.1, weight_decay = 0.1"])
+def test_sizes_are_not_compared_where_the_optimiser_hides_them(name: str, training: str) -> None:
+    for federation in ("examples = 1", "examples = 2"):
+        with pytest.raises(UsageError, match=r"It compares the size.* does not tell with .*: simulate .*coarse_stage"):
+            plan(f'name = "{name}"', "", federation, training)
+    for advised in ("dlfa", "dlfa_published", "dlfa_fedsgd_epoch", "inverting_gradients", "coarse_stage"):
+        assert plan(f'name = "{advised}"\nlabels = "sign_rule"', "", "examples = 2", training).cases
+    assert plan(f'name = "{name}"', "", "examples = 2", "lr = 0.1, momentum = 0.9").cases
 
 
 def test_a_single_example_brings_its_size_with_it() -> None:
@@ -232,13 +247,13 @@ def test_each_client_of_a_recorded_aggregate_keeps_its_own_labels(make_federatio
     record(tmp_path, federation)
 
     def labels(clients: int) -> list[int]:
-        ((seen, _),) = [(s.seen, s.sizes) for s in scenes(recorded(tmp_path, "sme", clients).sources[0])]
+        (seen,) = [s.observation for s in recorded(tmp_path, "sme", clients).sources[0].rehearse()]
         assert seen.knows.labels is not None
         return [int(label) for label in seen.knows.labels]
 
     assert labels(2) == [1, 2, 3, 0, 1, 2]
     assert labels(1) == labels(4) == [0, 1, 1, 2, 2, 3]
-    simulated = AggregateView().see(federation.run(), Knows(labels=True))[0].knows.labels
+    simulated = observe(federation, AggregateView(), Knows(labels=True))[0].knows.labels
     assert simulated is not None
     assert labels(2) == simulated.tolist()
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from fedglass.audit.audit import Job, run
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.audit.workers import Throttled
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training, Whitening
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import ServerView
+from fedglass.rounds.views.server import ServerView
 
 DEADLY = '''
 import os, signal

@@ -98,7 +98,7 @@ def installed(mine: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_built_in_part_is_found_and_described(kind: str) -> None:
     found = built_in(kind)
-    assert found or kind == "behaviours"
+    assert found
     for name, entry in found.items():
         assert find(kind, name) is entry
         assert entry.summary
@@ -116,10 +116,11 @@ def test_parts_of_one_file_stand_together_in_their_order() -> None:
 
 
 def test_a_kind_whose_package_is_not_there_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "KINDS", {**KINDS, "behaviours": registry.Kind("behaviour", "fedglass.no_such")})
-    assert built_in("behaviours") == {}
-    with pytest.raises(UsageError, match="Unknown behaviour 'sign_flip'"):
-        find("behaviours", "sign_flip")
+    monkeypatch.setattr(registry, "KINDS", {**KINDS, "moods": registry.Kind("mood", "fedglass.no_such")})
+    assert built_in("moods") == {}
+    assert entries("moods") == ()
+    with pytest.raises(UsageError, match="Unknown mood 'good'"):
+        find("moods", "good")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
 from fedglass.defend.catalogue import defence, names
 from fedglass.fl.local import Step
+from fedglass.fl.release import Outgoing
 
 DEFENCES = built_in("defences")
 
@@ -31,7 +32,7 @@ def test_each_is_one_kind_of_part_and_runs(name: str, step: Step) -> None:
         found = list(part.gradient(replace(step, generator=stream(5, "noise"))))
     else:
         update = {n: w.detach() for n, w in zip(step.network.names, step.weights, strict=True)}
-        found = list(part.release(update, stream(5, "noise")).values())
+        found = list(part.release(Outgoing(update, stream(5, "noise"))).values())
     assert hasattr(part, "gradient") != hasattr(part, "release")
     assert [t.shape for t in found] == [w.shape for w in step.weights]
     assert all(bool(torch.isfinite(t).all()) for t in found)

@@ -23,7 +23,7 @@ def flat(tensors: list[Tensor]) -> Tensor:
 
 def test_infinite_clip_and_no_noise_is_sgd(step: Step) -> None:
     plan = list(schedule(Training(lr=0.1, epochs=2, batch_size=3), 4, stream(0, "order")))
-    arguments = (step.network, step.weights, step.inputs, step.targets, plan, 0.1)
+    arguments = (step.network, step.weights, step.inputs, step.targets, plan, Training(lr=0.1))
     private = train(*arguments, DPSGD(clip=1e6, noise_multiplier=0.0), stream(0, "noise"))
     torch.testing.assert_close(private, train(*arguments, MeanGradient()))
 

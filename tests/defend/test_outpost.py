@@ -74,7 +74,7 @@ def test_local_training_numbers_its_steps(step: Step) -> None:
             seen.append((step.index, step.place))
             return MeanGradient().gradient(step)
 
-    train(step.network, step.weights, step.inputs, step.targets, plan, 0.1, Watch(), stream(0, "noise"))
+    train(step.network, step.weights, step.inputs, step.targets, plan, Training(lr=0.1), Watch(), stream(0, "noise"))
     assert seen == [(0, 0), (1, 1), (2, 0), (3, 1), (4, 0), (5, 1)]
 
 

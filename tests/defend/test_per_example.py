@@ -22,7 +22,7 @@ from fedglass.defend.per_example import PerExample
 from fedglass.defend.random_pruning import RandomDrop, RandomPruning
 from fedglass.defend.same_each_epoch import SameEachEpoch
 from fedglass.fl.local import GradientFn, MeanGradient, Step
-from fedglass.fl.release import AsIs, Chain, Release
+from fedglass.fl.release import AsIs, Chain, Outgoing, Release
 
 Oracle = Callable[[Step], list[list[Tensor]]]
 PARTS: tuple[GradientFn, ...] = (
@@ -56,6 +56,14 @@ def test_example_gradients_of_soft_targets_average_to_the_mean(step: Step) -> No
     torch.testing.assert_close([g.mean(0) for g in chunk], list(MeanGradient().gradient(soft)))
 
 
+def test_example_gradients_of_smoothed_labels_average_to_the_mean(step: Step) -> None:
+    smooth = replace(step, smoothing=0.3)
+    (chunk,) = example_gradients(smooth)
+    found, plain = [g.mean(0) for g in chunk], MeanGradient().gradient(step)
+    torch.testing.assert_close(found, list(MeanGradient().gradient(smooth)))
+    assert not all(torch.allclose(a, b) for a, b in zip(found, plain, strict=True))
+
+
 def test_example_gradients_can_be_differentiated(step: Step) -> None:
     moving = replace(step, inputs=step.inputs.clone().requires_grad_(), differentiable=True)
     (slope,) = torch.autograd.grad(PerExample(Clip(1e6)).gradient(moving)[0].square().sum(), moving.inputs)
@@ -75,7 +83,8 @@ def test_zero_strength_is_plain_sgd(step: Step, defence: Release) -> None:
 @pytest.mark.parametrize("defence", [Clip(0.5), MagnitudePruning(0.5), RandomPruning(0.5)], ids=repr)
 def test_the_defence_acts_on_each_example(step: Step, one_by_one: Oracle, defence: Release) -> None:
     noise = stream(7, "noise")
-    released = [defence.release(dict(zip(step.network.names, g, strict=True)), noise) for g in one_by_one(step)]
+    named = [dict(zip(step.network.names, g, strict=True)) for g in one_by_one(step)]
+    released = [defence.release(Outgoing(update, noise)) for update in named]
     slow = [torch.stack([r[name] for r in released]).mean(0) for name in step.network.names]
     torch.testing.assert_close(list(PerExample(defence).gradient(replace(step, generator=stream(7, "noise")))), slow)
 

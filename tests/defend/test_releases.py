@@ -18,7 +18,7 @@ from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.magnitude_pruning import LayerMagnitudePruning, MagnitudePruning
 from fedglass.defend.random_pruning import LayerRandomPruning, RandomDrop, RandomPruning
 from fedglass.defend.selection import lowest
-from fedglass.fl.release import Chain, Release
+from fedglass.fl.release import Chain, Outgoing, Release
 
 GLOBAL = (MagnitudePruning, RandomPruning)
 LAYERS = (LayerMagnitudePruning, LayerRandomPruning)
@@ -52,7 +52,7 @@ def test_repr_is_the_part(part: Release) -> None:
 @pytest.mark.parametrize("part", ALL, ids=repr)
 def test_generator_decides_and_the_update_stays(part: Release) -> None:
     update = some_update()
-    first, again = (part.release(update, stream(3, "release")) for _ in range(2))
+    first, again = (part.release(Outgoing(update, stream(3, "release"))) for _ in range(2))
     assert same(first, again)
     assert same(update, some_update())
     assert {n: (t.shape, t.dtype) for n, t in first.items()} == {n: (t.shape, t.dtype) for n, t in update.items()}
@@ -60,7 +60,8 @@ def test_generator_decides_and_the_update_stays(part: Release) -> None:
 
 @pytest.mark.parametrize("part", [p for p in ALL if not isinstance(p, Clip | MagnitudePruning | LayerMagnitudePruning)])
 def test_another_seed_gives_another_release(part: Release) -> None:
-    assert not same(part.release(some_update(), stream(0, "x")), part.release(some_update(), stream(1, "x")))
+    one, other = (part.release(Outgoing(some_update(), stream(seed, "x"))) for seed in (0, 1))
+    assert not same(one, other)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +77,13 @@ def test_another_seed_gives_another_release(part: Release) -> None:
     ids=repr,
 )
 def test_zero_strength_is_the_identity(part: Release) -> None:
-    assert same(part.release(some_update(), stream(0, "x")), some_update())
+    assert same(part.release(Outgoing(some_update(), stream(0, "x"))), some_update())
 
 
 @pytest.mark.parametrize("norm", [0.01, 1.0, 0.99 * float(flatten(some_update()).norm())])
 def test_clip_bounds_the_norm_and_keeps_the_direction(norm: float) -> None:
     before = flatten(some_update())
-    after = flatten(Clip(norm).release(some_update(), stream(0, "x")))
+    after = flatten(Clip(norm).release(Outgoing(some_update(), stream(0, "x"))))
     assert float(after.norm()) == pytest.approx(norm, rel=1e-5)
     assert float(torch.cosine_similarity(before, after, dim=0)) == pytest.approx(1.0, abs=1e-6)
 
@@ -90,7 +91,7 @@ def test_clip_bounds_the_norm_and_keeps_the_direction(norm: float) -> None:
 @pytest.mark.parametrize(("part", "variance"), [(GaussianNoise(0.3), 0.09), (LaplacianNoise(0.3), 0.18)])
 def test_noise_has_the_stated_moments(part: Release, variance: float) -> None:
     zeros = {"a": torch.zeros(100_000), "b": torch.zeros(100_000)}
-    released = part.release(zeros, stream(0, "noise"))
+    released = part.release(Outgoing(zeros, stream(0, "noise")))
     noise = flatten(released).double()
     kurtosis = float((noise**4).mean() / noise.var() ** 2)
     assert float(noise.var()) == pytest.approx(variance, rel=0.02)
@@ -109,7 +110,7 @@ def test_the_mean_of_noise_has_its_variance_divided() -> None:
 @pytest.mark.parametrize("kind", GLOBAL)
 def test_global_pruning_keeps_exactly_the_share(kind: type[MagnitudePruning], share: float) -> None:
     before = flatten(some_update())
-    after = flatten(kind(share).release(some_update(), stream(0, "x")))
+    after = flatten(kind(share).release(Outgoing(some_update(), stream(0, "x"))))
     kept = after != 0
     assert int(kept.sum()) == len(before) - round(share * len(before))
     assert torch.equal(after[kept], before[kept])
@@ -118,19 +119,19 @@ def test_global_pruning_keeps_exactly_the_share(kind: type[MagnitudePruning], sh
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.7, 0.99])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layer_pruning_keeps_exactly_the_share_of_each(kind: type[LayerMagnitudePruning], share: float) -> None:
-    for name, tensor in kind(share).release(some_update(), stream(0, "x")).items():
+    for name, tensor in kind(share).release(Outgoing(some_update(), stream(0, "x"))).items():
         assert int((tensor != 0).sum()) == tensor.numel() - round(share * tensor.numel()), name
 
 
 def test_magnitude_pruning_keeps_the_largest() -> None:
     before = flatten(some_update()).abs()
-    after = flatten(MagnitudePruning(0.6).release(some_update(), stream(0, "x")))
+    after = flatten(MagnitudePruning(0.6).release(Outgoing(some_update(), stream(0, "x"))))
     assert float(before[after != 0].min()) > float(before[after == 0].max())
 
 
 def test_magnitude_pruning_of_equal_entries_is_exact() -> None:
     equal = {"a": torch.full((10,), -2.0), "b": torch.full((10,), 2.0)}
-    assert int((flatten(MagnitudePruning(0.35).release(equal, stream(0, "x"))) != 0).sum()) == 13
+    assert int((flatten(MagnitudePruning(0.35).release(Outgoing(equal, stream(0, "x")))) != 0).sum()) == 13
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -144,13 +145,13 @@ def test_the_lowest_entries_are_those_of_a_stable_sort(seed: int) -> None:
 def test_random_pruning_takes_every_entry_equally_often() -> None:
     ones = {"a": torch.ones(20), "b": torch.ones(20)}
     noise = stream(0, "x")
-    kept = sum(flatten(RandomPruning(0.25).release(ones, noise)) for _ in range(400))
+    kept = sum(flatten(RandomPruning(0.25).release(Outgoing(ones, noise))) for _ in range(400))
     assert isinstance(kept, Tensor)
     assert float((kept / 400 - 0.75).abs().max()) < 0.1  # more than four standard deviations
 
 
 def test_random_drop_has_the_stated_probability() -> None:
-    kept = RandomDrop(0.2).release({"a": torch.ones(100_000)}, stream(0, "x"))["a"]
+    kept = RandomDrop(0.2).release(Outgoing({"a": torch.ones(100_000)}, stream(0, "x")))["a"]
     assert set(kept.unique().tolist()) == {0.0, 1.0}  # what is kept is not scaled up
     assert float(kept.mean()) == pytest.approx(0.8, abs=0.01)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
+from fedglass.core.optimisers import SGD, Adam, Optimiser
 from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import schedule
 from fedglass.fl.memory import MIB, fit, graph_bytes
@@ -24,7 +26,7 @@ def trajectory(toy: Any) -> Trajectory:
     model = toy.dense()
     batches = list(schedule(Training(0.1, epochs=10, batch_size=2), 6, None))
     assert len(batches) == STEPS
-    return Trajectory(Network(model, {}, BatchNorm.FROZEN), list(model.parameters()), batches, 0.1)
+    return Trajectory(Network(model, {}, BatchNorm.FROZEN), list(model.parameters()), batches, Training(0.1))
 
 
 @pytest.fixture
@@ -77,8 +79,26 @@ def test_the_least_budget_of_the_message_is_enough(trajectory: Trajectory, data:
     fit(trajectory, *data, budget_mib=float(least.group(1)))
 
 
+@pytest.mark.parametrize(("optimiser", "copies"), [(SGD(momentum=0.9), 2), (Adam(), 3)], ids=repr)
+def test_the_state_of_the_optimiser_counts(
+    trajectory: Trajectory, data: tuple[Tensor, Tensor], optimiser: Optimiser, copies: int
+) -> None:
+    weights, graph = sizes(trajectory, data)
+    heavy = replace(trajectory, training=replace(trajectory.training, optimiser=optimiser))
+    for share in (1.0, 0.8, 0.6, 0.4):
+        budget = share * STEPS * (copies * weights + graph)
+        assert needed(fit(heavy, *data, budget), copies * weights, graph) <= budget + 1e-9
+    assert fit(heavy, *data, STEPS * (copies * weights + graph)).graphs
+    assert not fit(heavy, *data, STEPS * (copies * weights + graph) - 1e-6).graphs
+
+
+def test_a_clipped_graph_is_larger(trajectory: Trajectory, data: tuple[Tensor, Tensor]) -> None:
+    step = trajectory.step(0, trajectory.start, *data, second=True)
+    assert graph_bytes(step, clip=1.0) > graph_bytes(step)
+
+
 def test_a_graph_grows_with_its_batch(trajectory: Trajectory, data: tuple[Tensor, Tensor]) -> None:
     images, labels = data
     batches = list(schedule(Training(0.1), 6, None))
-    wide = Trajectory(trajectory.network, trajectory.start, batches, 0.1)
+    wide = Trajectory(trajectory.network, trajectory.start, batches, Training(0.1))
     assert sizes(wide, (images, labels))[1] > sizes(trajectory, data)[1] > images[0, :2].nbytes / MIB

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.ledger.records import EXACT_PSNR, Flag, Picture, Record, RecordFile, claim, write_atomic
+from fedglass.core.files import write_atomic
+from fedglass.ledger.records import EXACT_PSNR, Flag, Picture, Record, RecordFile, claim
 
 
 def make(key: str = "a", **fields: Any) -> Record:

@@ -11,16 +11,19 @@ import torch
 
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.sign_rule import SignRule
-from fedglass.audit.sources import Simulated
+from fedglass.audit.simulated import Simulated
 from fedglass.audit.threat import threat_model
 from fedglass.cli.template import DEMO, PLAN
 from fedglass.core.errors import DataError, FedglassError, UsageError
+from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Sizes
-from fedglass.plan.compile import compile_plan, defences_of, partition_of, read_job, views_of
+from fedglass.plan.compile import compile_plan, read_job
+from fedglass.plan.federation import defences_of, partition_of, views_of
 from fedglass.plan.options import checked_options
 from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
-from fedglass.rounds.views import AggregateView, ServerView
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
 
 SMALL = """
 [federation]
@@ -70,6 +73,27 @@ def test_a_plan_becomes_the_federation_that_it_describes() -> None:
     assert federation.training == Training(0.5, 2, 3, BatchNorm.FROZEN)
     assert source.rounds == 2
     assert source.class_names is not None
+
+
+@pytest.mark.parametrize(
+    ("keys", "training"),
+    [
+        ("", Training(0.5)),
+        ("momentum = 0.9, nesterov = true, weight_decay = 0.1", Training(0.5, optimiser=SGD(0.9, 0.0, True, 0.1))),
+        ('optimiser = "sgd", momentum = 0, nesterov = false', Training(0.5)),
+        ('optimiser = "adam"', Training(0.5, optimiser=Adam())),
+        ('optimiser = "adam", betas = [0.5, 0.9], eps = 1e-3', Training(0.5, optimiser=Adam((0.5, 0.9), 1e-3))),
+        ('optimiser = "adamw"', Training(0.5, optimiser=AdamW())),
+        ('optimiser = "adamw", weight_decay = 0.3', Training(0.5, optimiser=AdamW(weight_decay=0.3))),
+        (
+            "batch_size = 2, shuffle = false, steps = 3, clip = 1, label_smoothing = 0.1",
+            Training(0.5, batch_size=2, shuffle=False, steps=3, clip=1.0, label_smoothing=0.1),
+        ),
+    ],
+)
+def test_a_plan_says_how_clients_train(keys: str, training: Training) -> None:
+    text = SMALL.replace("training.lr = 0.1", f"training = {{lr = 0.5{', ' * bool(keys)}{keys}}}")
+    assert compiled(text).federation.training == training
 
 
 def test_the_seed_decides_data_and_weights() -> None:
@@ -160,14 +184,33 @@ def test_paths_are_relative_to_the_plan(tmp_path: Path, monkeypatch: pytest.Monk
         (("clients = 2", "clients = 0"), "federation.clients: expected greater than or equal to 1, got 0"),
         (("training.lr = 0.1", "training.lr = -1.0"), "federation.training.lr: expected greater than 0, got -1.0"),
         (("training.lr = 0.1", "training.lr = nan"), "federation.training.lr: expected .*, got nan"),
+        (("training.lr = 0.1", 'training = {lr = 1, optimiser = "rmsprop"}'), "training.optimiser: expected 'sgd', 'a"),
+        (
+            ("training.lr = 0.1", 'training = {lr = 1, optimiser = "adam", momentum = 0.9}'),
+            'federation.training: momentum goes with optimiser = "sgd", got optimiser = "adam": leave one of them out',
+        ),
+        (
+            ("training.lr = 0.1", "training = {lr = 1, betas = [0.9, 0.99]}"),
+            'federation.training: betas goes with optimiser = "adam" or "adamw", got optimiser = "sgd"',
+        ),
+        (("training.lr = 0.1", "training = {lr = 1, nesterov = true}"), "training: nesterov needs a momentum above 0"),
+        (
+            ("training.lr = 0.1", "training = {lr = 1, momentum = 1.0}"),
+            "training.momentum: expected less than 1, got 1",
+        ),
+        (("training.lr = 0.1", "training = {lr = 1, weight_decay = -1}"), "weight_decay: expected greater than or eq"),
+        (("training.lr = 0.1", "training = {lr = 1, steps = 3, epochs = 1}"), "steps takes the place of epochs, got b"),
+        (("training.lr = 0.1", "training = {lr = 1, clip = 0.0}"), "training.clip: expected greater than 0, got 0.0"),
+        (("training.lr = 0.1", "training = {lr = 1, shuffle = 0}"), "training.shuffle: expected .*bool"),
+        (("training.lr = 0.1", "training = {lr = 1, label_smoothing = 1.0}"), "label_smoothing: expected less than 1"),
         (("training.lr = 0.1", 'partition = "dirichlet"\ntraining.lr = 0.1'), "alpha goes with partition"),
         (("training.lr = 0.1", 'partition = "random"\ntraining.lr = 0.1'), "federation.partition: expected 'iid'"),
         (("examples = 1", "examples = [1, 1, 1]"), "one for each of the 2 clients, got 3 numbers"),
         (("name =", "nam ="), r"attacks\[0\].name is missing"),
         (("[[attacks]]", "[[attack]]"), "attack is not a key of a plan: did you mean 'attacks'"),
         (
-            ("[federation]", '[adversary]\nview = "peer"\n[federation]'),
-            "adversary.view: expected 'server' or 'aggregate'",
+            ("[federation]", '[adversary]\nview = "spy"\n[federation]'),
+            "adversary.view: expected 'server', 'aggregate' or 'peer'",
         ),
         (("[federation]", "[adversary]\nknows_labels = 1\n[federation]"), "adversary.knows_labels: expected .*bool"),
         (("[federation]", "[gate]\nthreshold = 'x'\n[federation]"), "gate.threshold: expected .*number.*, got 'x'"),
@@ -254,9 +297,7 @@ def test_options_of_other_kinds() -> None:
 
 
 def test_no_defence_is_plain_training() -> None:
-    gradient, release = defences_of([])
-    assert repr(gradient) == "MeanGradient()"
-    assert repr(release) == "AsIs()"
+    assert repr(defences_of([])) == "Protection(gradient=MeanGradient(), release=AsIs())"
 
 
 def test_too_few_examples_of_a_partition() -> None:

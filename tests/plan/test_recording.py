@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedglass.audit.audit import Job, run
-from fedglass.audit.sources import Recorded
+from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import UsageError
-from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.core.types import BatchNorm, Observation, Training, Whitening
 from fedglass.models.catalogue import build
 from fedglass.plan.compile import read_job
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 PLAN = """
 [recording]
@@ -42,11 +44,11 @@ def folder(tmp_path: Path, make_federation: Callable[..., Federation]) -> Path:
     """What a user's own federation could have left on disk."""
     federation = make_federation()
     past = federation.run().rounds[0]
-    message = past.messages[0]
+    message, client = past.messages[0], federation.clients[0]
     save_file(dict(past.before), tmp_path / "before.safetensors")
     save_file(dict(message.update), tmp_path / "update.safetensors")
     save_file({n: past.before[n] + message.update[n] for n in past.before}, tmp_path / "after.safetensors")
-    np.savez(tmp_path / "truth.npz", images=message.client.images.numpy(), labels=message.client.labels.numpy())
+    np.savez(tmp_path / "truth.npz", images=client.images.numpy(), labels=client.labels.numpy())
     (tmp_path / "plan.toml").write_text(PLAN)
     return tmp_path
 
@@ -66,19 +68,25 @@ def source(found: Job) -> Recorded:
     return one
 
 
+def seen_of(found: Job) -> Observation:
+    (target,) = source(found).targets(lambda done, total: None)
+    return target.observation
+
+
 def test_a_recording_is_the_observation_that_was_recorded(
     folder: Path, make_federation: Callable[..., Federation]
 ) -> None:
-    simulated, truth = ServerView().see(make_federation().run(), Knows())
+    simulated, truth = observe(make_federation(), ServerView(), Knows())
     by_update = source(job(folder, ('after = "after', 'update = "update')))
-    seen = by_update.observation
+    (target,) = by_update.targets(lambda done, total: None)
+    seen = target.observation
     assert all(torch.equal(seen.update[name], t) for name, t in simulated.update.items())
     assert all(torch.equal(seen.before[name], t) for name, t in simulated.before.items())
-    assert by_update.truth is not None
-    assert torch.equal(by_update.truth.images, truth.images)
+    assert target.truth is not None
+    assert torch.equal(target.truth.images, truth.images)
     for name in ("shape", "classes", "examples", "training", "steps", "lr", "clients", "whitening"):
         assert getattr(seen.knows, name) == getattr(simulated.knows, name)
-    by_after = source(job(folder)).observation
+    by_after = seen_of(job(folder))
     assert all(torch.allclose(by_after.update[n], t, atol=1e-6) for n, t in simulated.update.items())
 
 
@@ -86,7 +94,8 @@ def test_a_recording_is_audited(folder: Path) -> None:
     (record,) = run(job(folder), folder / "out").records
     assert record.status == "done"
     assert len(record.metrics["psnr"]) == 1
-    assert record.view == "the recorded update of one client"
+    assert record.view == "recording: the server sees the update of client 0 in round 1"
+    assert record.client == "recorded"
 
 
 def test_without_truth_there_are_pictures_and_no_verdict(folder: Path) -> None:
@@ -103,16 +112,14 @@ def test_without_truth_there_are_pictures_and_no_verdict(folder: Path) -> None:
 def test_half_precision_is_read_as_single(folder: Path) -> None:
     update = {name: tensor.half() for name, tensor in load_file(folder / "update.safetensors").items()}
     save_file(update, folder / "update.safetensors")
-    seen = source(job(folder, ('after = "after', 'update = "update'))).observation
+    seen = seen_of(job(folder, ('after = "after', 'update = "update')))
     assert {t.dtype for t in seen.update.values()} == {torch.float32}
 
 
 def test_knowledge_follows_the_adversary(folder: Path) -> None:
-    ignorant = source(
-        job(folder, ("[recording]", "[adversary]\nknows_training = false\n[recording]"))
-    ).observation.knows
+    ignorant = seen_of(job(folder, ("[recording]", "[adversary]\nknows_training = false\n[recording]"))).knows
     assert (ignorant.training, ignorant.steps, ignorant.lr, ignorant.labels) == (None, None, None, None)
-    told = source(job(folder, ("[recording]", "[adversary]\nknows_labels = true\n[recording]"))).observation.knows
+    told = seen_of(job(folder, ("[recording]", "[adversary]\nknows_labels = true\n[recording]"))).knows
     assert told.labels is not None
 
 
@@ -124,7 +131,7 @@ def test_running_statistics_come_with_the_weights(tmp_path: Path, folder: Path) 
     save_file(whole, folder / "before.safetensors")
     save_file(dict(federation.run().rounds[0].messages[0].update), folder / "update.safetensors")
     changes = [('model = "lenet"', 'model = "resnet8"'), ('after = "after', 'update = "update')]
-    seen = source(job(folder, *changes)).observation
+    seen = seen_of(job(folder, *changes))
     floats = {name for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     assert floats
     assert floats <= set(seen.buffers)
@@ -133,7 +140,7 @@ def test_running_statistics_come_with_the_weights(tmp_path: Path, folder: Path) 
     with pytest.raises(UsageError, match=r"recording.buffers is missing.*running_mean"):
         job(folder, *changes)
     save_file({n: t for n, t in whole.items() if n not in parameters}, folder / "buffers.safetensors")
-    again = source(job(folder, *changes, ("classes", 'buffers = "buffers.safetensors"\nclasses'))).observation
+    again = seen_of(job(folder, *changes, ("classes", 'buffers = "buffers.safetensors"\nclasses')))
     assert all(torch.equal(again.buffers[n], seen.buffers[n]) for n in floats)
 
 
@@ -164,9 +171,8 @@ def test_files_that_do_not_fit_are_refused(kind: str, folder: Path) -> None:
 def test_steps_may_be_known_without_epochs_and_batch_size(folder: Path) -> None:
     attack = "inverting_gradients", "dlfa_unknown_epochs"
     steps = "training = { lr = 0.1 }", "lr = 0.1\nsteps = 1"
-    (source,) = job(folder, attack, steps).sources
-    assert isinstance(source, Recorded)
-    knows = source.observation.knows
+    found = job(folder, attack, steps)
+    knows = seen_of(found).knows
     assert (knows.training, knows.steps, knows.lr) == (None, 1, 0.1)
     records = run(job(folder, attack, steps), folder / "out").records
     assert [record.status for record in records] == ["done"]

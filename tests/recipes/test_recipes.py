@@ -43,7 +43,9 @@ from fedglass.recipes.coarse_to_fine import PRIOR
 from fedglass.recipes.dlfa_settings import PRIOR_WEIGHTS, SETTINGS, SUMMARIES
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 RECIPES = built_in("attacks")
 
@@ -115,7 +117,7 @@ def test_every_recipe_has_a_toy_problem() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_beats_a_blind_guess_in_five_seconds(toy: Any, name: str) -> None:
     training, labels, options = PROBLEMS[name]
-    seen, truth = ServerView().see(problem(toy, training, labels).run(), Knows())
+    seen, truth = observe(problem(toy, training, labels), ServerView(), Knows())
     start = time.process_time()
     found = recipe(name, **options).run(seen)
     assert time.process_time() - start < 5
@@ -159,7 +161,7 @@ def federation(toy: Any) -> Federation:
 
 @pytest.fixture(scope="module")
 def seen(federation: Federation) -> Observation:
-    return ServerView().see(federation.run(), Knows(labels=True, batch_labels=True))[0]
+    return observe(federation, ServerView(), Knows(labels=True, batch_labels=True))[0]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -199,7 +201,7 @@ def test_the_observation_is_left_as_it_was(seen: Observation, name: str) -> None
 def test_the_truth_plays_no_part(toy: Any, name: str) -> None:
     """Replaced after the round, the private data leave the reconstruction as it was, to the bit."""
     federation = toy.federation(Training(0.2, epochs=2, batch_size=3), examples=4)
-    seen, truth = ServerView().see(federation.run(), Knows())
+    seen, truth = observe(federation, ServerView(), Knows())
     before = short(name).run(seen)
     truth.images.fill_(0.5)
     truth.labels.fill_(0)
@@ -304,7 +306,7 @@ def test_our_coarse_to_fine_differs_in_operator_schedules_first_prior_and_second
 
 def test_one_epoch_makes_the_variants_alike(toy: Any) -> None:
     """With one epoch the prior says nothing and nothing is shared [Dimitrov et al., 2022, Sec. 5.1]."""
-    seen = ServerView().see(toy.federation(Training(0.2, 1, 2)).run(), Knows(labels=True))[0]
+    seen = observe(toy.federation(Training(0.2, 1, 2)), ServerView(), Knows(labels=True))[0]
     options: dict[str, Any] = {"labels": OracleLabels()}
     ours, plain, shared = (short(n, **options).run(seen) for n in ("dlfa_published", "dlfa_no_prior", "dlfa_shared"))
     torch.testing.assert_close(ours.images, plain.images)
@@ -330,7 +332,7 @@ def test_a_simulation_under_told_batches_starts_from_images_under_their_own_labe
     """From the true images the second stage of `dlfa` has nothing left to do."""
     client = Client("client 0", toy.images(5), torch.arange(5))
     federation = replace(toy.federation(Training(0.2, epochs=3, batch_size=2)), clients=[client])
-    seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
+    seen = observe(federation, ServerView(), Knows(batch_labels=True))[0]
     attack: Any = recipe("dlfa", labels=OracleBatchLabels(), tv=0.0, prior=0.0)
     stage, labels = attack.stages[1], attack.labels.bind(seen, stream(0, "labels")).decode([])
     first = federation.whitening.whiten(client.images)[labels[0]][None]  # the label of an image is its number

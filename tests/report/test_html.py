@@ -14,7 +14,7 @@ import pytest
 
 from fedglass.core.errors import UsageError
 from fedglass.ledger.records import Flag, Picture, Record, RecordFile
-from fedglass.report.html import WORST, write_report
+from fedglass.report.html import WORST, audit_page, write_report
 from fedglass.report.page import Table, environment, render
 from fedglass.report.pictures import Album
 from fedglass.verdict.gate import Gate
@@ -261,3 +261,27 @@ def test_the_defences_are_named_and_told_apart(tmp_path: Path, make_case: Callab
     assert "first:" not in page(tmp_path).text  # one kind of protection needs no telling apart
     records.append(make_case(tmp_path, "dlg", 1, 0, view="second", defences=[], **shown))
     assert all(text in page(tmp_path).text for text in ("first:", "second:", "No defence."))
+
+
+def test_the_page_says_whose_updates_got_through_and_who_poisoned(audit_directory: Path) -> None:
+    told = {
+        "participants": ["client 0", "client 1", "<b>client 2</b>"],
+        "kept": ["client 1"],
+        "behaviours": ["<b>client 2</b> sends its update with the sign flipped, times 1."],
+        "defences": [],
+    }
+    page = rewritten(audit_directory, told)
+    assert "Round 1: 1 of 3 updates got through the aggregation rule (client 1); not those of client 0" in page
+    assert "&lt;b&gt;client 2&lt;/b&gt; sends its update with the sign flipped" in page
+    assert "<b>client 2</b>" not in page
+    assert "Defended by" not in page
+
+
+def rewritten(directory: Path, told: dict[str, object]) -> str:
+    """The page of the same audit with other facts in its records."""
+    file = RecordFile(directory / "records.jsonl")
+    records = [record.model_copy(update=told) for record in file.read()]
+    file.path.unlink()
+    for record in records:
+        file.append(record)
+    return audit_page(directory, file.read())

@@ -67,7 +67,7 @@ def test_every_cell_is_an_experiment_on_data_of_the_right_shape(name: str) -> No
                 assert isinstance(made.probe, Invert)
                 assert made.probe.iterations == 10
                 assert not made.knows.labels
-                assert made.setup.training.steps(made.setup.examples) == part.setting.get("steps", 1)
+                assert made.setup.training.local_steps(made.setup.examples) == part.setting.get("steps", 1)
                 assert made.setup.examples == part.setting.get("batch", 1)
 
 

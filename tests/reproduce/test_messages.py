@@ -17,7 +17,7 @@ from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
 from fedglass.reproduce.messages import Checkpoint, members, network_of, observe, warmed_up
 from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 SETUP = Setup("femnist", "lenet", Training(0.05, epochs=3, batch_size=2), examples=4)
 TOLD = Knows(labels=True, batch_labels=True)
@@ -35,7 +35,7 @@ def test_a_message_is_the_clients_training(population: Population) -> None:
     network = Network(seen.model, seen.buffers, SETUP.training.batch_norm)
     start = [seen.before[name] for name in network.names]
     inputs = seen.knows.whitening.whiten(truth.images)
-    after = train(network, start, inputs, truth.labels, schedule(SETUP.training, 4, None), 0.05)
+    after = train(network, start, inputs, truth.labels, schedule(SETUP.training, 4, None), SETUP.training)
     for name, before, end in zip(network.names, start, after, strict=True):
         torch.testing.assert_close(seen.update[name], end - before)
 

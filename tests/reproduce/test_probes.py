@@ -29,7 +29,7 @@ from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct
 from fedglass.reproduce.probes.try_trainings import TryTrainings
 from fedglass.rounds.truth import Truth
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 SETUP = Setup("femnist", "lenet", Training(0.05, epochs=2, batch_size=2), examples=4)
 

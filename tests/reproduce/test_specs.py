@@ -41,7 +41,7 @@ def test_every_cell_is_an_experiment_of_the_printed_number_of_steps(name: str) -
             assert setup.init == (LeCunTruncatedNormal() if name.startswith("dlfa") else PyTorchDefault())
             misprinted = name == "sme-table3" and row.number == 3
             if "steps" in row.setting and not misprinted:
-                assert setup.training.steps(setup.examples) == row.setting["steps"]
+                assert setup.training.local_steps(setup.examples) == row.setting["steps"]
 
 
 def test_the_same_experiment_in_six_tables_is_run_once() -> None:
@@ -74,7 +74,7 @@ def test_variations_of_the_setup() -> None:
     assert made("dlfa-table10", 3, "prior").setup.clients == 4
     supposed = made("dlfa-table9", 3, "prior").supposed
     assert supposed is not None
-    assert (supposed.epochs, supposed.batch_size, supposed.steps(50)) == (25, 25, 50)
+    assert (supposed.epochs, supposed.batch_size, supposed.local_steps(50)) == (25, 25, 50)
     assert made("dlfa-table9", 1, "prior").supposed is None
     gradients = [made("dlfa-table6", row, "prior").setup.gradient for row in range(1, 8)]
     assert gradients[0] == MeanGradient()

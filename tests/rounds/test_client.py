@@ -14,7 +14,9 @@ from torch import nn
 from fedglass.core.errors import DataError
 from fedglass.core.params import Update, buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.rounds.client import Call, Client, Message, respond
+from fedglass.fl.release import Outgoing
+from fedglass.rounds.client import Call, Client, respond
+from fedglass.rounds.transcript import Message
 
 PLAIN = Whitening((0.0,), (1.0,))
 
@@ -63,17 +65,18 @@ def test_seed_and_round_reshuffle(toy: Any, same: Callable[..., bool], change: d
 
 def test_batch_labels_are_those_of_every_step(toy: Any) -> None:
     client = toy.client(examples=5)
-    message = respond(client, call_of(toy.dense(), Training(0.1, 3, 2)))
-    assert [len(batch) for batch in message.batch_labels] == [2, 2, 1] * 3
+    federation = replace(toy.federation(Training(0.1, 3, 2)), clients=[client])
+    told_labels = federation.truths().batch_labels[0, client.name]
+    assert [len(batch) for batch in told_labels] == [2, 2, 1] * 3
     for epoch in range(3):
-        told = sum(message.batch_labels[3 * epoch : 3 * epoch + 3], ())
+        told = sum(told_labels[3 * epoch : 3 * epoch + 3], ())
         assert sorted(told) == sorted(client.labels.tolist())
 
 
 @dataclass(frozen=True)
 class Half:
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return {name: tensor / 2 for name, tensor in reversed(list(update.items()))}
+    def release(self, leaving: Outgoing) -> Update:
+        return {name: tensor / 2 for name, tensor in reversed(list(leaving.update.items()))}
 
 
 def test_a_release_changes_what_leaves(toy: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.params import Update, add
 from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.fl.release import Outgoing
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 
@@ -33,7 +34,7 @@ def test_the_server_takes_the_weighted_mean(toy: Any) -> None:
 def test_rounds_follow_each_other(toy: Any, same: Callable[..., bool]) -> None:
     federation = toy.federation(FEDAVG, clients=2)
     told: list[tuple[int, int]] = []
-    first, second, third = federation.run(3, lambda done, of: told.append((done, of))).rounds
+    first, second, third = federation.run(3, lambda done, of: told.append((done, of))).rounds.values()
     assert same(second.before, add(first.before, first.step))
     assert same(third.before, second.after)
     assert told == [(1, 3), (2, 3), (3, 3)]
@@ -41,9 +42,9 @@ def test_rounds_follow_each_other(toy: Any, same: Callable[..., bool]) -> None:
 
 def test_the_same_seed_gives_the_same_transcript(toy: Any, same: Callable[..., bool]) -> None:
     one, again, other = (toy.federation(FEDAVG, clients=3, seed=s, participation=0.7).run(2) for s in (0, 0, 1))
-    for a, b, c in zip(one.rounds, again.rounds, other.rounds, strict=True):
+    for a, b, c in zip(*(t.rounds.values() for t in (one, again, other)), strict=True):
         assert same(a.step, b.step)
-        assert [m.client.name for m in a.messages] == [m.client.name for m in b.messages]
+        assert [m.client for m in a.messages] == [m.client for m in b.messages]
         assert not same(a.step, c.step)
 
 
@@ -59,8 +60,8 @@ def test_the_order_of_clients_does_not_matter(toy: Any) -> None:
 def test_a_share_of_the_clients_takes_part(toy: Any, share: float, count: int) -> None:
     transcript = toy.federation(Training(0.1), clients=5, participation=share).run(12)
     seen: Counter[str] = Counter()
-    for past in transcript.rounds:
-        names = [m.client.name for m in past.messages]
+    for past in transcript.rounds.values():
+        names = [m.client for m in past.messages]
         assert len(set(names)) == len(names) == count
         seen.update(names)
     assert set(seen) == {f"client {i}" for i in range(5)}  # over the rounds everybody is called
@@ -77,7 +78,7 @@ def test_a_run_changes_nothing(toy: Any, same: Callable[..., bool]) -> None:
 def test_buffers_are_carried_from_round_to_round(toy: Any, same: Callable[..., bool]) -> None:
     training = replace(FEDAVG, batch_norm=BatchNorm.BATCH)
     federation = replace(toy.federation(training, model=toy.normalised()), clients=[toy.client(0, 2), toy.client(1, 6)])
-    first, second = federation.run(2).rounds
+    first, second = federation.run(2).rounds.values()
     name = "1.running_mean"
     small, large = (m.buffers[name] for m in first.messages)
     torch.testing.assert_close(second.buffers[name], 0.25 * small + 0.75 * large)
@@ -91,8 +92,8 @@ def test_buffers_are_carried_from_round_to_round(toy: Any, same: Callable[..., b
 class Reordered:
     """A release that hands its names back in another order."""
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return dict(reversed(list(update.items())))
+    def release(self, leaving: Outgoing) -> Update:
+        return dict(reversed(list(leaving.update.items())))
 
 
 def test_names_are_aligned_before_they_are_averaged(toy: Any) -> None:

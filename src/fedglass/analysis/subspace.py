@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
-from fedglass.fl.local import Batch, MeanGradient, Step, train
+from fedglass.core.types import Training
+from fedglass.fl.local import Batch, MeanGradient, Step, path
 from fedglass.models.network import Network
 
 
 def local_path(
-    network: Network, before: Sequence[Tensor], inputs: Tensor, labels: Tensor, batches: Iterable[Batch], lr: float
+    network: Network,
+    before: Sequence[Tensor],
+    inputs: Tensor,
+    labels: Tensor,
+    batches: Iterable[Batch],
+    training: Training,
 ) -> Iterator[list[Tensor]]:
     """The weights w_0 .. w_T of a local training on whitened inputs."""
-    weights = [w.detach().clone() for w in before]
-    yield weights
-    for batch in batches:
-        weights = train(network, weights, inputs, labels, [batch], lr)
-        yield weights
+    for at in path(network, before, inputs, labels, batches, training):
+        yield [w.detach() for w in at.weights]
 
 
 def true_gradient(network: Network, weights: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> list[Tensor]:

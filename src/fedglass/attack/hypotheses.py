@@ -68,7 +68,7 @@ def trainings(lr: float, steps: int, examples: int) -> list[Training]:
     """
     divisors = [e for e in range(1, steps + 1) if steps % e == 0]
     guesses = [Training(lr, e, -(-examples * e // steps)) for e in divisors]
-    return [guess for guess in guesses if guess.steps(examples) == steps]
+    return [guess for guess in guesses if guess.local_steps(examples) == steps]
 
 
 def supposing(observation: Observation, training: Training) -> Observation:

@@ -15,14 +15,15 @@ from fedglass.audit.isolation import oracle_facts
 from fedglass.audit.machine import one_thread
 from fedglass.audit.play import Outcome, Work, failed, play
 from fedglass.audit.progress import Progress, Silent
-from fedglass.audit.sources import Source, Target
+from fedglass.audit.target import Source, Target
 from fedglass.audit.workers import Lost, Pool
 from fedglass.core.errors import UsageError
+from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest
 from fedglass.core.scale import scale_of
 from fedglass.ledger.evidence import save_evidence
 from fedglass.ledger.lock import alone
-from fedglass.ledger.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim, write_atomic
+from fedglass.ledger.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
 from fedglass.metrics.catalogue import USUAL, metric
 from fedglass.verdict.gate import Gate, Verdict
 from fedglass.verdict.summary import Summary, summarise
@@ -63,7 +64,7 @@ class Job:
     def _check_oracles(self) -> None:
         for name, attack in self.attacks.items():
             for fact in sorted(oracle_facts(attack)):
-                if not all(fact in source.oracle for source in self.sources):
+                if not all(getattr(source.knows, fact) for source in self.sources):
                     raise UsageError(
                         f"Attack {name!r} uses the true {fact.replace('_', ' ')}, but the adversary does not know "
                         f"them: set adversary.knows_{fact} = true, or choose labels that are recovered from the "

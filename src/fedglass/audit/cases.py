@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedglass import __version__
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.audit.sources import Sight, Source
+from fedglass.audit.target import Source, TargetInfo
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 
@@ -21,7 +21,7 @@ class Case:
     """The position of its source in the audit."""
     target: int
     """The position of its target in the source."""
-    sight: Sight
+    info: TargetInfo
     attack_name: str
     attack: AnyAttack
     repeat: int
@@ -31,7 +31,7 @@ class Case:
     @property
     def title(self) -> str:
         again = f" (repeat {self.repeat + 1})" if self.repeat else ""
-        return f"{self.attack_name}: {self.sight.words}{again}"
+        return f"{self.attack_name}: {self.info.words}{again}"
 
 
 def enumerate_cases(
@@ -46,11 +46,11 @@ def enumerate_cases(
     texts = {name: identity_text(attack, f"Attack {name!r}") for name, attack in attacks.items()}
     for i, source in enumerate(sources):
         identity = source.identity()
-        for j, sight in enumerate(source.sights()):
+        for j, info in enumerate(source.infos()):
             for name, attack in attacks.items():
                 for repeat in range(repeats):
-                    case_seed = derive(seed, "case", source.name, sight.spec, repeat)
-                    facts = [__version__, identity, sight.spec, name, texts[name], *metrics, str(case_seed)]
+                    case_seed = derive(seed, "case", source.name, info.spec, repeat)
+                    facts = [__version__, identity, info.spec, name, texts[name], *metrics, str(case_seed)]
                     key = digest(*facts)[:32]
-                    cases.append(Case(key, i, j, sight, name, attack, repeat, case_seed))
+                    cases.append(Case(key, i, j, info, name, attack, repeat, case_seed))
     return tuple(cases)

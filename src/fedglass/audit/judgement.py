@@ -12,6 +12,7 @@ from fedglass.attack.hypotheses import AnyAttack
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.metrics.catalogue import Scores, score
 from fedglass.metrics.labels import label_errors
+from fedglass.metrics.matching import Matching, match
 from fedglass.rounds.truth import Truth
 
 
@@ -38,8 +39,10 @@ def judge(
     metrics: Sequence[str],
 ) -> Judgement:
     """Score a reconstruction; `attack` is None where none was played, so that there are no energies."""
-    shown = clipped(found.images, seen)
-    scores = score(shown, truth.images, metrics)
+    shown, private = clipped(found.images, seen), truth.private
+    # The adversary's own examples take part in the matching, so that what shows them is not held against the others.
+    matching = Matching(match(shown, truth.images).partner[: len(private.labels)])
+    scores = score(shown, private.images, metrics, matching)
     partners = [p for p in scores.matching.partner if p is not None]
     order = [*partners, *(i for i in range(len(found.labels)) if i not in set(partners))]
     cheap = [name for name in metrics if name != "lpips"]
@@ -52,7 +55,7 @@ def judge(
         energy_decoys=()
         if attack is None
         else tuple(_energy(attack, seen, other, truth.labels, found) for other in decoys(truth.images)),
-        blind=score(grey(seen, len(truth.images)).cpu(), truth.images, cheap).values,
+        blind=score(grey(seen, len(private.images)).cpu(), private.images, cheap).values,
     )
 
 

@@ -11,20 +11,18 @@ import torch
 from torch import Tensor
 
 from fedglass.audit.cases import Case
+from fedglass.audit.failures import FAILURES, in_words
 from fedglass.audit.isolation import handed, iterations_of, oracle_facts, told
 from fedglass.audit.judgement import Judgement, clipped, energy_blind, grey, judge
 from fedglass.audit.machine import peak_mib, reset_peak, versions
-from fedglass.audit.sources import Target
+from fedglass.audit.target import Target
 from fedglass.audit.words import knowledge_in_words
-from fedglass.core.errors import FedglassError
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.ledger.evidence import Evidence
 from fedglass.ledger.records import Record
 from fedglass.verdict.flags import Findings, State, flags_of
 from fedglass.verdict.gate import Gate
 
-FAILURES = (FedglassError, RuntimeError, MemoryError)
-"""What may go wrong in one case without ending the audit. Anything else is a fault of fedglass."""
 NO_TRUTH = "the true images were not given: look at the pictures"
 
 
@@ -54,8 +52,7 @@ def play(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     try:
         outcome = _played(work, progress)
     except FAILURES as error:
-        kind = "" if isinstance(error, FedglassError) else f"{type(error).__name__}: "
-        outcome = Outcome(failed(work, f"{kind}{error}"))
+        outcome = Outcome(failed(work, in_words(error)))
     spent = {"seconds": time.perf_counter() - start, "peak_mib": peak_mib()}
     return replace(outcome, record=outcome.record.model_copy(update=spent))
 
@@ -106,8 +103,9 @@ def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
         )
     )
     names = work.target.class_names
-    labels = tuple(str(i) if names is None else names[i] for i in truth.labels.tolist())
-    return Outcome(Record.model_validate(fields), _evidence(found, judged.shown, truth.images, labels))
+    private = truth.private
+    labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
+    return Outcome(Record.model_validate(fields), _evidence(found, judged.shown, private.images, labels))
 
 
 def _evidence(
@@ -154,18 +152,21 @@ def _of_truth(judged: Judgement, labels: list[int], extra: dict[str, Any]) -> di
 
 def _identity(work: Work) -> dict[str, Any]:
     case, target = work.case, work.target
-    clients = ("recorded",) if target.truth is None else target.truth.clients
+    clients = target.behind
     return {
         "key": case.key,
         "attack": case.attack_name,
         "attack_repr": repr(case.attack),
-        "view": case.sight.words,
-        "round": case.sight.round,
+        "view": case.info.words,
+        "round": case.info.round,
         "client": ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else ""),
         "repeat": case.repeat,
         "seed": case.seed,
         "knows": knowledge_in_words(told(target.observation.knows, case.attack)),
         "utility": dict(target.utility),
         "defences": None if target.defences is None else list(target.defences),
+        "behaviours": list(target.behaviours),
+        "participants": list(target.participants),
+        "kept": list(target.kept),
         "versions": versions(work.device),
     }

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from fedglass.audit.failures import blaming
+from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.rng import stream
 from fedglass.core.types import Training
 from fedglass.defend.accounting import Budget, Mechanism, budgets, client_mechanism
 from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.fl.local import MeanGradient
-from fedglass.fl.release import AsIs, Chain, Release
+from fedglass.fl.local import MeanGradient, Step
+from fedglass.fl.release import AsIs, Chain, Outgoing, Release
 from fedglass.integrations import opacus
+from fedglass.models.network import Network
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 
+FEW = 2
+"""Examples that a defence is tried on: more than one, which tells those that can not bear a batch."""
 DELTA = 1e-5
 """At which budgets are stated: customary, and below one in the number of a client's examples."""
 
@@ -28,7 +35,29 @@ def defences_of(client: Client) -> list[str]:
 
 def undefended(client: Client) -> Client:
     """The same client without its defences."""
-    return Client(client.name, client.images, client.labels)
+    return replace(client, gradient=MeanGradient(), release=AsIs())
+
+
+def rehearse_defences(federation: Federation) -> None:
+    """One local step of a few examples, and the release of its update, by one client of each kind of protection."""
+    kinds = {str(defences_of(c)): c for c in sorted(federation.clients, key=lambda c: len(c.labels)) if defences_of(c)}
+    for client in kinds.values():
+        with blaming("defences"):
+            _rehearse(client, federation)
+
+
+def _rehearse(client: Client, federation: Federation) -> None:
+    training = client.training or federation.training
+    network = Network(federation.model, buffers_of(federation.model), training.batch_norm)
+    before = weights_of(federation.model)
+    rows = slice(0, min(FEW, training.batches(len(client.labels))[0].stop))
+    inputs, noise = federation.whitening.whiten(client.images[rows]), stream(federation.seed, "rehearsal")
+    weights = [before[name].requires_grad_() for name in network.names]
+    smoothing = training.label_smoothing
+    step = Step(network, weights, inputs, client.labels[rows], generator=noise, smoothing=smoothing)
+    gradient = client.gradient.gradient(step)
+    update = {name: g.detach() for name, g in zip(network.names, gradient, strict=True)}
+    client.release.release(Outgoing(update, noise, before=before))
 
 
 def privacy_in_words(federation: Federation, rounds: int) -> list[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
+
+from fedglass.core.optimisers import SGD
 from fedglass.core.types import BatchNorm, Knowledge, Training
+from fedglass.rounds.views.view import Knows
 
 UNKNOWN = "not known"
 
@@ -37,11 +41,60 @@ def training_in_words(training: Training) -> str:
 
     >>> training_in_words(Training(lr=0.1))
     'one SGD step on all examples at learning rate 0.1 (FedSGD)'
+    >>> training_in_words(Training(lr=0.1, batch_size=8, steps=40, optimiser=SGD(momentum=0.9), clip=1.0))
+    '40 steps of SGD (momentum 0.9) in batches of 8 at learning rate 0.1 (FedAvg), gradients clipped at norm 1'
     """
-    epochs = f"{training.epochs} epoch{'' if training.epochs == 1 else 's'}"
-    rate = f"learning rate {training.lr:g}"
-    norm = ", normalised with batch statistics" if training.batch_norm is BatchNorm.BATCH else ""
-    if training.batch_size is None and training.epochs == 1:
-        return f"one SGD step on all examples at {rate} (FedSGD){norm}"
+    how, rate, more = optimiser_in_words(training.optimiser), f"learning rate {training.lr:g}", _particulars(training)
+    if training.batch_size is None and training.epochs == 1 and training.steps in (None, 1):
+        named = " (FedSGD)" if training.optimiser == SGD() else ""
+        return f"one {how} step on all examples at {rate}{named}{more}"
+    count, unit = (training.epochs, "epoch") if training.steps is None else (training.steps, "step")
     size = "all examples" if training.batch_size is None else f"{training.batch_size}"
-    return f"{epochs} of SGD in batches of {size} at {rate} (FedAvg){norm}"
+    return f"{count} {unit}{'' if count == 1 else 's'} of {how} in batches of {size} at {rate} (FedAvg){more}"
+
+
+def optimiser_in_words(optimiser: object) -> str:
+    """Its name, and its options where they are not the default.
+
+    >>> optimiser_in_words(SGD(momentum=0.9, nesterov=True))
+    'SGD (momentum 0.9, nesterov)'
+    """
+    given: dict[str, object] = {}
+    if is_dataclass(optimiser):
+        given = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
+    words = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in given.items()]
+    return type(optimiser).__name__ + (f" ({', '.join(words)})" if words else "")
+
+
+def _particulars(training: Training) -> str:
+    """What else is not the default."""
+    said = {
+        "batches in file order": not training.shuffle,
+        f"gradients clipped at norm {training.clip or 0:g}": training.clip is not None,
+        f"labels smoothed by {training.label_smoothing:g}": training.label_smoothing > 0,
+        "normalised with batch statistics": training.batch_norm is BatchNorm.BATCH,
+    }
+    return "".join(f", {words}" for words, applies in said.items() if applies)
+
+
+def knows_in_words(knows: Knows) -> list[str]:
+    """The optional facts as sentences.
+
+    >>> knows_in_words(Knows(training=False))[1]
+    "It does not know the clients' learning rate, epochs and batch size."
+    """
+    training = "the clients' learning rate, epochs and batch size"
+    lines = [
+        "It knows the model and its weights before the round, the shape, range and number of the images, and "
+        "the number of classes.",
+        f"It {'knows' if knows.training else 'does not know'} {training}.",
+    ]
+    if knows.steps and not knows.training:
+        lines.append("It knows the number of local steps.")
+    if knows.labels:
+        lines.append("ORACLE: it is told the true labels, in no particular order.")
+    if knows.batch_labels:
+        lines.append("ORACLE: it is told the true labels of each local batch.")
+    if not knows.labels and not knows.batch_labels:
+        lines.append("It does not know the labels.")
+    return lines

@@ -86,6 +86,7 @@ def views() -> list[Listed]:
     return [
         Listed("server", "the update of a client, as a curious server does"),
         Listed("aggregate", "only the aggregate of all clients, as a server behind secure aggregation does"),
+        Listed("peer", "two global models in a row, as a curious client does, which knows its own update"),
     ]
 
 

@@ -17,6 +17,7 @@ from fedglass.cli.listing import list_known
 from fedglass.cli.plain import plain
 from fedglass.cli.report import report
 from fedglass.cli.reproduce import reproduce
+from fedglass.cli.schema import schema
 from fedglass.cli.train import train
 from fedglass.core.errors import FedglassError, UsageError
 
@@ -61,7 +62,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, init, check, audit, report, list_known, reproduce, train):
+for command in (demo, init, check, audit, report, list_known, schema, reproduce, train):
     cli.add_command(command)
 
 

@@ -30,6 +30,9 @@ lr = 0.1
 epochs = 1               # one epoch on all examples at once is FedSGD
 # batch_size = 8         # more local steps: FedAvg
 # batch_norm = "frozen"  # or "batch"
+# optimiser = "sgd"      # takes momentum, nesterov and weight_decay; or "adam", "adamw": betas, eps and weight_decay
+# shuffle = true         # or false: batches in file order; with steps = 40 in place of epochs the last may be cut short
+# clip = 1.0             # the norm of a step's gradient; label_smoothing = 0.1 spreads that share of each label
 
 # ... or a message that your own federation has sent (then leave [federation] out):
 # [recording]

@@ -49,7 +49,7 @@ KINDS: Mapping[str, Kind] = {
     "defences": Kind("defence", "fedglass.defend", ("release", "gradient")),
     "labels": Kind("labels", "fedglass.attack.labels", ("bind",)),
     "rules": Kind("rule", "fedglass.fl.aggregate", ("aggregate",)),
-    "behaviours": Kind("behaviour", "fedglass.rounds.behaviour"),
+    "behaviours": Kind("behaviour", "fedglass.rounds.behaviour", ("update",)),
     "models": Kind("model", "fedglass.models", error=ModelError),
     "datasets": Kind("dataset", "fedglass.data", error=DataError),
     "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.optimisers import SGD, Optimiser
 from fedglass.core.params import Params, Update
 
 
@@ -25,13 +26,16 @@ class BatchNorm(enum.Enum):
         return f"BatchNorm.{self.name}"
 
 
+PLAIN = SGD()
+
+
 @dataclass(frozen=True)
 class Training:
-    """A client's local training: plain SGD on mean cross entropy, batches re-shuffled each epoch.
+    """A client's local training on mean cross entropy: SGD unless told otherwise, in batches re-shuffled each epoch.
 
     `batch_size=None` takes all examples at once; with one epoch that is FedSGD.
 
-    >>> Training(lr=0.1).steps(examples=50), Training(lr=0.1, epochs=2, batch_size=20).steps(50)
+    >>> Training(lr=0.1).local_steps(examples=50), Training(lr=0.1, epochs=2, batch_size=20).local_steps(50)
     (1, 6)
     """
 
@@ -39,11 +43,28 @@ class Training:
     epochs: int = 1
     batch_size: int | None = None
     batch_norm: BatchNorm = BatchNorm.FROZEN
+    optimiser: Optimiser = PLAIN
+    shuffle: bool = True
+    """Without it the batches are taken in file order, the same in each epoch."""
+    steps: int | None = None
+    """Local steps in place of epochs: as many epochs as are needed are begun, and the last one is cut short."""
+    clip: float | None = None
+    """The norm over all parameters at which each local step's gradient is clipped."""
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
             raise UsageError(f"training.lr must be positive and finite, got {self.lr}.")
-        for name, count in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+        self._check_counts()
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise UsageError(
+                f"training.clip must be positive and finite, got {self.clip}; leave it out to clip nothing."
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"training.label_smoothing must be at least 0 and below 1, got {self.label_smoothing}.")
+
+    def _check_counts(self) -> None:
+        for name, count in (("epochs", self.epochs), ("batch_size", self.batch_size), ("steps", self.steps)):
             if count is not None and not isinstance(count, int):
                 raise UsageError(f"training.{name} must be a whole number, got {count!r}.")
         if self.epochs < 1:
@@ -53,15 +74,38 @@ class Training:
                 f"training.batch_size must be at least 1, got {self.batch_size}; leave it out to take all "
                 "examples at once."
             )
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"training.steps must be at least 1, got {self.steps}; leave it out to count in epochs.")
+        if self.steps is not None and self.epochs > 1:
+            raise UsageError(
+                f"training.steps takes the place of training.epochs, got steps={self.steps} and "
+                f"epochs={self.epochs}: leave one of them out."
+            )
+
+    def __repr__(self) -> str:
+        """What makes it other than plain SGD is printed only where it does: records of runs go by this name."""
+        told = [f for f in fields(self) if f.name in _ALWAYS_TOLD or getattr(self, f.name) != f.default]
+        return f"Training({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
 
     def batches(self, examples: int) -> list[slice]:
         """The slices of one (already shuffled) epoch; the last one may be short."""
         size = examples if self.batch_size is None else self.batch_size
         return [slice(i, min(i + size, examples)) for i in range(0, examples, size)]
 
-    def steps(self, examples: int) -> int:
-        """T = E * ceil(N / B)."""
-        return self.epochs * len(self.batches(examples))
+    def local_steps(self, examples: int) -> int:
+        """T = E * ceil(N / B), or as many as `steps` says."""
+        return self.epochs * len(self.batches(examples)) if self.steps is None else self.steps
+
+    def passes(self, examples: int) -> int:
+        """How many epochs are begun.
+
+        >>> Training(lr=0.1, batch_size=20, steps=7).passes(examples=50)
+        3
+        """
+        return self.epochs if self.steps is None else math.ceil(self.steps / len(self.batches(examples)))
+
+
+_ALWAYS_TOLD = ("lr", "epochs", "batch_size", "batch_norm")
 
 
 @dataclass(frozen=True)
@@ -109,7 +153,7 @@ class Knowledge:
     steps: int | None = None
     """Number of local steps, where it is known without the epochs and the batch size."""
     lr: float | None = None
-    """The clients' learning rate, where it is known without the epochs and the batch size."""
+    """The clients' learning rate, where it is known without the epochs and the batch size: of plain SGD, supposedly."""
     clients: int = 1
     """How many clients' updates are combined in the message."""
     sizes: tuple[int, ...] | None = None
@@ -128,12 +172,27 @@ class Knowledge:
             Fact.TRAINING: training,
             Fact.STEPS: training or self.steps is not None,
             Fact.LR: training or self.lr is not None,
-            Fact.SIZE: training or (self.steps is not None and self.lr is not None),
+            Fact.SIZE: self.travel is not None,
             Fact.EQUAL_CLIENTS: len(set(sizes)) == 1,
             Fact.LABELS: self.labels is not None,
             Fact.BATCH_LABELS: training and self.batch_labels is not None,
         }
         return frozenset(fact for fact, is_known in known.items() if is_known)
+
+    @property
+    def local_steps(self) -> int | None:
+        """T, the number of each client's local steps, where it is known."""
+        return self.steps if self.training is None else self.training.local_steps(max(1, self.examples // self.clients))
+
+    @property
+    def travel(self) -> float | None:
+        """How far a client's weights go along a constant gradient of size 1: lr T under plain SGD.
+
+        None where the training is not known, or where the distance depends on more than that gradient.
+        """
+        lr, steps = self.lr if self.training is None else self.training.lr, self.local_steps
+        optimiser = PLAIN if self.training is None else self.training.optimiser
+        return None if lr is None or steps is None else optimiser.travel(lr, steps)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """The pixel bounds in whitened coordinates.  # (c, 1, 1) each"""

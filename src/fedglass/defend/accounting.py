@@ -67,7 +67,7 @@ def client_mechanism(defence: DPSGD, training: Training, examples: int, rounds: 
     Mechanism(noise_multiplier=2.0, sample_rate=0.2, steps=15)
     """
     size = examples if training.batch_size is None else min(training.batch_size, examples)
-    return Mechanism(defence.noise_multiplier, size / examples, training.steps(examples) * rounds)
+    return Mechanism(defence.noise_multiplier, size / examples, training.local_steps(examples) * rounds)
 
 
 def budgets(mechanism: Mechanism, delta: float) -> tuple[Budget, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedglass.core.params import Update
 from fedglass.core.registry import register
 from fedglass.defend import checks
+from fedglass.fl.release import Outgoing
 
 PAPER = (
     "Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy, CCS 2016, "
@@ -22,7 +23,7 @@ PAPER = (
 class Clip:
     """u / max(1, ||u|| / norm), with the L2 norm over all parameters together [Abadi et al., 2016, Section 3.1].
 
-    >>> Clip(norm=1.0).release({"w": torch.tensor([3.0, 4.0])}, torch.Generator())
+    >>> Clip(norm=1.0).release(Outgoing({"w": torch.tensor([3.0, 4.0])}, torch.Generator()))
     {'w': tensor([0.6000, 0.8000])}
     """
 
@@ -31,11 +32,11 @@ class Clip:
     def __post_init__(self) -> None:
         checks.positive(self, "norm")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        length = norm_of(update)
+    def release(self, leaving: Outgoing) -> Update:
+        length = norm_of(leaving.update)
         if length <= self.norm:
-            return update
-        return {name: tensor * (self.norm / length) for name, tensor in update.items()}
+            return leaving.update
+        return {name: tensor * (self.norm / length) for name, tensor in leaving.update.items()}
 
 
 def norm_of(update: Update) -> Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.core.errors import ModelError, UsageError
@@ -37,7 +36,7 @@ def _chunk(step: Step, chosen: Sequence[int], inputs: Tensor, targets: Tensor) -
         weights = list(step.weights)
         for i, tensor in zip(chosen, moved, strict=True):
             weights[i] = tensor
-        return F.cross_entropy(step.network(weights, example[None]), target[None])
+        return step.loss(step.network(weights, example[None]), target[None])
 
     at = tuple(step.weights[i] for i in chosen)
     found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(at, inputs, targets)

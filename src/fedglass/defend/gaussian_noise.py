@@ -14,6 +14,7 @@ from fedglass.defend import checks
 from fedglass.defend.draws import normal
 from fedglass.defend.per_example import PerExample
 from fedglass.defend.same_each_epoch import SameEachEpoch
+from fedglass.fl.release import Outgoing
 
 
 @register("defences", "gaussian_noise", summary="Gaussian noise on the update", paper=DLFA)
@@ -24,7 +25,7 @@ class GaussianNoise:
     `std` is absolute: it does not follow the size of the update. On an update it is in the unit of the weights,
     that is, the learning rate times what it would be on one gradient.
 
-    >>> GaussianNoise(std=0.0).release({"w": torch.ones(2)}, torch.Generator())
+    >>> GaussianNoise(std=0.0).release(Outgoing({"w": torch.ones(2)}, torch.Generator()))
     {'w': tensor([1., 1.])}
     """
 
@@ -33,9 +34,9 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         checks.at_least_zero(self, "std")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        noise = self.mean_noise(update, 1, generator)
-        return {name: tensor + noise[name] for name, tensor in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        noise = self.mean_noise(leaving.update, 1, leaving.generator)
+        return {name: tensor + noise[name] for name, tensor in leaving.update.items()}
 
     def mean_noise(self, like: Update, examples: int, generator: torch.Generator) -> Update:
         """The mean of the noise of that many examples, drawn at once.

@@ -14,6 +14,7 @@ from fedglass.defend import checks
 from fedglass.defend.draws import laplace
 from fedglass.defend.per_example import PerExample
 from fedglass.defend.same_each_epoch import SameEachEpoch
+from fedglass.fl.release import Outgoing
 
 
 @register("defences", "laplacian_noise", summary="Laplacian noise on the update", paper=DLFA)
@@ -24,7 +25,7 @@ class LaplacianNoise:
     The standard deviation is sqrt(2) times `scale`. The paper's Table 6 calls its parameter sigma; the paper's
     release passes it as the scale, which is what is taken here.
 
-    >>> LaplacianNoise(scale=0.0).release({"w": torch.ones(2)}, torch.Generator())
+    >>> LaplacianNoise(scale=0.0).release(Outgoing({"w": torch.ones(2)}, torch.Generator()))
     {'w': tensor([1., 1.])}
     """
 
@@ -33,9 +34,9 @@ class LaplacianNoise:
     def __post_init__(self) -> None:
         checks.at_least_zero(self, "scale")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        noise = self.mean_noise(update, 1, generator)
-        return {name: tensor + noise[name] for name, tensor in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        noise = self.mean_noise(leaving.update, 1, leaving.generator)
+        return {name: tensor + noise[name] for name, tensor in leaving.update.items()}
 
     def mean_noise(self, like: Update, examples: int, generator: torch.Generator) -> Update:
         """The mean of the noise of that many examples. It is not Laplacian, so each one is drawn."""

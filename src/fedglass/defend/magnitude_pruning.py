@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedglass.core.papers import DLG
@@ -12,6 +11,7 @@ from fedglass.core.params import Update, flatten, unflatten
 from fedglass.core.registry import register
 from fedglass.defend import checks
 from fedglass.defend.selection import count_of, lowest
+from fedglass.fl.release import Outgoing
 
 
 @register("defences", "magnitude_pruning", summary="the update's smallest entries set to zero", paper=DLG)
@@ -22,8 +22,9 @@ class MagnitudePruning:
     The threshold is over all parameters together, as in the evaluation of coarse-to-fine inversion. Exactly
     round(share * d) entries are pruned, also where several have the magnitude of the threshold.
 
+    >>> import torch
     >>> update = {"a": torch.tensor([1.0, -4.0]), "b": torch.tensor([3.0, 2.0])}
-    >>> MagnitudePruning(share=0.5).release(update, torch.Generator())
+    >>> MagnitudePruning(share=0.5).release(Outgoing(update, torch.Generator()))
     {'a': tensor([ 0., -4.]), 'b': tensor([3., 0.])}
     """
 
@@ -32,8 +33,8 @@ class MagnitudePruning:
     def __post_init__(self) -> None:
         checks.share(self, "share")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return unflatten(pruned(flatten(update), self.share), update)
+    def release(self, leaving: Outgoing) -> Update:
+        return unflatten(pruned(flatten(leaving.update), self.share), leaving.update)
 
 
 @register("defences", "layer_magnitude_pruning", summary="each layer's smallest entries set to zero", paper=DLG)
@@ -44,8 +45,9 @@ class LayerMagnitudePruning:
     This is what the releases of Soteria and of OUTPOST do as gradient compression, there with a percentile as
     threshold.
 
+    >>> import torch
     >>> update = {"a": torch.tensor([1.0, -4.0]), "b": torch.tensor([9.0, 8.0])}
-    >>> LayerMagnitudePruning(share=0.5).release(update, torch.Generator())
+    >>> LayerMagnitudePruning(share=0.5).release(Outgoing(update, torch.Generator()))
     {'a': tensor([ 0., -4.]), 'b': tensor([9., 0.])}
     """
 
@@ -54,8 +56,8 @@ class LayerMagnitudePruning:
     def __post_init__(self) -> None:
         checks.share(self, "share")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return {name: pruned(t.reshape(-1), self.share).view_as(t) for name, t in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        return {name: pruned(t.reshape(-1), self.share).view_as(t) for name, t in leaving.update.items()}
 
 
 def pruned(values: Tensor, share: float) -> Tensor:

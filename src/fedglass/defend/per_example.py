@@ -12,7 +12,7 @@ from torch import Tensor
 from fedglass.core.params import Update
 from fedglass.defend.example_gradients import example_gradients, noise_source
 from fedglass.fl.local import MeanGradient, Step
-from fedglass.fl.release import Release
+from fedglass.fl.release import Outgoing, Release
 
 
 @runtime_checkable
@@ -48,7 +48,7 @@ class PerExample:
         total = [torch.zeros_like(w) for w in step.weights]
         for chunk in example_gradients(step):
             for own in zip(*chunk, strict=True):
-                released = self.defence.release(_named(step, own), generator)
+                released = self.defence.release(Outgoing(_named(step, own), generator))
                 total = [t + released[name] for t, name in zip(total, step.network.names, strict=True)]
         return [t / len(step.inputs) for t in total]
 

@@ -15,6 +15,7 @@ from fedglass.defend.draws import uniform
 from fedglass.defend.per_example import PerExample
 from fedglass.defend.same_each_epoch import SameEachEpoch
 from fedglass.defend.selection import count_of
+from fedglass.fl.release import Outgoing
 
 
 @register(
@@ -29,8 +30,8 @@ class RandomPruning:
     def __post_init__(self) -> None:
         checks.share(self, "share")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return unflatten(_pruned(flatten(update), self.share, generator), update)
+    def release(self, leaving: Outgoing) -> Update:
+        return unflatten(_pruned(flatten(leaving.update), self.share, leaving.generator), leaving.update)
 
 
 @register("defences", "layer_random_pruning", summary="an exact share of each layer set to zero at random", paper=DLFA)
@@ -43,8 +44,9 @@ class LayerRandomPruning:
     def __post_init__(self) -> None:
         checks.share(self, "share")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return {name: _pruned(t.reshape(-1), self.share, generator).view_as(t) for name, t in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        noise = leaving.generator
+        return {name: _pruned(t.reshape(-1), self.share, noise).view_as(t) for name, t in leaving.update.items()}
 
 
 @register("defences", "random_drop", summary="each entry of the update set to zero with a probability", paper=DLFA)
@@ -60,8 +62,9 @@ class RandomDrop:
     def __post_init__(self) -> None:
         checks.share(self, "probability")
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return {name: t.masked_fill(uniform(t, generator) < self.probability, 0.0) for name, t in update.items()}
+    def release(self, leaving: Outgoing) -> Update:
+        noise, dropped = leaving.generator, self.probability
+        return {name: t.masked_fill(uniform(t, noise) < dropped, 0.0) for name, t in leaving.update.items()}
 
 
 def _pruned(values: Tensor, share: float, generator: torch.Generator) -> Tensor:

@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedglass.core.optimisers import Move, State
 from fedglass.core.types import Training
 from fedglass.models.network import Network
+
+CLIP_EPS = 1e-6
+"""Added to the norm that a gradient is clipped by, as torch does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,12 @@ class Step:
     """The number of the local step in the client's training."""
     place: int = 0
     """The number of the batch within its epoch."""
+    smoothing: float = 0.0
+    """The share of each label that is spread evenly over all classes."""
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross entropy that the client trains on, of all or some of the step's examples."""
+        return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
 
 
 class GradientFn(Protocol):
@@ -45,10 +55,10 @@ class GradientFn(Protocol):
 
 @dataclass(frozen=True)
 class MeanGradient:
-    """The gradient of the batch's mean cross entropy: plain SGD."""
+    """The gradient of the batch's mean cross entropy: no defence."""
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
-        loss = F.cross_entropy(step.network(step.weights, step.inputs), step.targets)
+        loss = step.loss(step.network(step.weights, step.inputs), step.targets)
         # A parameter that the network does not use has the gradient zero.
         weights = list(step.weights)
         return torch.autograd.grad(loss, weights, create_graph=step.differentiable, materialize_grads=True)
@@ -66,23 +76,90 @@ class Batch:
 
 
 def schedule(training: Training, examples: int, generator: torch.Generator | None) -> Iterator[Batch]:
-    """The batches of a local training, shuffled anew in each epoch; in file order without a generator.
+    """The batches of a local training, shuffled anew in each epoch.
 
-    >>> plan = Training(lr=0.1, epochs=2, batch_size=2)
+    In file order without a generator, or where the training does not shuffle.
+
+    >>> plan = Training(lr=0.1, batch_size=2, steps=3)
     >>> [batch.rows for batch in schedule(plan, 3, None)]
-    [slice(0, 2, None), slice(2, 3, None), slice(0, 2, None), slice(2, 3, None)]
+    [slice(0, 2, None), slice(2, 3, None), slice(0, 2, None)]
     """
-    for epoch in range(training.epochs):
-        order = None if generator is None else torch.randperm(examples, generator=generator)
-        for place, rows in enumerate(training.batches(examples)):
+    slices, steps = training.batches(examples), training.local_steps(examples)
+    drawn = generator if training.shuffle else None
+    for epoch in range(training.passes(examples)):
+        order = None if drawn is None else torch.randperm(examples, generator=drawn)
+        for place, rows in enumerate(slices[: steps - epoch * len(slices)]):
             yield Batch(epoch, rows if order is None else order[rows], place)
 
 
-def descend(weights: Sequence[Tensor], gradient: Sequence[Tensor], lr: float) -> list[Tensor]:
-    """One step of SGD: w - lr * g, as new leaves."""
-    return [
-        torch.sub(w.detach(), g.detach(), alpha=lr).requires_grad_() for w, g in zip(weights, gradient, strict=True)
-    ]
+@dataclass(frozen=True, eq=False)
+class Waypoint:
+    """Where a local training stands between two steps."""
+
+    weights: Sequence[Tensor]
+    """Leaves that require gradients."""
+    state: State
+    """What the optimiser carries."""
+
+
+def begin(training: Training, before: Sequence[Tensor]) -> Waypoint:
+    """Before the first step."""
+    weights = [w.detach().requires_grad_() for w in before]
+    return Waypoint(weights, training.optimiser.init(weights))
+
+
+def advance(training: Training, at: Waypoint, gradient: Sequence[Tensor]) -> Waypoint:
+    """One step of the training's optimiser, to new leaves."""
+    weights, state = training.optimiser.step(Move(at.weights, gradient, at.state, training.lr))
+    return Waypoint([w.requires_grad_() for w in weights], state)
+
+
+def local_gradient(rule: GradientFn, step: Step, clip: float | None) -> Sequence[Tensor]:
+    """What a step moves along: the rule's gradient, clipped where the training says so."""
+    gradient = rule.gradient(step)
+    return gradient if clip is None else clipped(gradient, clip)
+
+
+def clipped(gradient: Sequence[Tensor], most: float) -> list[Tensor]:
+    """The gradient, scaled down where its norm over all parameters is above `most`.
+
+    As torch.nn.utils.clip_grad_norm_ has it, and differentiable.
+
+    >>> clipped([torch.tensor([3.0]), torch.tensor([4.0])], 1.0)
+    [tensor([0.6000]), tensor([0.8000])]
+    """
+    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradient])
+    share = (most / (torch.linalg.vector_norm(norms) + CLIP_EPS)).clamp(max=1.0)
+    return [g * share for g in gradient]
+
+
+def path(
+    network: Network,
+    before: Sequence[Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    batches: Iterable[Batch],
+    training: Training,
+    gradient: GradientFn | None = None,
+    noise: torch.Generator | None = None,
+) -> Iterator[Waypoint]:
+    """Where a local training on whitened inputs stands before and after each of its steps."""
+    rule = MeanGradient() if gradient is None else gradient
+    at = begin(training, [w.detach().clone() for w in before])
+    yield at
+    for index, batch in enumerate(batches):
+        step = Step(
+            network,
+            at.weights,
+            inputs[batch.rows],
+            targets[batch.rows],
+            generator=noise,
+            index=index,
+            place=batch.place,
+            smoothing=training.label_smoothing,
+        )
+        at = advance(training, at, local_gradient(rule, step, training.clip))
+        yield at
 
 
 def train(
@@ -91,15 +168,11 @@ def train(
     inputs: Tensor,
     targets: Tensor,
     batches: Iterable[Batch],
-    lr: float,
+    training: Training,
     gradient: GradientFn | None = None,
     noise: torch.Generator | None = None,
 ) -> list[Tensor]:
     """The weights after local training on whitened inputs [McMahan et al., 2017, Algorithm 1]."""
-    rule = MeanGradient() if gradient is None else gradient
-    weights = [w.detach().clone().requires_grad_() for w in before]
-    for index, batch in enumerate(batches):
-        inputs_now, targets_now = inputs[batch.rows], targets[batch.rows]
-        step = Step(network, weights, inputs_now, targets_now, generator=noise, index=index, place=batch.place)
-        weights = descend(weights, rule.gradient(step), lr)
-    return [w.detach() for w in weights]
+    for at in path(network, before, inputs, targets, batches, training, gradient, noise):
+        last = at
+    return [w.detach() for w in last.weights]

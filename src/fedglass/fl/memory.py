@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
-from fedglass.fl.local import MeanGradient, Step
+from fedglass.core.optimisers import Tensors
+from fedglass.fl.local import MeanGradient, Step, begin, local_gradient
 from fedglass.fl.trajectory import Memory, Trajectory
 
 MIB = 2**20
@@ -18,11 +20,13 @@ def fit(trajectory: Trajectory, images: Tensor, targets: Tensor, budget_mib: flo
     """The fastest memory that stays within the budget: all graphs, all weights, or every k-th weights.
 
     With every k-th of T weights kept, ceil(T / k) + k of them are alive at once on the way back, next to one
-    step's graph.
+    step's graph. The optimiser's state is kept along with the weights.
     """
     steps = len(trajectory.batches)
-    weights = sum(w.numel() * w.element_size() for w in trajectory.start) / MIB
-    graph = graph_bytes(trajectory.step(0, trajectory.start, images, targets, second=True)) / MIB
+    first = begin(trajectory.training, trajectory.start)
+    weights = sum(map(_bytes, (first.weights, *first.state.slots))) / MIB
+    step = trajectory.step(0, trajectory.start, images, targets, second=True)
+    graph = graph_bytes(step, trajectory.training.clip) / MIB
     if steps * (graph + weights) <= budget_mib:
         return Memory(every=1, graphs=True)
     needs = {
@@ -39,7 +43,7 @@ def fit(trajectory: Trajectory, images: Tensor, targets: Tensor, budget_mib: flo
     )
 
 
-def graph_bytes(step: Step) -> int:
+def graph_bytes(step: Step, clip: float | None = None) -> int:
     """The bytes that one step's twice differentiable gradient keeps alive, weights left out."""
     seen: dict[int, int] = {}
     own = {w.untyped_storage().data_ptr() for w in step.weights}
@@ -51,8 +55,12 @@ def graph_bytes(step: Step) -> int:
         return tensor
 
     weights = [w.detach().requires_grad_() for w in step.weights]
-    inner = Step(step.network, weights, step.inputs, step.targets, differentiable=True)
+    inner = replace(step, weights=weights, differentiable=True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), torch.enable_grad():
-        held = MeanGradient().gradient(inner)
+        held = local_gradient(MeanGradient(), inner, clip)
     del held
     return sum(seen.values())
+
+
+def _bytes(tensors: Tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from fedglass.core.params import Update
+from fedglass.core.params import Params, Update
+
+
+@dataclass(frozen=True, eq=False)
+class Outgoing:
+    """An update on its way out, and what a defence may use beside it; a new fact is a new field."""
+
+    update: Update
+    generator: torch.Generator
+    """The source of a defence's random numbers."""
+    round: int = 0
+    before: Params | None = None
+    """The global model that the client started from; None for what is no update, such as one example's gradient."""
 
 
 class Release(Protocol):
-    """Changes the update that a client sends: clipping, noise, pruning, poisoning."""
+    """Changes the update that a client sends: clipping, noise, pruning."""
 
-    def release(self, update: Update, generator: torch.Generator) -> Update: ...
+    def release(self, leaving: Outgoing) -> Update: ...
 
 
 @dataclass(frozen=True)
 class AsIs:
     """The update, unchanged."""
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
-        return update
+    def release(self, leaving: Outgoing) -> Update:
+        return leaving.update
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class Chain:
 
     releases: tuple[Release, ...]
 
-    def release(self, update: Update, generator: torch.Generator) -> Update:
+    def release(self, leaving: Outgoing) -> Update:
         for part in self.releases:
-            update = part.release(update, generator)
-        return update
+            leaving = replace(leaving, update=part.release(leaving))
+        return leaving.update

@@ -1,13 +1,14 @@
 """The gradient of a local training with respect to its data, without one graph over all its steps.
 
-Local training is w_{t+1} = w_t - lr g(w_t, x_t), t = 0..T-1, and its message is the sum of its gradients,
-G = (w_0 - w_T) / lr. For a loss with gradient a_T = dL/dw_T the adjoint of the trajectory is
+Local training takes weights and optimiser state to w_{t+1}, s_{t+1} = step(w_t, s_t, g(w_t, x_t)), t = 0..T-1, and its
+message is (w_0 - w_T) / lr: for plain SGD, which has no state, the sum of its gradients. For a loss with adjoint
+a_T = dL/dw_T the optimiser pulls a_{t+1} back to the gradient, to b_t, and what reaches the weights through it is
 
-    a_t = a_{t+1} - lr H_t a_{t+1}                  H_t: the Hessian of step t's loss in the weights
-    dL/dx_t = -lr d/dx <g(w_t, x_t), a_{t+1}>
+    a_t = (direct part) + H_t b_t                  H_t: the Hessian of step t's loss in the weights
+    dL/dx_t = d/dx <g(w_t, x_t), b_t>
 
-and one double backward per step gives both. What must be remembered is the trajectory of weights, or only
-every k-th of them, instead of the activations of all steps.
+Plain SGD has b_t = -lr a_{t+1} and the direct part a_{t+1}. One double backward per step gives both. What must be
+remembered is the trajectory of weights and states, or only every k-th of them, instead of the activations of all steps.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedglass.fl.local import Batch, GradientFn, MeanGradient, Step, descend
+from fedglass.core.optimisers import Adjoint, Move
+from fedglass.core.types import Training
+from fedglass.fl.local import Batch, GradientFn, MeanGradient, Step, Waypoint, advance, begin, local_gradient
 from fedglass.models.network import Network
 
 
@@ -28,8 +31,8 @@ from fedglass.models.network import Network
 class Memory:
     """What is kept of a trajectory on the way there, for the way back.
 
-    The weights of every `every`-th step are kept and the others computed again. With `graphs`, which asks for
-    `every=1`, each step's own graph is kept too, so that nothing is computed twice.
+    Weights and optimiser state of every `every`-th step are kept and the others computed again. With `graphs`, which
+    asks for `every=1`, each step's own graph is kept too, so that nothing is computed twice.
     """
 
     every: int = 1
@@ -38,17 +41,20 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """A local training whose sum of gradients is differentiable in its images and in soft targets."""
+    """A local training whose message is differentiable in its images and in soft targets."""
 
     network: Network
     start: Sequence[Tensor]
     batches: Sequence[Batch]
-    lr: float
+    training: Training
     memory: Memory = Memory()
     rule: GradientFn = field(default_factory=MeanGradient)
 
     def gradient_sum(self, images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        """(w_0 - w_T) / lr.  # images (epochs or 1, n, c, h, w), targets (n,), (n, classes) or (epochs, n)"""
+        """(w_0 - w_T) / lr, under plain SGD the sum of the gradients.
+
+        # images (epochs or 1, n, c, h, w), targets (n,), (n, classes) or (epochs, n)
+        """
         found: tuple[Tensor, ...] = _Simulate.apply(self, images, targets)  # type: ignore[no-untyped-call] # torch
         return found
 
@@ -61,7 +67,8 @@ class Trajectory:
         if second:
             inputs.requires_grad_()
             labels.requires_grad_(labels.is_floating_point())
-        return Step(self.network, weights, inputs, labels, differentiable=second)
+        smoothing = self.training.label_smoothing
+        return Step(self.network, weights, inputs, labels, differentiable=second, smoothing=smoothing)
 
 
 def per_epoch(targets: Tensor) -> bool:
@@ -76,14 +83,24 @@ class _Simulate(torch.autograd.Function):
     def forward(ctx: Any, trajectory: Trajectory, images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         ctx.run = run = _Run(trajectory, images.detach(), targets.detach())
         last = run.there()
-        return tuple((s - w) / trajectory.lr for s, w in zip(trajectory.start, last, strict=True))
+        lr = trajectory.training.lr
+        return tuple((s - w) / lr for s, w in zip(trajectory.start, last, strict=True))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor | None]:
         run: _Run = ctx.run
-        to_images, to_targets = run.back([-g / run.of.lr for g in gradients])
+        to_images, to_targets = run.back([-g / run.of.training.lr for g in gradients])
         return None, to_images, to_targets
+
+
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """A step of the trajectory: where it started, and the gradient that it moved along."""
+
+    at: Waypoint
+    step: Step
+    gradient: Sequence[Tensor]
 
 
 @dataclass(eq=False)
@@ -93,68 +110,77 @@ class _Run:
     of: Trajectory
     images: Tensor
     targets: Tensor
-    kept: dict[int, Sequence[Tensor]] = field(default_factory=dict)
-    graphs: dict[int, tuple[Step, Sequence[Tensor]]] = field(default_factory=dict)
+    kept: dict[int, Waypoint] = field(default_factory=dict)
+    graphs: dict[int, _Taken] = field(default_factory=dict)
 
     def there(self) -> Sequence[Tensor]:
         """The weights at the end; `kept` and `graphs` are filled on the way."""
-        weights: Sequence[Tensor] = [w.detach().requires_grad_() for w in self.of.start]
+        at = begin(self.of.training, self.of.start)
         for t in range(len(self.of.batches)):
-            step, gradient = self._gradient(t, weights, second=self.of.memory.graphs)
+            taken = self._take(t, at, second=self.of.memory.graphs)
             if self.of.memory.graphs:
-                self.graphs[t] = step, gradient
+                self.graphs[t] = taken
             elif t % self.of.memory.every == 0:
-                self.kept[t] = weights
-            weights = descend(weights, gradient, self.of.lr)
-        return weights
+                self.kept[t] = at
+            at = advance(self.of.training, at, taken.gradient)
+        return at.weights
 
-    def back(self, adjoint: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    def back(self, last: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """dL/d(images) and, for soft targets, dL/d(targets), from dL/dw_T."""
         to_images = torch.zeros_like(self.images)
         to_targets = torch.zeros_like(self.targets) if self.targets.is_floating_point() else None
-        for t, step, gradient in self._steps_backward():
-            wanted = [*step.weights, step.inputs] + [step.targets] * step.targets.requires_grad
-            moving = [i for i, g in enumerate(gradient) if g.requires_grad]  # a rule may give constants
-            found = torch.autograd.grad(
-                [gradient[i] for i in moving], wanted, [adjoint[i] for i in moving], allow_unused=True
-            )
-            n = len(step.weights)
+        optimiser, lr = self.of.training.optimiser, self.of.training.lr
+        adjoint = Adjoint(last, optimiser.init(last).slots)  # no loss depends on the last state
+        for t, taken in self._taken_backward():
+            pulled = optimiser.pull_back(Move(taken.at.weights, taken.gradient, taken.at.state, lr), adjoint)
+            found = _through(taken, pulled.gradient)
+            n = len(taken.at.weights)
             batch = self.of.batches[t]
-            _subtract(to_images[batch.epoch % len(to_images)], batch.rows, found[n], self.of.lr)
+            _add(to_images[batch.epoch % len(to_images)], batch.rows, found[n], pulled.scale)
             if to_targets is not None:
-                _subtract(to_targets, batch.rows, found[n + 1], self.of.lr)
-            adjoint = [
-                a if h is None else torch.sub(a, h, alpha=self.of.lr) for a, h in zip(adjoint, found, strict=False)
+                _add(to_targets, batch.rows, found[n + 1], pulled.scale)
+            weights = [
+                a if h is None else torch.add(a, h, alpha=pulled.scale)
+                for a, h in zip(pulled.before.weights, found, strict=False)
             ]
+            adjoint = Adjoint(weights, pulled.before.slots)
         return to_images, to_targets
 
-    def _gradient(self, t: int, weights: Sequence[Tensor], second: bool) -> tuple[Step, Sequence[Tensor]]:
-        step = self.of.step(t, weights, self.images, self.targets, second)
+    def _take(self, t: int, at: Waypoint, second: bool) -> _Taken:
+        step = self.of.step(t, at.weights, self.images, self.targets, second)
         with torch.enable_grad():
-            return step, self.of.rule.gradient(step)
+            return _Taken(at, step, local_gradient(self.of.rule, step, self.of.training.clip))
 
-    def _steps_backward(self) -> Iterator[tuple[int, Step, Sequence[Tensor]]]:
+    def _taken_backward(self) -> Iterator[tuple[int, _Taken]]:
         """Each step with its twice differentiable gradient, from the last to the first."""
         steps, every = len(self.of.batches), self.of.memory.every
         if self.of.memory.graphs:
             for t in reversed(range(steps)):
-                yield t, *self.graphs.pop(t)
+                yield t, self.graphs.pop(t)
             return
         for first in reversed(range(0, steps, every)):
-            weights = self._again(first, min(first + every, steps))
-            for t in reversed(range(first, first + len(weights))):
-                yield t, *self._gradient(t, weights.pop(), second=True)
+            waypoints = self._again(first, min(first + every, steps))
+            for t in reversed(range(first, first + len(waypoints))):
+                yield t, self._take(t, waypoints.pop(), second=True)
 
-    def _again(self, first: int, stop: int) -> list[Sequence[Tensor]]:
-        """The weights at the steps from `first` to before `stop`, from those kept at `first`."""
-        weights = [self.kept.pop(first)]
+    def _again(self, first: int, stop: int) -> list[Waypoint]:
+        """The waypoints at the steps from `first` to before `stop`, from the one kept at `first`."""
+        waypoints = [self.kept.pop(first)]
         for t in range(first, stop - 1):
-            _, gradient = self._gradient(t, weights[-1], second=False)
-            weights.append(descend(weights[-1], gradient, self.of.lr))
-        return weights
+            taken = self._take(t, waypoints[-1], second=False)
+            waypoints.append(advance(self.of.training, waypoints[-1], taken.gradient))
+        return waypoints
 
 
-def _subtract(total: Tensor, rows: Tensor | slice, part: Tensor | None, lr: float) -> None:
-    """total[rows] -= lr * part, in place."""
+def _through(taken: _Taken, adjoint: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """d<gradient, adjoint> by the step's weights, inputs and soft targets."""
+    step, gradient = taken.step, taken.gradient
+    wanted = [*step.weights, step.inputs] + [step.targets] * step.targets.requires_grad
+    moving = [i for i, g in enumerate(gradient) if g.requires_grad]  # a rule may give constants
+    return torch.autograd.grad([gradient[i] for i in moving], wanted, [adjoint[i] for i in moving], allow_unused=True)
+
+
+def _add(total: Tensor, rows: Tensor | slice, part: Tensor | None, scale: float) -> None:
+    """total[rows] += scale * part, in place."""
     if part is not None:
-        total[rows] = torch.sub(total[rows], part, alpha=lr)
+        total[rows] = torch.add(total[rows], part, alpha=scale)

@@ -14,7 +14,8 @@ from PIL import Image
 from safetensors.numpy import save
 
 from fedglass.core.errors import AuditError
-from fedglass.ledger.records import PICTURES, Picture, Record, write_atomic
+from fedglass.core.files import write_atomic
+from fedglass.ledger.records import PICTURES, Picture, Record
 
 RECONSTRUCTIONS = "reconstructions"
 Array = NDArray[Any]

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from fedglass.core.errors import AuditError, UsageError
+from fedglass.core.files import write_atomic
 
 if sys.platform != "win32":
     import fcntl
@@ -106,6 +107,11 @@ class Record(_Frozen):
     utility: dict[str, float | None] = Field(default_factory=dict)
     defences: list[str] | None = None
     """What protects the message and what that promises, in words; null where nobody knows."""
+    behaviours: list[str] = Field(default_factory=list)
+    """What participants do that are not honest, in words: poison is no defence."""
+    participants: list[str] = Field(default_factory=list)
+    kept: list[str] = Field(default_factory=list)
+    """Whose updates got through the aggregation rule in that round."""
     pictures: list[Picture] = Field(default_factory=list)
     """`pictures[i]` shows image i of the metrics; there may be fewer."""
     versions: dict[str, str] = Field(default_factory=dict)
@@ -227,19 +233,6 @@ def claimed_digest(directory: Path) -> str | None:
     if not isinstance(digest, str):
         raise UsageError(f"{path} is damaged (expected an object with plan_digest): choose another directory.")
     return digest
-
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Replace a file's content so that a reader sees the old or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _check_owner(directory: Path, digest: str) -> None:

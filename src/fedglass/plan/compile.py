@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from fedglass.attack.hypotheses import AnyAttack, TryEpochs
 from fedglass.attack.labels.catalogue import labels_part
@@ -14,30 +11,15 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.audit.audit import Job
 from fedglass.audit.isolation import needs_training, oracle_facts, simulates_batches
 from fedglass.audit.rehearsal import rehearse
-from fedglass.audit.sources import Examples, Simulated, Source
-from fedglass.core.errors import DataError, UsageError
+from fedglass.audit.target import Source
+from fedglass.core.errors import UsageError
 from fedglass.core.registry import factory, takes
-from fedglass.core.rng import stream
-from fedglass.core.types import Whitening
-from fedglass.data.catalogue import is_embedded, load, located
-from fedglass.data.dataset import Dataset
-from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
-from fedglass.defend.catalogue import defence
-from fedglass.fl.local import GradientFn, MeanGradient
-from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.metrics.catalogue import metric, why_not
-from fedglass.models.catalogue import build
-from fedglass.models.init_names import by_name
-from fedglass.models.init_names import located as initialisation_at
+from fedglass.plan.federation import Protection, defences_of, simulated
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
-from fedglass.plan.schema import AdversaryTable, AttackTable, DefenceTable, FederationTable, Plan, read_plan
+from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, read_plan
 from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import AggregateView, Knows, ServerView, View
-
-NO_DEFENCE = MeanGradient(), AsIs()
 
 
 def read_job(path: Path) -> Job:
@@ -56,7 +38,7 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     gate = plan.gate.value()
     protection = defences_of(plan.defences)
     sources: list[Source] = [
-        simulated(table, plan.adversary, plan.seed, folder, *(protection if table.defended else NO_DEFENCE))
+        simulated(table, plan.adversary, plan.seed, folder, protection if table.defended else Protection())
         for table in plan.federation
     ]
     sources += [recorded(table, plan.adversary, folder) for table in plan.recording]
@@ -135,138 +117,9 @@ def _check_batch_labels(adversary: AdversaryTable, attacks: Mapping[str, AnyAtta
         )
 
 
-def defences_of(tables: Sequence[DefenceTable]) -> tuple[GradientFn, Release]:
-    """At most one gradient function, and the releases one after another."""
-    gradients: list[GradientFn] = []
-    releases: list[Release] = []
-    for table in tables:
-        options = checked_options(f"defence {table.name!r}", factory("defences", table.name), table.options)
-        part = defence(table.name, **options)
-        if hasattr(part, "gradient"):
-            gradients.append(cast(GradientFn, part))
-        else:
-            releases.append(part)
-    if len(gradients) > 1:
-        raise UsageError(
-            f"defences: at most one may change the gradient of a local step, got {len(gradients)}: keep one."
-        )
-    release = releases[0] if len(releases) == 1 else Chain(tuple(releases)) if releases else AsIs()
-    return (gradients[0] if gradients else MeanGradient()), release
-
-
-def simulated(
-    table: FederationTable,
-    adversary: AdversaryTable,
-    seed: int,
-    folder: Path,
-    gradient: GradientFn,
-    release: Release,
-) -> Simulated:
-    """A federation of the plan with the adversary's views of it."""
-    own_seed = seed if table.seed is None else table.seed
-    init = by_name(initialisation_at(table.init, folder))
-    data = _dataset(table, folder, own_seed)
-    model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
-    parts, rest = _split(table, data, own_seed)
-    clients = [Client(f"client {i}", part.images, part.labels, gradient, release) for i, part in enumerate(parts)]
-    federation = Federation(
-        model,
-        clients,
-        table.training.value(),
-        data.classes,
-        data.whitening,
-        participation=table.participation,
-        seed=own_seed,
-    )
-    test = None if rest is None else Examples(rest.images, rest.labels)
-    views = views_of(adversary, len(clients))
-    return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test)
-
-
-def views_of(adversary: AdversaryTable, clients: int) -> tuple[View, ...]:
-    if adversary.view == "aggregate":
-        return (AggregateView(adversary.round),)
-    chosen = adversary.client
-    if isinstance(chosen, list):
-        return tuple(ServerView(client, adversary.round) for client in dict.fromkeys(chosen))
-    every = range(clients) if isinstance(chosen, str) else [chosen]
-    return tuple(ServerView(client, adversary.round) for client in every)
-
-
-def knows_of(adversary: AdversaryTable) -> Knows:
-    return Knows(
-        training=adversary.knows_training,
-        steps=adversary.knows_steps,
-        labels=adversary.knows_labels,
-        batch_labels=adversary.knows_batch_labels,
-    )
-
-
-def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
-    whitening = None if table.whitening is None else table.whitening.value()
-    read = _embedded if is_embedded(table.data) else load
-    data = read(located(table.data, folder), split=table.split, size=table.size, whitening=whitening)
-    if table.relabel_classes is not None:
-        data = data.relabelled(table.relabel_classes, stream(seed, "labels of", table.data))
-    if table.classes is None or table.classes == data.classes:
-        return data
-    return replace(data, classes=table.classes, class_names=None)
-
-
-@functools.cache
-def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening | None) -> Dataset:
-    """Embedded sets never change, and drawing one takes seconds."""
-    return load(source, split=split, size=size, whitening=whitening)
-
-
-def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Dataset], Dataset | None]:
-    """The clients' examples, and the test examples where they are asked for."""
-    shuffle = stream(seed, "partition")
-    held = table.test_examples
-    if held >= len(data):
-        raise DataError(
-            f"federation.test_examples must leave some of the {len(data)} examples of {data.name} for the "
-            f"clients, got {held}: ask for fewer."
-        )
-    # Test examples are taken from the end, so that asking for them does not move the embedded sets' first ones.
-    rest = data.subset(range(len(data) - held, len(data))) if held else None
-    pool = data.take(len(data) - held)
-    sizes = [table.examples] * table.clients if isinstance(table.examples, int) else table.examples
-    if sizes is not None and sum(sizes) > len(pool):
-        raise DataError(
-            f"federation.examples asks for {sum(sizes)} examples in all ({table.clients} clients), but "
-            f"{data.name} has {len(pool)}: ask for fewer examples or clients, or bring more data."
-        )
-    rule = partition_of(table, sizes)
-    parts = [pool.subset(indices) for indices in rule.split(pool, table.clients, shuffle)]
-    if sizes is None or isinstance(rule, Sizes):
-        return parts, rest
-    return [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))], rest
-
-
-def partition_of(table: FederationTable, sizes: Sequence[int] | None) -> Partition:
-    if table.partition == "dirichlet":
-        assert table.alpha is not None, "the plan's validation demands it"
-        return Dirichlet(table.alpha)
-    if table.partition == "writers":
-        return ByWriter()
-    return Iid() if sizes is None else Sizes(tuple(sizes))
-
-
-def _cut(part: Dataset, size: int, client: int) -> Dataset:
-    if size > len(part):
-        raise DataError(
-            f"federation.examples asks for {size} examples of client {client}, but the partition gives it "
-            f"{len(part)}: ask for fewer, or leave examples out to take what there is."
-        )
-    return part.take(size)
-
-
 def _check_gate_metric(name: str, sources: Sequence[Source]) -> None:
     """Refuse a gate that could never be judged, before the attacks have run for hours."""
     for source in sources:
-        if isinstance(source, Simulated):
-            shape = tuple(source.federation.clients[0].images.shape[1:])
-            reason = why_not(name, shape)
-            if reason is not None:
-                raise UsageError(f"gate.metric {name!r} can not be computed: {reason}")
+        reason = why_not(name, source.shape)
+        if reason is not None:
+            raise UsageError(f"gate.metric {name!r} can not be computed: {reason}")

@@ -9,21 +9,26 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fedglass.audit.sources import Recorded
+from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.params import Params, buffers_of, check_update, subtract, weights_of
-from fedglass.core.types import Knowledge, Observation
+from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
 from fedglass.models.catalogue import build
-from fedglass.plan.schema import AdversaryTable, RecordingTable
-from fedglass.rounds.truth import Truth
+from fedglass.plan.recording_table import RecordingTable
+from fedglass.plan.schema import AdversaryTable
+from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
+from fedglass.rounds.truth import Examples, Truths
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 COUNTER = "num_batches_tracked"
 
 
 def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
-    """The observation that the files hold, and the truth where it was given."""
+    """The round that the files hold, as a transcript of one round, and the truth where it was given."""
     _check_adversary(table, adversary)
     data = None if table.truth is None else _truth(table, _path(table.truth, folder))
     shape = data.shape if data is not None else _shape(table)
@@ -33,7 +38,38 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
         buffers |= _tensors("recording.buffers", _path(table.buffers, folder), buffers_of(model))
     _check_buffers(model, buffers)
     update = _update(table, folder, model, before)
-    training = None if table.training is None else table.training.value()
+    participants = _participants(table, data)
+    names = tuple(p.name for p in participants)
+    alone = len(names) == 1
+    messages = (Message(names[0], update, buffers),) if alone else ()
+    past = Round(before, buffers, participants, messages, update, buffers, names)
+    terms = Terms(
+        shape,
+        table.classes,
+        _whitening(table, shape),
+        names,
+        "not recorded",
+        class_names=None if data is None else data.class_names,
+    )
+    view = ServerView() if alone else AggregateView()
+    truths = None if data is None else _truths(participants, data)
+    return Recorded(
+        Transcript(model, terms, {0: past}), truths, (view,), knows_of(adversary), table.name or "recording"
+    )
+
+
+def knows_of(adversary: AdversaryTable) -> Knows:
+    """The optional facts that a plan gives the adversary."""
+    return Knows(
+        training=adversary.knows_training,
+        steps=adversary.knows_steps,
+        labels=adversary.knows_labels,
+        batch_labels=adversary.knows_batch_labels,
+    )
+
+
+def _participants(table: RecordingTable, data: Dataset | None) -> tuple[Participant, ...]:
+    """The clients behind the message; of an aggregate they are taken to have equally many examples, or nearly so."""
     examples = table.examples if data is None else len(data)
     assert examples is not None, "the plan's validation demands it"
     if table.clients > examples:
@@ -41,30 +77,23 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
             f"recording.clients must be at most the number of examples behind the message, {examples}, got "
             f"{table.clients}: correct one of them."
         )
-    steps = table.steps if training is None else training.steps(max(1, examples // table.clients))
-    lr = table.lr if training is None else training.lr
-    how_long = adversary.knows_training or adversary.knows_steps
-    knows = Knowledge(
-        shape=shape,
-        classes=table.classes,
-        examples=examples,
-        whitening=table.whitening.value(),
-        training=training if adversary.knows_training else None,
-        steps=steps if how_long else None,
-        lr=lr if how_long else None,
-        clients=table.clients,
-        labels=_told(data.labels, table.clients) if data is not None and adversary.knows_labels else None,
-    )
-    _check_whitening(knows)
-    truth = None if data is None else Truth(data.images, data.labels, ("recorded",))
-    names = None if data is None else data.class_names
-    return Recorded(Observation(model, before, buffers, update, knows), truth, table.name, names)
+    training = None if table.training is None else table.training.value()
+    each, more = divmod(examples, table.clients)
+    names = ["recorded"] if table.clients == 1 else [f"recorded client {i}" for i in range(table.clients)]
+    return tuple(Participant(name, each + (i < more), training, table.lr, table.steps) for i, name in enumerate(names))
 
 
-def _told(labels: Tensor, clients: int) -> Tensor:
-    """Each client's labels in no particular order; all together where the clients can not be told apart."""
-    each = len(labels) if len(labels) % clients else len(labels) // clients
-    return torch.cat([own.sort().values for own in torch.split(labels, each)])
+def _truths(participants: tuple[Participant, ...], data: Dataset) -> Truths:
+    """The data dealt out to the clients in the order of the file.
+
+    Where they do not come out even, whose is whose can not be told: dealt out by label, they tell no more than that.
+    """
+    sizes = [p.examples for p in participants]
+    even = len(set(sizes)) == 1
+    order = torch.arange(len(data)) if even else data.labels.argsort(stable=True)
+    images, labels = torch.split(data.images[order], sizes), torch.split(data.labels[order], sizes)
+    parts = zip(participants, images, labels, strict=True)
+    return Truths({p.name: Examples(own, told) for p, own, told in parts})
 
 
 def _check_adversary(table: RecordingTable, adversary: AdversaryTable) -> None:
@@ -74,12 +103,13 @@ def _check_adversary(table: RecordingTable, adversary: AdversaryTable) -> None:
         raise UsageError("adversary.knows_batch_labels needs a simulated federation: a recording has no batches.")
 
 
-def _check_whitening(knows: Knowledge) -> None:
-    if len(knows.whitening.mean) != knows.shape[0]:
+def _whitening(table: RecordingTable, shape: tuple[int, int, int]) -> Whitening:
+    found = table.whitening.value()
+    if len(found.mean) != shape[0]:
         raise UsageError(
-            f"recording.whitening must have one mean per channel, expected {knows.shape[0]}, got "
-            f"{len(knows.whitening.mean)}."
+            f"recording.whitening must have one mean per channel, expected {shape[0]}, got {len(found.mean)}."
         )
+    return found
 
 
 def _path(text: str, folder: Path) -> Path:

@@ -2,211 +2,111 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedglass.core.errors import UsageError
-from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.plan.errors import in_one_sentence
+from fedglass.plan.federation_table import DefenceTable, FederationTable
+from fedglass.plan.keys import Count, Flag, Index, Indices, Name, Named, Seed, Table, listed
+from fedglass.plan.recording_table import RecordingTable
 from fedglass.verdict.gate import Gate
 
 LONGEST = 2**20
 """Bytes of a plan file."""
-LARGEST_SIDE = 2048
-"""Pixels along a side; no attack can handle larger images."""
-MOST_PIXELS = 2**28
-"""Of all images behind one message together: a gibibyte as floats."""
-
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-Index = Annotated[int, Field(ge=0, strict=True)]
-Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-Numbers = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=16)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TrainingTable(_Table):
-    """How a client trains."""
-
-    lr: Rate
-    epochs: Count = 1
-    batch_size: Count | None = None
-    batch_norm: Literal["frozen", "batch"] = "frozen"
-
-    def value(self) -> Training:
-        return Training(self.lr, self.epochs, self.batch_size, BatchNorm(self.batch_norm))
-
-
-class WhiteningTable(_Table):
-    """Channel means and deviations, where the dataset's own are not wanted."""
-
-    mean: Numbers
-    std: Numbers
-
-    def value(self) -> Whitening:
-        return Whitening(tuple(self.mean), tuple(self.std))
-
-
-class FederationTable(_Table):
-    """A federation to simulate."""
-
-    name: str = ""
-    data: Name
-    split: Literal["train", "test"] = "train"
-    size: Annotated[int, Field(ge=1, le=LARGEST_SIDE, strict=True)] | None = None
-    classes: Annotated[int, Field(ge=2, strict=True)] | None = None
-    relabel_classes: Annotated[int, Field(ge=2, strict=True)] | None = None
-    clients: Count = 1
-    examples: Count | Annotated[list[Count], Field(min_length=1)] | None = None
-    test_examples: Index = 0
-    partition: Literal["iid", "dirichlet", "writers"] = "iid"
-    alpha: Rate | None = None
-    model: Name = "lenet"
-    init: Name = "default"
-    rounds: Count = 1
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    training: TrainingTable
-    whitening: WhiteningTable | None = None
-    defended: Flag = True
-    seed: Seed | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> FederationTable:
-        if (self.partition == "dirichlet") != (self.alpha is not None):
-            raise ValueError('alpha goes with partition = "dirichlet", expected both or neither')
-        if isinstance(self.examples, list) and len(self.examples) != self.clients:
-            raise ValueError(
-                f"examples must be one number, or one for each of the {self.clients} clients, got "
-                f"{len(self.examples)} numbers"
-            )
-        return self
-
-
-class RecordingTable(_Table):
-    """A message that was recorded from a real federation."""
-
-    name: str = ""
-    model: Name
-    before: Name
-    after: Name | None = None
-    update: Name | None = None
-    buffers: Name | None = None
-    truth: Name | None = None
-    classes: Annotated[int, Field(ge=2, strict=True)]
-    shape: Annotated[list[Count], Field(min_length=3, max_length=3)] | None = None
-    examples: Count | None = None
-    clients: Count = 1
-    training: TrainingTable | None = None
-    lr: Rate | None = None
-    steps: Count | None = None
-    """Local steps of each client, where they are known without epochs and batch size."""
-    whitening: WhiteningTable
-
-    @model_validator(mode="after")
-    def _one_message(self) -> RecordingTable:
-        if (self.after is None) == (self.update is None):
-            raise ValueError("give either after (the weights after training) or update (after - before)")
-        if self.truth is None and (self.shape is None or self.examples is None):
-            raise ValueError("without truth, shape = [channels, height, width] and examples must be given")
-        if (self.lr is None) != (self.steps is None) or (self.lr is not None and self.training is not None):
-            raise ValueError("give training, or lr and steps where epochs and batch size are not known")
-        if self.shape is not None and math.prod(self.shape) * (self.examples or 1) > MOST_PIXELS:
-            raise ValueError(
-                f"shape times examples must be at most {MOST_PIXELS} pixels, which no attack can handle, got "
-                f"{self.shape} times {self.examples or 1}"
-            )
-        return self
-
-
-class AdversaryTable(_Table):
+class AdversaryTable(Table):
     """Who attacks, what it sees and what it knows."""
 
-    view: Literal["server", "aggregate"] = "server"
-    client: Index | Annotated[list[Index], Field(min_length=1)] | Literal["all"] = 0
-    round: Index = 0
+    view: Literal["server", "aggregate", "peer"] = "server"
+    """A server that sees a client's update, or the aggregate alone, or a participant: `fedglass list views`."""
+    client: Index | Indices | Literal["all"] = 0
+    """Whose update the server sees, or which participant the peer is."""
+    round: Index | Indices = 0
+    """Which round it looks at, or a list of them, counted from 0."""
     knows_training: Flag = True
+    """Optimiser, learning rate, epochs and batch size."""
     knows_steps: Flag = False
+    """The number of local steps and the learning rate alone."""
     knows_labels: Flag = False
+    """ORACLE: the true labels."""
     knows_batch_labels: Flag = False
+    """ORACLE: the true labels of each local batch."""
 
 
-class AttackTable(BaseModel):
+class AttackTable(Named):
     """A published attack; keys that are not named here are options of its recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    name: Name
     label: Name | None = None
+    """Its name in the report."""
     labels: Name | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
+    """How labels are found: `fedglass list labels`; the recipe's own way where it is left out."""
 
 
-class DefenceTable(BaseModel):
-    """A defence; keys beside its name are its options."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    name: Name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-
-class MetricsTable(_Table):
+class MetricsTable(Table):
     """Which figures are computed."""
 
     names: Annotated[list[Name], Field(min_length=1)] = ["psnr", "ssim", "rmse", "lpips"]
+    """Of `fedglass list metrics`."""
 
 
-class GateTable(_Table):
+class GateTable(Table):
     """Where the limit lies."""
 
     metric: Name = "psnr"
+    """By which an image counts as recovered."""
     threshold: Annotated[float, Field(allow_inf_nan=False)] = 20.0
+    """Beyond which it does: above for PSNR and SSIM, below for LPIPS and RMSE."""
     max_share: float = 0.0
+    """The audit fails when an attack recovers more than this share of the images."""
     inconclusive_fails: Flag = False
+    """Whether an audit that can not tell exits with 3."""
 
     def value(self) -> Gate:
         return Gate(self.metric, self.threshold, self.max_share, self.inconclusive_fails)
 
 
-class Plan(_Table):
+class Plan(Table):
     """A whole plan file."""
 
     title: str = ""
+    """Of the audit."""
     seed: Seed = 0
+    """The same plan and seed give the same records."""
     repeats: Count = 1
+    """How often each attack is played, from different starts."""
     federation: list[FederationTable] = []
+    """What is simulated; one table or several."""
     recording: list[RecordingTable] = []
+    """Messages of a real federation, in place of a simulation."""
     adversary: AdversaryTable = AdversaryTable()
+    """Who attacks."""
     defences: list[DefenceTable] = []
+    """What protects the clients, one after another."""
     attacks: Annotated[list[AttackTable], Field(min_length=1)]
+    """What is played."""
     metrics: MetricsTable = MetricsTable()
+    """What is measured."""
     gate: GateTable = GateTable()
+    """What counts as recovered, and how much of it is too much."""
 
     @field_validator("federation", "recording", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
-        """`[federation]` is short for a single `[[federation]]`."""
-        return [value] if isinstance(value, dict) else value
+        return listed(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
         if bool(self.federation) == bool(self.recording):
             raise ValueError("a plan has either [federation] tables to simulate or [recording] tables to read")
+        if self.recording and self.adversary.view == "peer":
+            raise ValueError(
+                'adversary.view = "peer" needs a federation to simulate: a recorded message is one of others'
+            )
         if self.recording and self.defences:
             raise ValueError("defences are applied to simulated federations only; a recorded update has passed its own")
         labels = [attack.label or attack.name for attack in self.attacks]

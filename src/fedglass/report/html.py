@@ -70,6 +70,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         common=sections.common_knowledge(records),
         threats=sections.threat_models(records),
         defences=sections.defences(records),
+        got_through=sections.got_through(records),
         table=sections.figures_table(groups, gate, scales),
         view_table=sections.figures_table(views, gate, scales) if views else None,
         starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),

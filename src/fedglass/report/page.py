@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedglass import __version__
 from fedglass.core.errors import UsageError
-from fedglass.ledger.records import write_atomic
+from fedglass.core.files import write_atomic
 from fedglass.report.pictures import Inlined
 
 

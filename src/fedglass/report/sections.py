@@ -19,6 +19,8 @@ Scales = Mapping[str, Scale]
 
 CHARTS = 12
 """Energy charts in one page, the attacks that leaked most first."""
+MOST_ROUNDS = 12
+"""Rounds of which the page says whose updates got through."""
 TONES: dict[Severity, str] = {"serious": "leak", "warning": "inconclusive", "info": ""}
 
 
@@ -82,6 +84,29 @@ def defences(records: Sequence[Record]) -> list[tuple[str, Sequence[str]]]:
             found.setdefault(tuple(record.defences) or ("No defence.",), []).append(record.view)
     together = len(found) == 1 and all(record.defences is not None for record in records)
     return [("" if together else "; ".join(_some(views)), lines) for lines, views in found.items()]
+
+
+def got_through(records: Sequence[Record]) -> list[str]:
+    """Whose updates the aggregation rule let through in each audited round, and what poisoners did there."""
+    rounds = dict.fromkeys((r.round, tuple(r.participants), tuple(r.kept)) for r in records if r.participants)
+    lines = [_got_through(*facts) for facts in sorted(rounds)]
+    return _some([*lines, *(line for record in records for line in record.behaviours)], MOST_ROUNDS)
+
+
+def _got_through(index: int, participants: Sequence[str], kept: Sequence[str]) -> str:
+    """One round in a sentence.
+
+    >>> _got_through(3, ("a", "b", "c"), ("b",))
+    'Round 3: 1 of 3 updates got through the aggregation rule (b); not those of a, c.'
+    """
+    lost = [name for name in participants if name not in kept]
+    if not lost:
+        return f"Round {index}: all {len(participants)} updates got through the aggregation rule."
+    named = f" ({', '.join(_some(kept))})" if kept else ""
+    return (
+        f"Round {index}: {len(kept)} of {len(participants)} updates got through the aggregation rule{named}; not those "
+        f"of {', '.join(_some(lost))}."
+    )
 
 
 def figures_table(groups: Sequence[Group], gate: Gate, scales: Scales) -> Table:

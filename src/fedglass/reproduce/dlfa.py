@@ -26,7 +26,7 @@ from fedglass.reproduce.probes.reconstruct import ByPsnr, Reconstruct
 from fedglass.reproduce.probes.try_trainings import TryTrainings
 from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import Row, Setting
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 LR = 0.004
 NETWORKS = {"femnist": "femnist_cnn", "cifar100": "cifar_cnn"}

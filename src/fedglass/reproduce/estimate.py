@@ -41,14 +41,14 @@ def seconds_of(experiment: Experiment) -> float:
     setup, probe = experiment.setup, experiment.probe
     training = experiment.supposed or setup.training
     batch = min(training.batch_size or setup.examples, setup.examples)
-    local = training.steps(setup.examples) * gradient_seconds(setup.network, setup.data, batch)
+    local = training.local_steps(setup.examples) * gradient_seconds(setup.network, setup.data, batch)
     if isinstance(probe, Geometry):
         whole = gradient_seconds(setup.network, setup.data, setup.examples)
-        return local + (training.steps(setup.examples) + probe.points) * whole
+        return local + (training.local_steps(setup.examples) + probe.points) * whole
     if isinstance(probe, Invert):
         return local + probe.attack.restarts * sum(_stage_seconds(s, experiment, local) for s in probe.attack.stages)
     if isinstance(probe, TryTrainings):
-        steps = setup.training.steps(setup.examples)
+        steps = setup.training.local_steps(setup.examples)
         guesses = trainings(setup.training.lr, steps, setup.examples)
         return sum(seconds_of(replace(experiment, probe=probe.probe, supposed=guess)) for guess in guesses)
     if not isinstance(probe, Reconstruct):
@@ -63,7 +63,7 @@ def _stage_seconds(stage: Stage, experiment: Experiment, local: float) -> float:
     if isinstance(stage.forward, Unroll):
         iteration = SIMULATION * local * setup.clients
     elif isinstance(stage.forward, UnrollEpochs):
-        iteration = SIMULATION * training.epochs * full
+        iteration = SIMULATION * training.passes(setup.examples) * full
     else:
         iteration = SECOND_ORDER * full
     return float(getattr(stage.solver, "iterations", 1)) * _evaluations(stage) * iteration
@@ -83,7 +83,7 @@ def training_seconds(case: Case) -> float:
     examples = warm_up.examples or len(case.population.dataset()) // (case.population.writers() or 1)
     batch = min(warm_up.training.batch_size or examples, examples)
     step = gradient_seconds(setup.network, setup.data, batch)
-    return warm_up.rounds * warm_up.called * warm_up.training.steps(examples) * step
+    return warm_up.rounds * warm_up.called * warm_up.training.local_steps(examples) * step
 
 
 def in_words(cases: Iterable[Case], workers: int, untrained: Iterable[Case] = ()) -> str:

@@ -14,7 +14,7 @@ from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Release
 from fedglass.models.init import Initialisation, PyTorchDefault
 from fedglass.rounds.truth import Truth
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,19 @@ from torch import nn
 
 from fedglass.attack.hypotheses import supposing
 from fedglass.core.errors import DataError, ModelError
-from fedglass.core.params import buffers_of, subtract, weights_of
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Observation
-from fedglass.fl.local import schedule, train
 from fedglass.fl.release import AsIs
 from fedglass.models.catalogue import build
-from fedglass.models.network import Network
 from fedglass.models.weights import load_weights
 from fedglass.reproduce.experiment import Defended, Experiment, Setup, WarmUp
 from fedglass.reproduce.populations import KINDS, Population
-from fedglass.rounds.client import Client, Message
-from fedglass.rounds.federation import Federation, Round, Transcript
+from fedglass.rounds.client import Client
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.observe import observe as played
 from fedglass.rounds.truth import Truth
-from fedglass.rounds.views import AggregateView, ServerView
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
 
 MOST_WRITERS = 100
 """Clients that a warm-up draws from, where the data have more writers."""
@@ -52,12 +51,9 @@ def observe(
     if weights is not None:
         _resume(model, weights)
     federation = _federation(setup, model, clients, seed)
-    transcript = federation.run() if setup.shuffled else _unshuffled(federation)
     view = ServerView() if setup.clients == 1 else AggregateView()
-    seen, truth = view.see(transcript, experiment.knows)
-    if experiment.supposed is not None:
-        seen = supposing(seen, experiment.supposed)
-    return seen, truth
+    seen, truth = played(federation, view, experiment.knows)
+    return (seen if experiment.supposed is None else supposing(seen, experiment.supposed)), truth
 
 
 def network_of(setup: Setup, seed: int) -> nn.Module:
@@ -132,23 +128,5 @@ def _crowd(warm_up: WarmUp, population: Population) -> list[Client]:
 def _federation(
     setup: Setup, model: nn.Module, clients: Sequence[Client], seed: int, participation: float = 1.0
 ) -> Federation:
-    kind = KINDS[setup.data]
-    return Federation(
-        model, clients, setup.training, kind.classes, kind.whitening, participation=participation, seed=seed
-    )
-
-
-def _unshuffled(federation: Federation) -> Transcript:
-    """A round of one client whose batches are the same in each epoch."""
-    client, training = federation.clients[0], federation.training
-    before, buffers = weights_of(federation.model), buffers_of(federation.model)
-    network = Network(federation.model, buffers, training.batch_norm)
-    batches = list(schedule(training, len(client.labels), None))
-    inputs = federation.whitening.whiten(client.images)
-    noise = stream(federation.seed, "noise", client.name)
-    start = [before[name] for name in network.names]
-    after = train(network, start, inputs, client.labels, batches, training.lr, client.gradient, noise)
-    update = subtract(dict(zip(network.names, after, strict=True)), before)
-    labels = tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
-    message = Message(client, update, buffers, labels)
-    return Transcript(federation, (Round(before, buffers, (message,), update),))
+    kind, training = KINDS[setup.data], replace(setup.training, shuffle=setup.shuffled)
+    return Federation(model, clients, training, kind.classes, kind.whitening, participation=participation, seed=seed)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fedglass.attack.parts import Progress
+from fedglass.audit.failures import FAILURES
 from fedglass.audit.isolation import handed, oracle_facts
 from fedglass.audit.machine import device_named, peak_mib, reset_peak, versions
-from fedglass.audit.play import FAILURES
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.rng import derive
 from fedglass.core.types import Observation

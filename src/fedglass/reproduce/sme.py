@@ -13,7 +13,7 @@ from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
 from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import Row, Setting
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 LR, LENET_LR = 0.004, 0.4
 CNN = {"femnist": "femnist_cnn", "cifar100": "cifar_cnn"}

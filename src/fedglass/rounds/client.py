@@ -1,4 +1,4 @@
-"""A client and its private examples."""
+"""A client, its private examples and what it does with them in a round."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedglass.core.errors import DataError
-from fedglass.core.params import Params, Update
+from fedglass.core.params import Params
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.fl.local import GradientFn, MeanGradient, schedule, train
-from fedglass.fl.release import AsIs, Release
+from fedglass.fl.local import Batch, GradientFn, MeanGradient, schedule, train
+from fedglass.fl.release import AsIs, Outgoing, Release
 from fedglass.models.network import Network
+from fedglass.rounds.behaviour.behaviour import Behaviour, Turn
+from fedglass.rounds.behaviour.honest import Honest
+from fedglass.rounds.transcript import Message
 
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """Private examples, how they are trained on, and what is done to the update that leaves."""
+    """Private examples, how they are trained on, how the client behaves, and what is done to the update that leaves."""
 
     name: str
     images: Tensor  # (n, c, h, w), pixels in [0, 1]
     labels: Tensor  # (n,)
     gradient: GradientFn = field(default_factory=MeanGradient)
     release: Release = field(default_factory=AsIs)
+    behaviour: Behaviour = field(default_factory=Honest)
+    training: Training | None = None
+    """Its own, where it differs from the federation's."""
 
     def __post_init__(self) -> None:
         n = len(self.images)
@@ -50,18 +56,6 @@ class Client:
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
-    """What one client sends in one round, and what it keeps to itself."""
-
-    client: Client
-    update: Update
-    buffers: Params
-    """The client's running statistics after its training."""
-    batch_labels: tuple[tuple[int, ...], ...]
-    """PRIVATE: the labels of each local step."""
-
-
-@dataclass(frozen=True, eq=False)
 class Call:
     """What the server sends to a client in one round."""
 
@@ -75,30 +69,37 @@ class Call:
 
 
 def respond(client: Client, call: Call) -> Message:
-    """One client's part of a round: train, subtract, release."""
-    network = Network(call.model, call.buffers, call.training.batch_norm)
-    shuffle, inner, outer = (stream(call.seed, use, client.name, call.round) for use in ("batches", "noise", "release"))
-    batches = list(schedule(call.training, len(client.labels), shuffle))
-    inputs = call.whitening.whiten(client.images)
+    """One client's part of a round: train, subtract, behave, release."""
+    training = client.training or call.training
+    network = Network(call.model, call.buffers, training.batch_norm)
+    inner, outer, acting = (stream(call.seed, use, client.name, call.round) for use in ("noise", "release", "acts"))
+    turn = Turn(client.images, client.labels, call.round, call.before, acting)
+    images, labels = client.behaviour.examples(turn)
+    batches = local_batches(client, training, call.seed, call.round)
+    inputs = call.whitening.whiten(images)
     start = [call.before[name] for name in network.names]
-    after = train(network, start, inputs, client.labels, batches, call.training.lr, client.gradient, inner)
-    update = {name: a - b for name, a, b in zip(network.names, after, start, strict=True)}
+    after = train(network, start, inputs, labels, batches, training, client.gradient, inner)
     trained = dict(zip(network.names, after, strict=True))
+    update = client.behaviour.update(turn, {name: trained[name] - call.before[name] for name in network.names})
     return Message(
-        client,
-        client.release.release(update, outer),
-        running_statistics(call, trained, [inputs[batch.rows] for batch in batches]),
-        tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches),
+        client.name,
+        client.release.release(Outgoing(update, outer, call.round, call.before)),
+        running_statistics(call, training, trained, [inputs[batch.rows] for batch in batches]),
     )
 
 
-def running_statistics(call: Call, weights: Params, batches: Sequence[Tensor]) -> Params:
+def local_batches(client: Client, training: Training, seed: int, index: int) -> list[Batch]:
+    """The batches of a client's training in that round, which depend on seed, name and round alone."""
+    return list(schedule(training, len(client.labels), stream(seed, "batches", client.name, index)))
+
+
+def running_statistics(call: Call, training: Training, weights: Params, batches: Sequence[Tensor]) -> Params:
     """The normalisation layers' running statistics after training with batch statistics.
 
     They are gathered in one pass with the trained weights instead of during training: they do not influence
     the update, and the next round only needs them to evaluate the model.
     """
-    if call.training.batch_norm is BatchNorm.FROZEN or not call.buffers:
+    if training.batch_norm is BatchNorm.FROZEN or not call.buffers:
         return call.buffers
     buffers = {name: tensor.clone() for name, tensor in call.buffers.items()}
     model = copy.deepcopy(call.model).eval()

@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedglass.core.errors import DataError, UsageError
-from fedglass.core.params import Params, add, buffers_of, flatten, unflatten, weights_of
+from fedglass.core.identity import digest, identity_text, of_model, of_tensor
+from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
 from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.aggregate.rule import AggregationContext, Aggregator
-from fedglass.rounds.client import Call, Client, Message, respond
+from fedglass.fl.aggregate.rule import Aggregator
+from fedglass.rounds.client import Call, Client, local_batches, respond
+from fedglass.rounds.server import Server
+from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
+from fedglass.rounds.truth import BatchLabels, Examples, Truths
 
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """One round as it happened."""
-
-    before: Params
-    buffers: Params
-    messages: tuple[Message, ...]
-    """From the clients that took part."""
-    step: Params
-    """What the aggregation rule made of the updates."""
-
-    @property
-    def after(self) -> Params:
-        return add(self.before, self.step)
-
-
-@dataclass(frozen=True, eq=False)
-class Transcript:
-    """All that was said in a federation, with the private data behind it."""
-
-    federation: Federation
-    rounds: tuple[Round, ...]
+ROLES = "gradient", "release", "behaviour", "training"
+"""What a client does, beside having examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,23 +71,77 @@ class Federation:
                 "correct the label or raise the number of classes."
             )
 
-    def run(self, rounds: int = 1, progress: Callable[[int, int], None] | None = None) -> Transcript:
-        """Train for some rounds and keep all that was said."""
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one example."""
+        channels, height, width = self.clients[0].images.shape[1:]
+        return channels, height, width
+
+    @property
+    def terms(self) -> Terms:
+        """What everybody in the federation knows."""
+        names = tuple(client.name for client in self.clients)
+        return Terms(self.shape, self.classes, self.whitening, names, repr(self.aggregator))
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash of everything that decides what is said in any round."""
+        clients = [
+            text
+            for c in self.clients
+            for text in (
+                c.name,
+                of_tensor(c.images),
+                of_tensor(c.labels),
+                *(identity_text(getattr(c, role), f"The {role} of {c.name}") for role in ROLES),
+            )
+        ]
+        facts = self.training, self.classes, self.whitening, self.participation, self.seed
+        rule = identity_text(self.aggregator, "The aggregation rule")
+        return digest(of_model(self.model), identity_text(facts, "The federation"), rule, *clients)
+
+    def play(self, rounds: int = 1, progress: Callable[[int, int], None] | None = None) -> Iterator[Round]:
+        """One round after another; nothing is kept of those that are over."""
         if rounds < 1:
             raise UsageError(f"federation.rounds must be at least 1, got {rounds}.")
-        before: Params = weights_of(self.model)
-        buffers: Params = buffers_of(self.model)
-        past: list[Round] = []
+        server = Server(self.aggregator, weights_of(self.model), buffers_of(self.model), self.seed)
         for index in range(rounds):
-            messages = tuple(respond(client, self._call(before, buffers, index)) for client in self.called(index))
-            past.append(Round(before, buffers, messages, self._aggregate(messages, index)))
-            before, buffers = past[-1].after, _mean_buffers(messages)
+            call = Call(self.model, server.weights, server.buffers, self.training, self.whitening, self.seed, index)
+            called = self.called(index)
+            messages = [respond(client, call) for client in called]
+            yield server.combine(index, [self.participant(client) for client in called], messages)
             if progress is not None:
                 progress(index + 1, rounds)
-        return Transcript(self, tuple(past))
 
-    def _call(self, before: Params, buffers: Params, index: int) -> Call:
-        return Call(self.model, before, buffers, self.training, self.whitening, self.seed, index)
+    def run(
+        self,
+        rounds: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+        keep: Collection[int] | None = None,
+    ) -> Transcript:
+        """Train for some rounds and keep what was said in all of them, or in those asked for."""
+        played = enumerate(self.play(rounds, progress))
+        return Transcript(self.model, self.terms, {i: past for i, past in played if keep is None or i in keep})
+
+    def truths(self, rounds: Iterable[int] = (0,)) -> Truths:
+        """The private side of these rounds."""
+        batch_labels = {
+            (index, client.name): self._batch_labels(client, index) for index in rounds for client in self.called(index)
+        }
+        return Truths({c.name: Examples(c.images, c.labels) for c in self.clients}, batch_labels)
+
+    def _batch_labels(self, client: Client, index: int) -> BatchLabels:
+        batches = local_batches(client, client.training or self.training, self.seed, index)
+        return tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
+
+    def participant(self, client: Client) -> Participant:
+        """A client as all others know it."""
+        return Participant(client.name, len(client.labels), client.training or self.training)
+
+    def attendance(self, rounds: int) -> Attendance:
+        """Who takes part in which round, known before anything has run."""
+        present = {index: tuple(client.name for client in self.called(index)) for index in range(rounds)}
+        return Attendance(self.terms.clients, present)
 
     def called(self, index: int) -> list[Client]:
         """The clients that take part in that round, counted from 0."""
@@ -112,28 +150,3 @@ class Federation:
             return list(self.clients)
         chosen = torch.randperm(len(self.clients), generator=stream(self.seed, "participation", index))[:count]
         return [self.clients[i] for i in sorted(chosen.tolist())]
-
-    def _aggregate(self, messages: Sequence[Message], index: int) -> Params:
-        first = messages[0].update
-        # In one order of names, whatever a release did to the order of its own.
-        stacked = torch.stack([flatten({name: m.update[name] for name in first}) for m in messages])  # (n, d)
-        context = AggregationContext(example_counts(messages), index)
-        return unflatten(self.aggregator.aggregate(stacked, context), first)
-
-
-def example_counts(messages: Sequence[Message]) -> Tensor:
-    """How many examples stand behind each message.  # (n,)"""
-    return torch.tensor([float(len(m.client.labels)) for m in messages])
-
-
-def _mean_buffers(messages: Sequence[Message]) -> Params:
-    """Running statistics averaged over the clients; counters are taken from the first."""
-    weights = example_counts(messages)
-    weights = weights / weights.sum()
-    first = messages[0].buffers
-    return {
-        name: sum((w * m.buffers[name] for w, m in zip(weights, messages, strict=True)), torch.zeros_like(tensor))
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in first.items()
-    }

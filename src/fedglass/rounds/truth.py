@@ -1,16 +1,78 @@
-"""The private data behind an observation; only the audit may look."""
+"""The private data behind a transcript: a sidecar that only the audit opens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import torch
 from torch import Tensor
+
+from fedglass.core.errors import DataError
+
+BatchLabels = tuple[tuple[int, ...], ...]
+"""The labels of each local step."""
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The examples that the message was computed from."""
+    """The examples that a message was computed from."""
 
     images: Tensor  # (n, c, h, w), pixels in [0, 1]
     labels: Tensor  # (n,)
     clients: tuple[str, ...]
+    """Whose examples are scored."""
+    own: int = 0
+    """How many examples at the end are the adversary's own: they explain the message, and are not scored."""
+
+    @property
+    def private(self) -> Truth:
+        """The examples that are not the adversary's own."""
+        count = len(self.labels) - self.own
+        return Truth(self.images[:count], self.labels[:count], self.clients)
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Labelled images."""
+
+    images: Tensor  # (n, c, h, w), pixels in [0, 1]
+    labels: Tensor  # (n,)
+
+
+@dataclass(frozen=True, eq=False)
+class Truths:
+    """Every client's examples, and the order in which each round took them."""
+
+    examples: Mapping[str, Examples]
+    batch_labels: Mapping[tuple[int, str], BatchLabels] = field(default_factory=dict)
+    """By round and client."""
+
+    def of(self, client: str) -> Examples:
+        """One client's examples, or that nobody kept them."""
+        if client not in self.examples:
+            raise DataError(
+                f"The private examples of {client!r} are not beside the transcript, which has those of "
+                f"{', '.join(map(repr, self.examples)) or 'nobody'}: let that client write its own, or choose another."
+            )
+        return self.examples[client]
+
+    def behind(self, clients: Sequence[str], own: str | None = None) -> Truth:
+        """The examples of these clients, one after another, then the adversary's own."""
+        parts = [self.of(name) for name in (*clients, *([] if own is None else [own]))]
+        images, labels = torch.cat([p.images for p in parts]), torch.cat([p.labels for p in parts])
+        return Truth(images, labels, tuple(clients), 0 if own is None else len(parts[-1].labels))
+
+    def save(self, directory: str | Path) -> None:
+        """Write the private side, apart from the transcript; only its owner may read the files."""
+        from fedglass.rounds.storage import save_truths
+
+        save_truths(self, Path(directory))
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Truths:
+        """What `save` wrote."""
+        from fedglass.rounds.storage import load_truths
+
+        return load_truths(Path(directory))

@@ -12,8 +12,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedglass.core.errors import AuditError, FedglassError, UsageError
+from fedglass.core.files import write_atomic
 from fedglass.core.scale import Scale, scale_of
-from fedglass.ledger.records import Picture, Record, write_atomic
+from fedglass.ledger.records import Picture, Record
 from fedglass.verdict.gate import Gate
 
 RESAMPLES = 2000

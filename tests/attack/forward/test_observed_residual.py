@@ -14,13 +14,15 @@ from fedglass.attack.forward.one_gradient import OneGradient
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 KNOWS = Knows()
 
 
 def seen_in(federation: Federation, knows: Knows = KNOWS) -> Observation:
-    return ServerView().see(federation.run(), knows)[0]
+    return observe(federation, ServerView(), knows)[0]
 
 
 def message(forward: Any, seen: Observation, candidate: Candidate) -> Tensor:

@@ -19,7 +19,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.types import Candidate, Observation, Training, Unknown
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.trajectory import Memory
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 FEDAVG = Training(0.2, epochs=3, batch_size=2)
 

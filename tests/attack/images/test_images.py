@@ -14,7 +14,7 @@ from fedglass.attack.parts import Images
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
-from fedglass.rounds.views import Knows
+from fedglass.rounds.views.view import Knows
 
 FEDAVG = Training(0.1, epochs=3, batch_size=2)
 ROWS: list[tuple[Images, int]] = [(Pixels(), 1), (FreePixels(), 1), (EpochPixels(), 3), (BoundedEpochPixels(), 3)]
@@ -61,6 +61,21 @@ def test_the_type_of_the_message_is_kept(toy: Any, images: Images, rows: int) ->
     double = replace(seen, update={name: t.double() for name, t in seen.update.items()})
     (unknown,) = images.bind(double, stream(0, "i"), None).unknowns
     assert {t.dtype for t in (unknown.start, unknown.low, unknown.high) if t is not None} == {torch.float64}
+
+
+@pytest.mark.parametrize("images", [EpochPixels(), BoundedEpochPixels()], ids=repr)
+@pytest.mark.parametrize("before", [None, 1, 3])
+def test_epochs_that_are_not_shuffled_share_their_images(toy: Any, images: Images, before: int | None) -> None:
+    seen = toy.observation(replace(FEDAVG, shuffle=False))
+    earlier = None if before is None else toy.images(before * 4, "earlier").view(before, 4, 1, 8, 8)
+    (unknown,) = images.bind(seen, stream(0, "i"), earlier).unknowns
+    assert unknown.start.shape == (1, 4, 1, 8, 8)
+
+
+def test_an_epoch_that_is_cut_short_has_images_too(toy: Any) -> None:
+    seen = toy.observation(Training(0.1, batch_size=2, steps=5))
+    (unknown,) = EpochPixels().bind(seen, stream(0, "i"), None).unknowns
+    assert unknown.start.shape == (3, 4, 1, 8, 8)
 
 
 def test_separate_epochs_need_to_know_how_many(toy: Any) -> None:

@@ -20,11 +20,15 @@ from fedglass.attack.labels.minimum_rule import MinimumRule
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
+from fedglass.core.optimisers import SGD, Adam, Optimiser
 from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
 from fedglass.rounds.client import Client
-from fedglass.rounds.views import AggregateView, Knows, ServerView
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 FEDAVG = Training(0.05, epochs=3, batch_size=5)
 COUNTS: list[Labels] = [CountsBefore(), CountsAfter(), InterpolatedCounts()]
@@ -44,7 +48,7 @@ def wrong(found: Tensor, truth: Tensor) -> int:
 def with_labels(toy: Any, labels: list[int], training: Training, knows: Knows, model: nn.Module) -> Observation:
     client = Client("client 0", toy.images(len(labels), "labels"), torch.tensor(labels))
     federation = replace(toy.federation(training, model=model), clients=[client])
-    return ServerView().see(federation.run(), knows)[0]
+    return observe(federation, ServerView(), knows)[0]
 
 
 @pytest.mark.parametrize("rule", [SignRule(), MinimumRule()], ids=repr)
@@ -104,7 +108,7 @@ def test_counts_are_exact_where_the_statistics_are_the_true_ones(
     image = toy.images(1, "one").expand(len(labels), -1, -1, -1)
     client = Client("client 0", image, torch.tensor(labels))
     federation = replace(toy.federation(Training(0.1)), clients=[client])
-    seen = ServerView().see(federation.run(), Knows())[0]
+    seen = observe(federation, ServerView(), Knows())[0]
     inputs = federation.whitening.whiten(image)
 
     def truly(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:
@@ -122,7 +126,7 @@ def test_counts_are_exact_where_the_statistics_are_the_true_ones(
 
 def test_interpolation_is_the_mean_over_the_way(toy: Any) -> None:
     seen = with_labels(toy, [0, 1, 1, 2, 3, 3, 3, 4], FEDAVG, Knows(), toy.dense(nn.ReLU))
-    steps = FEDAVG.steps(8)
+    steps = FEDAVG.local_steps(8)
     found = raw_counts(seen, stream(0, "x"), [i / steps for i in range(steps)], steps)
     each = [raw_counts(seen, stream(0, "x"), [i / steps], steps) for i in range(steps)]
     torch.testing.assert_close(found, torch.stack(each).mean(0))
@@ -167,7 +171,7 @@ def test_counts_beat_chance_on_a_small_federation(toy: Any, part: Labels) -> Non
 
 def test_counts_of_an_aggregate_are_those_of_all_clients(toy: Any) -> None:
     federation = toy.federation(Training(0.05), clients=3, examples=6)
-    seen, truth = AggregateView().see(federation.run(), Knows())
+    seen, truth = observe(federation, AggregateView(), Knows())
     found = labels_of(InterpolatedCounts(), seen)
     assert found.shape == (18,)
     assert wrong(found, truth.labels) <= 4
@@ -201,7 +205,7 @@ def test_a_dead_last_layer_is_named(toy: Any, part: Labels) -> None:
 
 def test_told_labels_are_shuffled_within_each_client(toy: Any) -> None:
     federation = toy.federation(FEDAVG, clients=2, examples=8)
-    seen, truth = AggregateView().see(federation.run(), Knows(labels=True))
+    seen, truth = observe(federation, AggregateView(), Knows(labels=True))
     one, again, other = (labels_of(OracleLabels(), seen, seed) for seed in (0, 0, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -226,11 +230,70 @@ def test_oracles_say_what_they_lack(toy: Any) -> None:
 
 def test_told_batches_are_those_of_the_client(toy: Any) -> None:
     federation = toy.federation(Training(0.1, 3, 2), examples=5)
-    seen = ServerView().see(federation.run(), Knows(batch_labels=True))[0]
+    seen = observe(federation, ServerView(), Knows(batch_labels=True))[0]
     assert torch.equal(labels_of(OracleBatchLabels(), seen), toy.trained_on(federation).labels)
     fewer = replace(seen, knows=replace(seen.knows, training=Training(0.1, 2, 2)))
     with pytest.raises(UsageError, match="labels of 9 batches, expected 6, 2 epochs of 3"):
         labels_of(OracleBatchLabels(), fewer)
+
+
+@pytest.mark.parametrize("steps", [4, 5, 7])
+def test_told_batches_of_an_epoch_that_is_cut_short_are_filled_up(toy: Any, steps: int) -> None:
+    federation = toy.federation(Training(0.1, batch_size=2, steps=steps), examples=5)
+    seen = observe(federation, ServerView(), Knows(batch_labels=True))[0]
+    found, true = labels_of(OracleBatchLabels(), seen), toy.trained_on(federation).labels
+    taken = 2 * (steps % 3)
+    assert torch.equal(found[:-1], true[:-1])
+    assert torch.equal(found[-1, :taken], true[-1, :taken])
+    assert torch.equal(found[-1].sort().values, true[0].sort().values)
+
+
+def test_told_batches_that_do_not_reach_all_examples(toy: Any) -> None:
+    seen = toy.observation(Training(0.1, batch_size=2, steps=1), Knows(batch_labels=True), examples=5)
+    told = seen.knows.batch_labels
+    assert labels_of(OracleBatchLabels(), seen).tolist() == [[*told[0], 0, 0, 0]]
+    two = replace(seen.knows, training=Training(0.1, batch_size=2, steps=3), batch_labels=((1, 2), (3, 4), (1, 0)))
+    with pytest.raises(UsageError, match="labels of batch 3, expected 1"):
+        labels_of(OracleBatchLabels(), replace(seen, knows=two))
+    three = replace(two, training=Training(0.1, batch_size=2, steps=4), batch_labels=((1, 2), (3, 4), (1,), (1, 0)))
+    with pytest.raises(UsageError, match="other labels in epoch 2"):
+        labels_of(OracleBatchLabels(), replace(seen, knows=three))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Training(0.1, label_smoothing=0.3),
+        Training(0.1, optimiser=SGD(momentum=0.9)),
+        Training(0.1, optimiser=SGD(0.9, nesterov=True), label_smoothing=0.1),
+    ],
+    ids=repr,
+)
+def test_counts_know_smoothing_and_momentum(toy: Any, monkeypatch: pytest.MonkeyPatch, plan: Training) -> None:
+    image = toy.images(1, "one").expand(6, -1, -1, -1)
+    client = Client("client 0", image, torch.tensor([2, 2, 2, 2, 0, 1]))
+    federation = replace(toy.federation(plan), clients=[client])
+    seen = observe(federation, ServerView(), Knows())[0]
+    inputs = federation.whitening.whiten(image)
+
+    def truly(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:
+        hidden = seen.model[:3](inputs)  # type: ignore[index]  # a Sequential
+        return seen.model(inputs).softmax(-1).mean(0).detach(), hidden.sum(1).mean().detach()
+
+    monkeypatch.setattr(counts, "head_statistics", truly)
+    monkeypatch.setattr(bias_counts, "head_statistics", truly)
+    raw = counts.unsmoothed(raw_counts(seen, stream(0, "x"), [0.0], steps=1), seen)
+    torch.testing.assert_close(raw, torch.tensor([1.0, 1.0, 4.0, 0.0, 0.0]), rtol=1e-3, atol=1e-3)
+    for part in (*COUNTS, BiasCounts()):
+        assert wrong(labels_of(part, seen), client.labels) == 0
+
+
+@pytest.mark.parametrize("part", [*COUNTS, BiasCounts()], ids=repr)
+@pytest.mark.parametrize("optimiser", [Adam(), SGD(weight_decay=0.1)], ids=repr)
+def test_counts_need_an_update_that_tells_sizes(toy: Any, part: Any, optimiser: Optimiser) -> None:
+    seen = toy.observation(Training(0.1, optimiser=optimiser), Knows())
+    with pytest.raises(UsageError, match=r'Label counts need an update that tells .*, which with .* "sign_rule"'):
+        part.check(seen)
 
 
 def test_joint_labels_are_probabilities(toy: Any) -> None:

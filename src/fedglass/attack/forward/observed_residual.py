@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.one_gradient import OneGradient
-from fedglass.attack.forward.target import full_batch, head_of, leaves, local_steps, mean_gradient, network_of
+from fedglass.attack.forward.target import (
+    full_gradient,
+    head_of,
+    is_gradient,
+    leaves,
+    local_steps,
+    mean_gradient,
+    network_of,
+)
 from fedglass.attack.parts import BoundForward
 from fedglass.core.types import Candidate, Observation
-from fedglass.fl.local import MeanGradient
 
 MISSING = 0.2
 """The share of the largest entry that pruning or noise may have taken from a sum of zero."""
@@ -32,14 +39,14 @@ class ObservedResidual:
     that are sought along with the images, which a fixed residual would leave where they are. Without a bias in the
     last layer the message tells r up to its size only, which is enough for a direction; with `sized`, for
     distances that compare sizes, such a network is treated as by `OneGradient` too. So is a message from which
-    a defence has cut out too much of r.
+    a defence has cut out too much of r, and one that Adam or weight decay have made something else than a gradient.
     """
 
     sized: bool = False
 
     def bind(self, observation: Observation) -> BoundForward:
         knows = observation.knows
-        if knows.examples != 1 or local_steps(observation) not in (None, 1):
+        if knows.examples != 1 or local_steps(observation) not in (None, 1) or not is_gradient(observation):
             return OneGradient().bind(observation)
         network = network_of(observation)
         weights = leaves(observation, network)
@@ -54,7 +61,7 @@ class ObservedResidual:
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             if candidate.labels.is_floating_point():
-                return MeanGradient().gradient(full_batch(network, weights, candidate))
+                return full_gradient(network, weights, candidate, knows.training)
             error = (network(weights, candidate.images[0]) * residual).sum()
             return torch.autograd.grad(error, weights, create_graph=True, materialize_grads=True)
 

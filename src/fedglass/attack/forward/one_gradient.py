@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedglass.attack.forward.target import (
-    full_batch,
+    full_gradient,
     gradient_sum,
     known_training,
     leaves,
     mean_gradient,
     network_of,
+    step_length,
 )
 from fedglass.attack.parts import BoundForward
 from fedglass.core.types import Candidate, Observation
-from fedglass.fl.local import MeanGradient
 
 
 @dataclass(frozen=True)
 class OneGradient:
     """The gradient of the mean loss over all examples at the weights before [Zhu et al., 2019, Eq. 3].
 
-    Exact for FedSGD. A FedAvg update is treated as one large step: it is divided by lr T where these are
-    known, and compared in direction otherwise.
+    Exact for FedSGD. A FedAvg update is treated as one large step: it is divided by lr T where these are known, or
+    by what stands for it with momentum, and compared in direction otherwise. So it is under Adam and with weight
+    decay, of which the message is not a multiple of a gradient.
     """
 
     def bind(self, observation: Observation) -> BoundForward:
         network = network_of(observation)
-        weights = leaves(observation, network)
-        rule = MeanGradient()
+        weights, training = leaves(observation, network), observation.knows.training
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            return rule.gradient(full_batch(network, weights, candidate))
+            return full_gradient(network, weights, candidate, training)
 
         return BoundForward(mean_gradient(observation, network), predict, network.names)
 
@@ -43,18 +43,20 @@ class OneGradient:
 class RepeatedGradient:
     """T times that gradient beside the sum of the gradients taken [Dimitrov et al., 2022, "FedSGD"].
 
-    The same direction as `OneGradient`, in the units in which the release of that paper weighs its priors.
+    The same direction as `OneGradient`, in the units in which the release of that paper weighs its priors. Under Adam
+    and with weight decay, where the update does not tell the sum of the gradients, it stands beside -update / lr.
     """
 
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)
         network = network_of(observation)
         weights = leaves(observation, network)
-        batches = len(training.batches(max(1, observation.knows.examples // observation.knows.clients)))
-        steps, rule = batches * training.epochs, MeanGradient()
+        each = max(1, observation.knows.examples // observation.knows.clients)
+        steps = training.local_steps(each)
+        batches = min(len(training.batches(each)), steps)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            return [steps * g for g in rule.gradient(full_batch(network, weights, candidate))]
+            return [steps * g for g in full_gradient(network, weights, candidate, training)]
 
-        target = gradient_sum(observation, network, training.lr)
+        target = gradient_sum(observation, network, step_length(observation) or training.lr)
         return BoundForward(target, predict, network.names, batches=batches)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import full_batch, leaves, local_steps, mean_gradient, network_of
+from fedglass.attack.forward.target import full_gradient, leaves, local_steps, mean_gradient, network_of
 from fedglass.attack.parts import BoundForward
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Candidate, Observation, Unknown
-from fedglass.fl.local import MeanGradient
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,11 @@ class OnSegment:
         network = network_of(observation)
         before = leaves(observation, network)
         update = [observation.update[name] for name in network.names]
-        rule = MeanGradient()
+        training = observation.knows.training
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             weights = [torch.addcmul(w, unknowns[0], u) for w, u in zip(before, update, strict=True)]
-            return rule.gradient(full_batch(network, weights, candidate))
+            return full_gradient(network, weights, candidate, training)
 
         zero, one = (before[0].new_tensor(value) for value in (0.0, 1.0))
         alpha = Unknown(torch.full_like(zero, self.start), zero, one, self.rate, self.every)
@@ -66,10 +65,10 @@ class AlongSegment:
             [torch.add(w, u, alpha=alpha).detach().requires_grad_() for w, u in ends]
             for alpha in self.places(local_steps(observation))
         ]
-        rule = MeanGradient()
+        training = observation.knows.training
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            gradients = [rule.gradient(full_batch(network, weights, candidate)) for weights in places]
+            gradients = [full_gradient(network, weights, candidate, training) for weights in places]
             return [torch.stack(parts).mean(0) for parts in zip(*gradients, strict=True)]
 
         return BoundForward(mean_gradient(observation, network), predict, network.names)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
-from fedglass.fl.local import Step
+from fedglass.fl.local import MeanGradient, Step, local_gradient
 from fedglass.fl.trajectory import per_epoch
 from fedglass.models.network import Network
 
@@ -36,30 +38,60 @@ def known_training(observation: Observation) -> Training:
     return training
 
 
-def full_batch(network: Network, weights: list[Tensor], candidate: Candidate) -> Step:
+def full_batch(
+    network: Network, weights: Sequence[Tensor], candidate: Candidate, training: Training | None = None
+) -> Step:
     """One step on all examples of the candidate's first epoch, to be differentiated twice."""
     labels = candidate.labels[0] if per_epoch(candidate.labels) else candidate.labels
-    return Step(network, weights, candidate.images[0], labels, differentiable=True)
+    smoothing = 0.0 if training is None else training.label_smoothing
+    return Step(network, weights, candidate.images[0], labels, differentiable=True, smoothing=smoothing)
+
+
+def full_gradient(
+    network: Network, weights: Sequence[Tensor], candidate: Candidate, training: Training | None
+) -> Sequence[Tensor]:
+    """The gradient of that step as the client would take it: of its loss, and clipped where its training clips."""
+    step = full_batch(network, weights, candidate, training)
+    return local_gradient(MeanGradient(), step, None if training is None else training.clip)
 
 
 def mean_gradient(observation: Observation, network: Network) -> tuple[Tensor, ...]:
-    """-update / (lr T): the mean over the local steps of the gradients that were taken.
+    """-update / `local_distance`: the mean over the local steps of the gradients that were taken.
 
-    Where the training is unknown the scale is too, and -update is returned: good enough for `Cosine`.
+    Where the distance is unknown so is the scale, and -update is returned: good enough for `Cosine`.
     """
     scale = -1.0 / local_distance(observation)
     return tuple(observation.update[name] * scale for name in network.names)
 
 
 def gradient_sum(observation: Observation, network: Network, lr: float) -> tuple[Tensor, ...]:
-    """-update / lr: the sum over the local steps of the gradients that were taken."""
+    """-update / lr: the sum over the local steps of what plain SGD or another optimiser moved along."""
     return tuple(observation.update[name] / -lr for name in network.names)
 
 
 def local_distance(observation: Observation) -> float:
-    """lr T, the factor between an update and the mean gradient behind it; 1 where it is not known."""
-    lr, steps = learning_rate(observation), local_steps(observation)
-    return 1.0 if lr is None or steps is None else lr * steps
+    """The factor between an update and the mean gradient behind it, lr T for plain SGD; 1 where it is not known.
+
+    Under Adam or with weight decay no such factor exists.
+    """
+    travel = observation.knows.travel
+    return 1.0 if travel is None else travel
+
+
+def step_length(observation: Observation) -> float | None:
+    """How far one local step goes along a constant gradient of size 1, in the mean: lr for plain SGD."""
+    lr, steps, training = learning_rate(observation), local_steps(observation), observation.knows.training
+    if lr is None or steps is None or training is None:
+        return lr
+    # Of steps of length 1 first, so that plain SGD gives lr to the last bit.
+    unit = training.optimiser.travel(1.0, steps)
+    return None if unit is None else lr * (unit / steps)
+
+
+def is_gradient(observation: Observation) -> bool:
+    """Whether a message of one step is a gradient but for its scale, as far as is known: not under Adam or decay."""
+    training = observation.knows.training
+    return training is None or training.optimiser.travel(1.0, 1) is not None
 
 
 def learning_rate(observation: Observation) -> float | None:
@@ -70,8 +102,7 @@ def learning_rate(observation: Observation) -> float | None:
 
 def local_steps(observation: Observation) -> int | None:
     """T, the number of each client's local steps, where it is known."""
-    knows = observation.knows
-    return knows.steps if knows.training is None else knows.training.steps(max(1, knows.examples // knows.clients))
+    return observation.knows.local_steps
 
 
 def head_of(observation: Observation, network: Network) -> tuple[str, str | None]:

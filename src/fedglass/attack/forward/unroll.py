@@ -26,7 +26,8 @@ class Unroll:
 
     The candidate's batches are consecutive slices, the same in each epoch; its images may differ between
     epochs. An aggregate of several clients of equal size is the mean of their simulations, each with its share
-    of the candidate's examples [ibid., App. C.5]. The message is measured in gradients: (before - after) / lr.
+    of the candidate's examples [ibid., App. C.5]. The message is measured in gradients: (before - after) / lr. With
+    another optimiser than plain SGD, which the paper has, each step's gradient gives way to what that one moves along.
     `budget_mib` bounds what the simulation keeps in memory, see `fl.memory`.
     """
 
@@ -42,22 +43,40 @@ class UnrollEpochs:
     """As `Unroll`, but with all examples in one batch per epoch: the paper's "FedSGD-Epoch" baseline.
 
     The one step of an epoch is as long as all steps that it stands for, so that the simulated weights travel as
-    far as the client's.
+    far as the client's. With momentum they do so along a constant gradient; an epoch of Adam or of weight decay is
+    as long as its number of steps. Momentum and moments fade with each simulated step, thus more slowly.
     """
 
     budget_mib: float = BUDGET_MIB
 
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)
-        batches = len(training.batches(examples_per_client(observation)))
-        whole = replace(training, lr=training.lr * batches, batch_size=None)
+        each = examples_per_client(observation)
+        length = epoch_length(training, each)
+        whole = replace(training, lr=training.lr * length, batch_size=None, epochs=training.passes(each), steps=None)
         simulated = simulate(observation, whole, self.budget_mib)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            return [batches * g for g in simulated.predict(candidate, unknowns)]
+            return [length * g for g in simulated.predict(candidate, unknowns)]
 
         target = gradient_sum(observation, network_of(observation), training.lr)
-        return BoundForward(target, predict, simulated.names, batches=batches)
+        return BoundForward(target, predict, simulated.names, batches=steps_of_an_epoch(training, each))
+
+
+def epoch_length(training: Training, examples: int) -> float:
+    """How many local steps one step of a whole epoch has to go as far as, ceil(N / B) for plain SGD.
+
+    >>> epoch_length(Training(lr=0.1, epochs=3, batch_size=2), examples=5)
+    3.0
+    """
+    steps, epochs = training.local_steps(examples), training.passes(examples)
+    far, short = (training.optimiser.travel(1.0, count) for count in (steps, epochs))
+    return steps / epochs if far is None or short is None else far / short
+
+
+def steps_of_an_epoch(training: Training, examples: int) -> int:
+    """ceil(N / B), or fewer where the training ends within its first epoch."""
+    return min(len(training.batches(examples)), training.local_steps(examples))
 
 
 def examples_per_client(observation: Observation) -> int:
@@ -77,7 +96,7 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
     each, clients = examples_per_client(observation), observation.knows.clients
     batches = list(schedule(training, each, None))
     weights = leaves(observation, network)
-    trajectory = Trajectory(network, weights, batches, training.lr)
+    trajectory = Trajectory(network, weights, batches, training)
     # Of any images of that size: a budget that is too small is refused before the search starts.
     blank, classes = weights[0].new_zeros(1, each, *observation.knows.shape), weights[0].new_zeros(each).long()
     run = replace(trajectory, memory=fit(trajectory, blank, classes, budget_mib / clients))
@@ -91,7 +110,7 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
         return [torch.stack(parts).mean(0) for parts in zip(*sums, strict=True)]
 
     target = gradient_sum(observation, network, training.lr)
-    return BoundForward(target, predict, network.names, batches=len(batches) // training.epochs)
+    return BoundForward(target, predict, network.names, batches=steps_of_an_epoch(training, each))
 
 
 def in_each_order(images: Tensor, labels: Tensor) -> Tensor:

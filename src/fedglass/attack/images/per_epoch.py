@@ -50,8 +50,13 @@ class OrderedEpochPixels:
 
 
 def _first(observation: Observation, generator: torch.Generator, start: Tensor | None) -> Tensor:
-    """Noise, or the previous stage's images, for each epoch.  # (epochs, n, c, h, w)"""
-    epochs = known_training(observation).epochs
+    """Noise, or the previous stage's images, for each epoch.  # (epochs, n, c, h, w)
+
+    A client that does not shuffle takes the same images at the same places in each epoch: one row of them will do.
+    """
+    training, knows = known_training(observation), observation.knows
+    epochs = training.passes(max(1, knows.examples // knows.clients)) if training.shuffle else 1
     if start is None:
         return whitened_noise(observation, generator, epochs)
-    return start.expand(epochs, *start.shape[1:]).contiguous()
+    first = start if training.shuffle else start[:1]
+    return first.expand(epochs, *start.shape[1:]).contiguous()

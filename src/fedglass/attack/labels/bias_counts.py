@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import head_of, learning_rate, local_steps, network_of
-from fedglass.attack.labels.counts import GENG, REMEDY, head_statistics
+from fedglass.attack.forward.target import head_of, network_of
+from fedglass.attack.labels.counts import GENG, head_statistics, no_size, unsmoothed
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
@@ -23,7 +23,8 @@ class BiasCounts:
     """N_k = N (p_k - b_k), b the mean gradient of the last layer's bias and p the mean softmax at the weights before.
 
     For softmax and cross entropy b_k is the mean of p_k(x_j) - [y_j = k], without the hidden activations that
-    `CountsBefore` has to guess; random images stand in for the x_j in p, as there [Geng et al., 2021]. The
+    `CountsBefore` has to guess; random images stand in for the x_j in p, as there [Geng et al., 2021]. Smoothed labels
+    are counted as `unsmoothed` does. The
     "bias-corrected" strategy of the Breaching framework (unpublished, after Wainakh et al., 2022) hands labels out by
     a guessed impact of one example instead, and miscounts where the network answers evenly: it is not followed.
     """
@@ -35,7 +36,7 @@ class BiasCounts:
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         n, gradient = observation.knows.examples, mean_bias_gradient(observation)
         probability, _ = head_statistics(observation, generator, 0.0)
-        whole = round_to_sum(n * (probability - gradient), n)
+        whole = round_to_sum(unsmoothed(n * (probability - gradient), observation), n)
         labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
         # In random order: which batch a label belongs to is not known.
         return known(labels[torch.randperm(n, generator=generator)].to(probability.device))
@@ -49,10 +50,7 @@ def mean_bias_gradient(observation: Observation) -> Tensor:
             "Label counts from the bias need a last layer that has one, and this network's has none: choose another "
             "way to find the labels, such as minimum_rule."
         )
-    lr, steps = learning_rate(observation), local_steps(observation)
-    if lr is None or steps is None:
-        raise UsageError(
-            "Label counts need the learning rate and the number of local steps, which the adversary does not know: "
-            f"{REMEDY}"
-        )
-    return observation.update[bias] / -(lr * steps)
+    travel = observation.knows.travel
+    if travel is None:
+        raise no_size(observation, "the learning rate and the number of local steps")
+    return observation.update[bias] / -travel

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import head_weight, learning_rate, local_steps, network_of
+from fedglass.attack.forward.target import head_weight, local_steps, network_of, step_length
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
@@ -84,7 +84,7 @@ class InterpolatedCounts(Counts):
 def _bind(observation: Observation, generator: torch.Generator, shares: Callable[[int], list[float]]) -> Bound:
     n, steps = observation.knows.examples, known_steps(observation)
     counts = raw_counts(observation, generator, shares(steps), steps)
-    whole = round_to_sum(counts, n)
+    whole = round_to_sum(unsmoothed(counts, observation), n)
     labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
     # In random order: which batch a label belongs to is not known.
     return known(labels[torch.randperm(n, generator=generator)].to(counts.device))
@@ -94,7 +94,7 @@ def known_steps(observation: Observation) -> int:
     """T, or what to do where it is not known."""
     steps = local_steps(observation)
     if steps is None:
-        raise UsageError(f"Label counts need the number of local steps, which the adversary does not know: {REMEDY}")
+        raise no_size(observation, "the number of local steps")
     return steps
 
 
@@ -115,11 +115,34 @@ def raw_counts(observation: Observation, generator: torch.Generator, shares: Seq
 
 
 def accumulated_head_gradient(observation: Observation) -> Tensor:
-    """The sum over local steps of the last layer's gradient, (before - after) / lr.  # (classes, features)"""
-    lr = learning_rate(observation)
-    if lr is None:
-        raise UsageError(f"Label counts need the client's learning rate, which the adversary does not know: {REMEDY}")
-    return observation.update[head_weight(observation)] / -lr
+    """The sum over local steps of the last layer's gradient, (before - after) / lr.  # (classes, features)
+
+    With momentum, as if that gradient had been the same in all of them.
+    """
+    length = step_length(observation)
+    if length is None:
+        raise no_size(observation, "the client's learning rate")
+    return observation.update[head_weight(observation)] / -length
+
+
+def unsmoothed(counts: Tensor, observation: Observation) -> Tensor:
+    """The counts of labels of which the client's label smoothing has spread a share evenly over all classes."""
+    training = observation.knows.training
+    if training is None or training.label_smoothing == 0:
+        return counts
+    spread = training.label_smoothing * observation.knows.examples / len(counts)
+    return (counts - spread) / (1 - training.label_smoothing)
+
+
+def no_size(observation: Observation, missing: str) -> UsageError:
+    """The refusal of a message that does not tell the size of the gradients behind it."""
+    if observation.knows.training is None:
+        return UsageError(f"Label counts need {missing}, which the adversary does not know: {REMEDY}")
+    return UsageError(
+        "Label counts need an update that tells the size of the gradients behind it, which with "
+        f"{observation.knows.training.optimiser} it does not: choose labels that do not need it, such as labels = "
+        '"sign_rule".'
+    )
 
 
 def head_statistics(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:

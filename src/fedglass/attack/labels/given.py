@@ -59,7 +59,10 @@ class OracleBatchLabels:
 
 
 def told_in_batches(observation: Observation) -> Tensor:
-    """The true labels in the order in which each epoch took them.  # (epochs, n)"""
+    """The true labels in the order in which each epoch took them.  # (epochs, n)
+
+    The examples that a last epoch, cut short, did not take come at its end.
+    """
     batches, training = observation.knows.batch_labels, observation.knows.training
     if batches is None or training is None:
         raise UsageError(
@@ -68,32 +71,54 @@ def told_in_batches(observation: Observation) -> Tensor:
         )
     examples = observation.knows.examples
     _check_batches(batches, training, examples)
-    flat = torch.tensor([label for batch in batches for label in batch], device=device_of(observation))
-    _check_classes(flat, observation)
-    return flat.view(training.epochs, examples)
+    each = _epochs(batches, len(training.batches(examples)))
+    told = torch.tensor([*each[:-1], each[-1] + _not_taken(each, examples)], device=device_of(observation))
+    _check_classes(told, observation)
+    return told
+
+
+def _epochs(batches: Sequence[Sequence[int]], per_epoch: int) -> list[list[int]]:
+    """The labels of each epoch, one after the other."""
+    return [list(chain(*batches[i : i + per_epoch])) for i in range(0, len(batches), per_epoch)]
+
+
+def _not_taken(epochs: Sequence[Sequence[int]], examples: int) -> list[int]:
+    """The labels that the last epoch lacks.
+
+    Where it is the only one they are not told, and do not count: zeros.
+    """
+    missing = examples - len(epochs[-1])
+    others = Counter(epochs[0]) - Counter(epochs[-1]) if len(epochs) > 1 else Counter({0: missing})
+    return sorted(others.elements())
 
 
 def _check_batches(batches: Sequence[Sequence[int]], training: Training, examples: int) -> None:
-    """Every epoch has the same examples, in batches of the training's sizes."""
+    """Every epoch has the same examples, in batches of the training's sizes; the last may have been cut short."""
     sizes = [part.stop - part.start for part in training.batches(examples)]
-    if len(batches) != training.steps(examples):
+    steps, passes = training.local_steps(examples), training.passes(examples)
+    if len(batches) != steps:
         raise UsageError(
-            f"The adversary is told the labels of {len(batches)} batches, expected {training.steps(examples)}, "
-            f"{training.epochs} epochs of {len(sizes)}: give those of every batch."
+            f"The adversary is told the labels of {len(batches)} batches, expected {steps}, "
+            f"{passes} epochs of {len(sizes)}: give those of every batch."
         )
-    for number, (batch, size) in enumerate(zip(batches, sizes * training.epochs, strict=True), start=1):
+    for number, (batch, size) in enumerate(zip(batches, (sizes * passes)[:steps], strict=True), start=1):
         if len(batch) != size:
             raise UsageError(
                 f"The adversary is told {len(batch)} labels of batch {number}, expected {size}: give one for each "
                 "example."
             )
-    epochs = [Counter(chain(*batches[i : i + len(sizes)])) for i in range(0, len(batches), len(sizes))]
-    other = next((i for i, counts in enumerate(epochs, start=1) if counts != epochs[0]), None)
+    epochs = [Counter(labels) for labels in _epochs(batches, len(sizes))]
+    # What a shorter epoch took must be among what the first did.
+    other = next((i for i, counts in enumerate(epochs, start=1) if not _agree(counts, epochs[0])), None)
     if other is not None:
         raise UsageError(
             f"The adversary is told other labels in epoch {other} than in epoch 1, but each epoch takes all examples: "
             "correct the labels of the batches."
         )
+
+
+def _agree(counts: Counter[int], first: Counter[int]) -> bool:
+    return counts == first if counts.total() == first.total() else counts <= first
 
 
 def _check_classes(told: Tensor, observation: Observation) -> None:

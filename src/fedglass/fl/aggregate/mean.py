@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedglass.core.registry import register
-from fedglass.fl.aggregate.rule import AggregationContext
+from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State
 
 
 @register(
@@ -21,14 +21,17 @@ from fedglass.fl.aggregate.rule import AggregationContext
 )
 @dataclass(frozen=True)
 class WeightedMean:
-    """sum_k n_k u_k / sum_k n_k [McMahan et al., 2017, Algorithm 1].
+    """sum_k n_k u_k / sum_k n_k [McMahan et al., 2017, Algorithm 1]; everybody gets through.
 
     >>> import torch
     >>> context = AggregationContext(weights=torch.tensor([1.0, 3.0]))
-    >>> WeightedMean().aggregate(torch.tensor([[0.0], [4.0]]), context)
+    >>> WeightedMean().aggregate(torch.tensor([[0.0], [4.0]]), context, None).step
     tensor([3.])
     """
 
-    def aggregate(self, updates: Tensor, context: AggregationContext) -> Tensor:
+    def init(self, weights: Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         weights = context.weights.to(updates)
-        return (weights / weights.sum()) @ updates
+        return Aggregated((weights / weights.sum()) @ updates, weights > 0)

@@ -35,7 +35,7 @@ class Geometry:
         batches = list(schedule(training, len(truth.labels), stream(seed, "path")))
         total = len(batches) + self.points
         gradients = []
-        for step, at in enumerate(local_path(network, start, inputs, truth.labels, batches, training.lr)):
+        for step, at in enumerate(local_path(network, start, inputs, truth.labels, batches, training)):
             if step < len(batches):
                 gradients.append(true_gradient(network, at, inputs, truth.labels))
             after = at

@@ -1,0 +1,167 @@
+"""A federation that is simulated for the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fedglass.audit.protection import defences_of, privacy_in_words, rehearse_defences, undefended
+from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
+from fedglass.audit.utility import accuracy
+from fedglass.audit.words import knows_in_words, training_in_words
+from fedglass.core.errors import UsageError
+from fedglass.core.identity import digest, identity_text, of_tensor
+from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.types import Training
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.transcript import Message, Round, Transcript
+from fedglass.rounds.truth import Examples, Truths
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows, Seen, View
+
+SHOWN = 6
+"""Views that the threat model lists one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """A federation that trains for some rounds, and the views of it that are attacked."""
+
+    federation: Federation
+    rounds: int = 1
+    views: tuple[View, ...] = (ServerView(),)
+    knows: Knows = field(default_factory=Knows)
+    name: str = ""
+    class_names: tuple[str, ...] | None = None
+    test: Examples | None = None
+    """Examples of no client, on which the trained model is measured."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UsageError(f"federation.rounds must be at least 1, got {self.rounds}.")
+        if not self.views:
+            raise UsageError("The adversary needs at least one view, such as ServerView(client=0), got none.")
+        attendance = self.federation.attendance(self.rounds)
+        for view in self.views:
+            view.check(attendance)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.federation.shape
+
+    def identity(self) -> str:
+        test = self.test
+        measured = [] if test is None else [str(self.rounds), of_tensor(test.images), of_tensor(test.labels)]
+        return digest("source", self.name, self._origin(), identity_text(self.knows), *measured)
+
+    def _origin(self) -> str:
+        return digest(self.federation.identity, identity_text(self.class_names))
+
+    def infos(self) -> Sequence[TargetInfo]:
+        return infos_of(self.name, self.views)
+
+    def targets(self, progress: Said) -> Sequence[Target]:
+        transcript, last = self._played(progress)
+        truths, utility = self.truths(), self._utility(last, progress)
+        seen = [target_of(transcript, view, self.knows, truths) for view in self.views]
+        return [replace(target, utility=utility) for target in seen]
+
+    def transcript(self, progress: Said = lambda done, total: None) -> Transcript:
+        """What is said in the rounds that the views look at."""
+        return self._played(progress)[0]
+
+    def truths(self) -> Truths:
+        """The private data behind it."""
+        return self.federation.truths(sorted(self._looked_at()))
+
+    def _looked_at(self) -> set[int]:
+        return {index for view in self.views for index in view.rounds()}
+
+    def _played(self, progress: Said) -> tuple[Transcript, Round]:
+        """The rounds that are looked at, and the last one of all, whose model is measured."""
+        wanted = self._looked_at()
+        rounds = max(wanted) + 1 if self.test is None else self.rounds
+        kept: dict[int, Round] = {}
+        for index, last in enumerate(self.federation.play(rounds, progress)):
+            if index in wanted:
+                kept[index] = last
+        return self._transcript(kept), last
+
+    def _transcript(self, rounds: dict[int, Round]) -> Transcript:
+        terms = replace(
+            self.federation.terms,
+            class_names=self.class_names,
+            defences=tuple(self.protection()),
+            behaviours=tuple(self.behaviours()),
+        )
+        return Transcript(self.federation.model, terms, rounds, self._origin())
+
+    def rehearse(self) -> Iterator[Seen]:
+        rehearse_defences(self.federation)
+        silent = self._transcript({index: silent_round(self.federation, index) for index in self._looked_at()})
+        for view in self.views:
+            yield view.see(silent, self.knows, self.truths())
+
+    def protection(self) -> list[str]:
+        """The defences of all clients and what they promise, in words; none where there is none."""
+        found = dict.fromkeys(part for client in self.federation.clients for part in defences_of(client))
+        return [*(f"Defended by {part}." for part in found), *privacy_in_words(self.federation, self.rounds)]
+
+    def behaviours(self) -> list[str]:
+        """What those clients do that are not honest, in words."""
+        told = {client.name: client.behaviour.describe() for client in self.federation.clients}
+        return [f"{name[0].upper()}{name[1:]} {words}." for name, words in told.items() if words]
+
+    def _utility(self, last: Round, progress: Said) -> dict[str, float]:
+        """The model's accuracy, and what it would be without the defences."""
+        if self.test is None:
+            return {}
+        federation = self.federation
+        utility = {"test accuracy": accuracy(federation.model, last, federation.whitening, self.test)}
+        if any(map(defences_of, federation.clients)):
+            bare = replace(federation, clients=[undefended(client) for client in federation.clients])
+            *_, last = bare.play(self.rounds, progress)
+            utility["test accuracy, undefended"] = accuracy(bare.model, last, bare.whitening, self.test)
+        return utility
+
+    def threat(self) -> list[Section]:
+        f, named = self.federation, f" {self.name!r}" if self.name else ""
+        counts = sorted({len(c.labels) for c in f.clients})
+        examples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        size = sum(p.numel() for p in f.model.parameters())
+        share = "" if f.participation == 1 else f", {f.participation:.0%} of the clients in each"
+        shape = " x ".join(map(str, f.shape))
+        lines = [
+            f"{len(f.clients)} client(s) with {examples} private example(s) each, {shape}, {f.classes} classes.",
+            f"A {type(f.model).__name__} of {size:,} parameters, {self.rounds} round(s){share}, combined by "
+            f"{f.aggregator!r}.",
+            *(f"{who} training: {training_in_words(how)}." for who, how in _trainings(f).items()),
+            *(self.protection() or ["No defence."]),
+            *self.behaviours(),
+        ]
+        sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
+        more = [f"... and {len(sees) - SHOWN + 1} more of this kind."]
+        return [
+            Section(f"Federation{named}", lines),
+            Section(
+                f"What the adversary sees{named and ' of' + named}",
+                sees if len(sees) <= SHOWN else [*sees[: SHOWN - 1], *more],
+            ),
+            Section(f"What it knows beside{named and ' of' + named}", knows_in_words(self.knows)),
+        ]
+
+
+def _trainings(federation: Federation) -> dict[str, Training]:
+    own = {f"{c.name[0].upper()}{c.name[1:]}'s own": c.training for c in federation.clients if c.training is not None}
+    return {"Each client's": federation.training, **own}
+
+
+def silent_round(federation: Federation, index: int) -> Round:
+    """A round in which the right clients take part and all send zeros."""
+    before, buffers = weights_of(federation.model), buffers_of(federation.model)
+    nothing = {name: torch.zeros_like(w) for name, w in before.items()}
+    participants = tuple(map(federation.participant, federation.called(index)))
+    messages = tuple(Message(p.name, nothing, buffers) for p in participants)
+    return Round(before, buffers, participants, messages, nothing, buffers, tuple(p.name for p in participants))

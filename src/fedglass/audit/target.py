@@ -1,0 +1,114 @@
+"""What an audit attacks: messages, each with all that belongs to it, from whatever yields them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fedglass.core.identity import identity_text
+from fedglass.core.types import Observation
+from fedglass.rounds.transcript import Transcript
+from fedglass.rounds.truth import Truth, Truths
+from fedglass.rounds.views.view import Knows, Seen, View
+
+Said = Callable[[int, int], None]
+"""Hears how many rounds are done, and of how many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One message with all that belongs to it; `truth` is None where nobody recorded it."""
+
+    observation: Observation
+    truth: Truth | None
+    class_names: tuple[str, ...] | None = None
+    utility: Mapping[str, float] = field(default_factory=dict)
+    """How good the model is that the federation trained."""
+    defences: tuple[str, ...] | None = None
+    """What protects the message, and what that promises; None where it is not known."""
+    undefended: bool = False
+    """Whether it is known that neither a defence nor the company of others protects the message."""
+    behind: tuple[str, ...] = ()
+    """The anonymity set: the clients whose examples are in the message, the adversary's own left out."""
+    participants: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    """Whose updates got through the aggregation rule in that round."""
+    behaviours: tuple[str, ...] = ()
+    """What poisoners do, in words."""
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """What is known of a target before the federation has run."""
+
+    spec: str
+    """The view as printed: a part of the case's identity."""
+    words: str
+    round: int
+    """Counted from 1, as in `words`."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading of the threat model and its sentences."""
+
+    title: str
+    lines: Sequence[str]
+
+
+class Source(Protocol):
+    """Something that yields targets."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def knows(self) -> Knows: ...
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one image."""
+        ...
+
+    def identity(self) -> str:
+        """A hash of everything that decides the messages."""
+        ...
+
+    def infos(self) -> Sequence[TargetInfo]: ...
+
+    def threat(self) -> list[Section]:
+        """The source in plain words."""
+        ...
+
+    def rehearse(self) -> Iterable[Seen]:
+        """Refuse what could only fail after the training; then what will be seen, but for its entries."""
+        ...
+
+    def targets(self, progress: Said) -> Sequence[Target]:
+        """The targets, in the order of `infos`."""
+        ...
+
+
+def infos_of(name: str, views: Iterable[View]) -> list[TargetInfo]:
+    before = f"{name}: " if name else ""
+    return [
+        TargetInfo(identity_text(v, "The adversary's view"), before + v.describe(), v.rounds()[-1] + 1) for v in views
+    ]
+
+
+def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:
+    """What one view makes of a transcript, simulated or recorded."""
+    seen, past = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
+    terms = transcript.terms
+    return Target(
+        seen.observation,
+        None if truths is None else truths.behind(seen.behind, seen.own),
+        terms.class_names,
+        defences=terms.defences,
+        undefended=terms.defences == () and len(seen.behind) == 1,
+        behind=seen.behind,
+        participants=tuple(p.name for p in past.participants),
+        kept=past.kept,
+        behaviours=terms.behaviours,
+    )

@@ -1,0 +1,323 @@
+"""An optimiser as a pure update rule, with the adjoint of one of its steps in closed form.
+
+A step takes weights, gradient and state to new weights and a new state. Its adjoint takes the derivatives of a
+loss with respect to the new ones back to the old ones and to the gradient, which lets `fl.trajectory` differentiate
+a whole training without a graph over its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedglass.core.errors import UsageError
+
+Tensors = Sequence[Tensor]
+"""One for each parameter."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What an optimiser carries from one step to the next."""
+
+    slots: tuple[Tensors, ...] = ()
+    """Momentum, or the two moments of Adam."""
+    count: int = 0
+    """How many steps were taken."""
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """One step: where it starts, and along which gradient."""
+
+    weights: Tensors
+    gradient: Tensors
+    state: State
+    lr: float
+
+
+@dataclass(frozen=True, eq=False)
+class Adjoint:
+    """The derivatives of a loss with respect to the weights and to the optimiser's state."""
+
+    weights: Tensors
+    slots: tuple[Tensors, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PulledBack:
+    """The adjoints before a step, from those after it."""
+
+    before: Adjoint
+    """Of the old weights and state, without what reaches the weights through the gradient."""
+    gradient: Tensors
+    """Of the gradient, but for `scale`: what is computed from it is multiplied then, which saves plain SGD a pass."""
+    scale: float = 1.0
+
+
+class Optimiser(Protocol):
+    """The rule of a local step; no method leaves a graph behind or changes what it is given."""
+
+    def init(self, weights: Tensors) -> State:
+        """The state before the first step."""
+        ...
+
+    def step(self, move: Move) -> tuple[list[Tensor], State]:
+        """The new weights and the new state."""
+        ...
+
+    def pull_back(self, move: Move, adjoint: Adjoint) -> PulledBack:
+        """The vector-Jacobian product of `step`; `adjoint` is that of its results."""
+        ...
+
+    def travel(self, lr: float, steps: int) -> float | None:
+        """How far the weights go along a constant gradient of size 1; None where that is not all that counts."""
+        ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """b' = momentum b + (1 - dampening) d, w' = w - lr b', with d = g + weight_decay w, as torch.optim.SGD.
+
+    The first b' is d itself. With `nesterov` the step is lr (d + momentum b').
+
+    >>> SGD().travel(0.1, steps=10), SGD(momentum=0.5).travel(1.0, steps=2), SGD(weight_decay=0.1).travel(0.1, 1)
+    (1.0, 2.5, None)
+    """
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share(self, "momentum", self.momentum)
+        _check_share(self, "dampening", self.dampening)
+        _check_decay(self, self.weight_decay)
+        if self.dampening and not self.momentum:
+            raise UsageError("SGD.dampening dampens the momentum, which is 0: set SGD.momentum, or leave it out.")
+        if self.nesterov and (not self.momentum or self.dampening):
+            raise UsageError(
+                "SGD.nesterov needs a momentum above 0 and no dampening, got "
+                f"momentum={self.momentum:g} and dampening={self.dampening:g}: correct these, or leave it out."
+            )
+
+    def init(self, weights: Tensors) -> State:
+        return State((tuple(torch.zeros_like(w, requires_grad=False) for w in weights),)) if self.momentum else State()
+
+    @torch.no_grad()
+    def step(self, move: Move) -> tuple[list[Tensor], State]:
+        along = _decayed(move, self.weight_decay)
+        slots: tuple[Tensors, ...] = ()
+        if self.momentum:
+            (old,), keep = move.state.slots, self._keep(move.state)
+            buffer = [torch.add(b * self.momentum, d, alpha=keep) for b, d in zip(old, along, strict=True)]
+            slots = (buffer,)
+            along = _added(along, buffer, self.momentum) if self.nesterov else buffer
+        moved = [torch.sub(w, d, alpha=move.lr) for w, d in zip(move.weights, along, strict=True)]
+        return moved, State(slots, move.state.count + 1)
+
+    @torch.no_grad()
+    def pull_back(self, move: Move, adjoint: Adjoint) -> PulledBack:
+        if not self.momentum:
+            direct = _added(adjoint.weights, adjoint.weights, -move.lr * self.weight_decay)
+            return PulledBack(Adjoint(direct), adjoint.weights, -move.lr)
+        share = -move.lr * (self.momentum if self.nesterov else 1.0)
+        buffer = _added(adjoint.slots[0], adjoint.weights, share)
+        keep = self._keep(move.state)
+        gradient = buffer if keep == 1.0 else [b * keep for b in buffer]
+        if self.nesterov:
+            gradient = _added(gradient, adjoint.weights, -move.lr)
+        direct = _added(adjoint.weights, gradient, self.weight_decay)
+        return PulledBack(Adjoint(direct, ([b * self.momentum for b in buffer],)), gradient)
+
+    def travel(self, lr: float, steps: int) -> float | None:
+        if self.weight_decay:
+            return None
+        if not self.momentum:
+            return lr * steps
+        # b_t = momentum^t + (1 - dampening) (1 - momentum^t) / (1 - momentum) along a gradient of size 1.
+        fading = (1 - self.momentum**steps) / (1 - self.momentum)
+        buffers = fading + (1 - self.dampening) / (1 - self.momentum) * (steps - fading)
+        return lr * (steps + self.momentum * buffers if self.nesterov else buffers)
+
+    def _keep(self, state: State) -> float:
+        """The share of a gradient that enters the momentum."""
+        return 1.0 if state.count == 0 else 1.0 - self.dampening
+
+
+@dataclass(frozen=True)
+class Adam:
+    """w' = w - lr m / (sqrt(v) + eps) with bias-corrected moments [Kingma and Ba, 2015], as torch.optim.Adam.
+
+    `weight_decay` is added to the gradient.
+
+    >>> Adam().travel(0.1, steps=10) is None
+    True
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_moments(self, self.betas, self.eps)
+        _check_decay(self, self.weight_decay)
+
+    def init(self, weights: Tensors) -> State:
+        return _no_moments(weights)
+
+    @torch.no_grad()
+    def step(self, move: Move) -> tuple[list[Tensor], State]:
+        return _by_moments(_Moments(self.betas, self.eps, move), _decayed(move, self.weight_decay), move.weights)
+
+    @torch.no_grad()
+    def pull_back(self, move: Move, adjoint: Adjoint) -> PulledBack:
+        gradient, slots = _pull_moments(
+            _Moments(self.betas, self.eps, move), _decayed(move, self.weight_decay), adjoint
+        )
+        return PulledBack(Adjoint(_added(adjoint.weights, gradient, self.weight_decay), slots), gradient)
+
+    def travel(self, lr: float, steps: int) -> float | None:
+        return None
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam whose decay is apart from the moments, w' = (1 - lr weight_decay) w - ... [Loshchilov and Hutter, 2019]."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_moments(self, self.betas, self.eps)
+        _check_decay(self, self.weight_decay)
+
+    def init(self, weights: Tensors) -> State:
+        return _no_moments(weights)
+
+    @torch.no_grad()
+    def step(self, move: Move) -> tuple[list[Tensor], State]:
+        shrunk = [w * (1 - move.lr * self.weight_decay) for w in move.weights]
+        return _by_moments(_Moments(self.betas, self.eps, move), move.gradient, shrunk)
+
+    @torch.no_grad()
+    def pull_back(self, move: Move, adjoint: Adjoint) -> PulledBack:
+        gradient, slots = _pull_moments(_Moments(self.betas, self.eps, move), move.gradient, adjoint)
+        shrunk = [a * (1 - move.lr * self.weight_decay) for a in adjoint.weights]
+        return PulledBack(Adjoint(shrunk, slots), gradient)
+
+    def travel(self, lr: float, steps: int) -> float | None:
+        return None
+
+
+OPTIMISERS: Mapping[str, Callable[..., Optimiser]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+"""By the names that plans and manifests have for them."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Moments:
+    """Adam's numbers at one step."""
+
+    betas: tuple[float, float]
+    eps: float
+    move: Move
+
+    @property
+    def length(self) -> float:
+        """lr, corrected for the first moment's start at zero."""
+        return float(self.move.lr / (1 - self.betas[0] ** (self.move.state.count + 1)))
+
+    @property
+    def fullness(self) -> float:
+        """The share of its full size that the second moment has reached."""
+        return float(1 - self.betas[1] ** (self.move.state.count + 1))
+
+    def of(self, along: Tensors) -> tuple[list[Tensor], list[Tensor]]:
+        """The two moments after this step."""
+        (one, two), (means, squares) = self.betas, self.move.state.slots
+        return (
+            [torch.lerp(m, d, 1 - one) for m, d in zip(means, along, strict=True)],
+            [(v * two).addcmul_(d, d, value=1 - two) for v, d in zip(squares, along, strict=True)],
+        )
+
+
+def _no_moments(weights: Tensors) -> State:
+    means, squares = (tuple(torch.zeros_like(w, requires_grad=False) for w in weights) for _ in range(2))
+    return State((means, squares))
+
+
+def _by_moments(at: _Moments, along: Tensors, weights: Tensors) -> tuple[list[Tensor], State]:
+    """A step of Adam from the given weights."""
+    means, squares = at.of(along)
+    root = math.sqrt(at.fullness)
+    moved = [
+        torch.addcdiv(w, m, (v.sqrt() / root).add_(at.eps), value=-at.length)
+        for w, m, v in zip(weights, means, squares, strict=True)
+    ]
+    return moved, State((means, squares), at.move.state.count + 1)
+
+
+def _pull_moments(at: _Moments, along: Tensors, adjoint: Adjoint) -> tuple[list[Tensor], tuple[Tensors, ...]]:
+    """The adjoints of the gradient and of the old moments.
+
+    With r = sqrt(v' / fullness) the step is -length m' / (r + eps). Its derivative by the gradient d is the difference
+    of two large terms, one for each moment, in which most cancels. It is written after the cancellation,
+
+        -length / (r + eps)^2 ((1 - b1) eps + ((1 - b1) b2 v - (1 - b2) b1 m d) / (fullness r)),
+
+    so that little is left to rounding: at the first step, where m = v = 0, only eps remains. An entry whose v' is
+    zero has never had a gradient; its step is taken to stay zero, as the derivative of a sign is.
+    """
+    (one, two), full = at.betas, at.fullness
+    pulled: list[tuple[Tensor, Tensor, Tensor]] = []
+    columns = along, *at.move.state.slots, *at.of(along), adjoint.weights, *adjoint.slots
+    for d, m, v, mean, square, a, to_mean, to_square in zip(*columns, strict=True):
+        root = (square / full).sqrt_()
+        below = root + at.eps
+        alive = root > 0
+        rate = torch.where(alive, -at.length * a / below.square(), 0.0)
+        safe = torch.where(alive, root, 1.0) * full
+        left = ((1 - one) * two * v - (1 - two) * one * m * d) / safe
+        pulled.append(
+            (
+                rate * ((1 - one) * at.eps + left) + (1 - one) * to_mean + 2 * (1 - two) * d * to_square,
+                one * (rate * below + to_mean),
+                two * (to_square - 0.5 * rate * (mean / safe)),
+            )
+        )
+    gradient, means, squares = (list(column) for column in zip(*pulled, strict=True))
+    return gradient, (means, squares)
+
+
+def _decayed(move: Move, decay: float) -> Tensors:
+    """The gradient with the decay's own added."""
+    return _added(move.gradient, move.weights, decay)
+
+
+def _added(left: Tensors, right: Tensors, share: float) -> Tensors:
+    """left + share right; the left ones themselves where the share is zero."""
+    return [torch.add(x, y, alpha=share) for x, y in zip(left, right, strict=True)] if share else left
+
+
+def _check_share(owner: object, name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise UsageError(f"{type(owner).__name__}.{name} must be at least 0 and below 1, got {value}.")
+
+
+def _check_decay(owner: object, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{type(owner).__name__}.weight_decay must be finite and at least 0, got {value}.")
+
+
+def _check_moments(owner: object, betas: tuple[float, float], eps: float) -> None:
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise UsageError(f"{type(owner).__name__}.betas must be two numbers of at least 0 and below 1, got {betas}.")
+    if not 0 < eps < math.inf:
+        raise UsageError(f"{type(owner).__name__}.eps must be positive and finite, got {eps}.")

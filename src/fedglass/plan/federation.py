@@ -1,0 +1,186 @@
+"""The federation of a plan: its data dealt out to clients, their defences and behaviours, and the adversary's views."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from fedglass.audit.simulated import Simulated
+from fedglass.core.errors import DataError, UsageError
+from fedglass.core.registry import factory, find, make
+from fedglass.core.rng import stream
+from fedglass.core.types import Whitening
+from fedglass.data.catalogue import is_embedded, load, located
+from fedglass.data.dataset import Dataset
+from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
+from fedglass.fl.aggregate.mean import WeightedMean
+from fedglass.fl.aggregate.rule import Aggregator
+from fedglass.fl.local import GradientFn, MeanGradient
+from fedglass.fl.release import AsIs, Chain, Release
+from fedglass.models.catalogue import build
+from fedglass.models.init_names import by_name
+from fedglass.models.init_names import located as initialisation_at
+from fedglass.plan.federation_table import BehaviourTable, DefenceTable, FederationTable, GroupTable
+from fedglass.plan.keys import Named
+from fedglass.plan.options import checked_options
+from fedglass.plan.recording import knows_of
+from fedglass.plan.schema import AdversaryTable
+from fedglass.rounds.behaviour.behaviour import Behaviour
+from fedglass.rounds.behaviour.honest import Honest
+from fedglass.rounds.behaviour.per_round import PerRound
+from fedglass.rounds.client import Client
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.truth import Examples
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import View
+
+
+def made(kind: str, table: Named) -> Any:
+    """The part of that kind which a table names, with the table's options."""
+    options = checked_options(find(kind, table.name).title, factory(kind, table.name), table.options)
+    return make(kind, table.name, **options)
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What a client's defences do inside its local steps and to the update that leaves."""
+
+    gradient: GradientFn = field(default_factory=MeanGradient)
+    release: Release = field(default_factory=AsIs)
+
+
+def defences_of(tables: Sequence[DefenceTable]) -> Protection:
+    """At most one gradient function, and the releases one after another."""
+    gradients: list[GradientFn] = []
+    releases: list[Release] = []
+    for table in tables:
+        part = made("defences", table)
+        if hasattr(part, "gradient"):
+            gradients.append(part)
+        else:
+            releases.append(part)
+    if len(gradients) > 1:
+        raise UsageError(
+            f"defences: at most one may change the gradient of a local step, got {len(gradients)}: keep one."
+        )
+    release = releases[0] if len(releases) == 1 else Chain(tuple(releases)) if releases else AsIs()
+    return Protection(gradients[0] if gradients else MeanGradient(), release)
+
+
+def behaviour_of(tables: Sequence[BehaviourTable]) -> Behaviour:
+    """Honest where nothing is said; of several, one for each round."""
+    found = [cast(Behaviour, made("behaviours", table)) for table in tables]
+    return Honest() if not found else found[0] if len(found) == 1 else PerRound(tuple(found))
+
+
+def simulated(
+    table: FederationTable, adversary: AdversaryTable, seed: int, folder: Path, protection: Protection
+) -> Simulated:
+    """A federation of the plan with the adversary's views of it."""
+    own_seed = seed if table.seed is None else table.seed
+    init = by_name(initialisation_at(table.init, folder))
+    data = _dataset(table, folder, own_seed)
+    model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
+    parts, rest = _split(table, data, own_seed)
+    federation = Federation(
+        model,
+        _clients(table, parts, protection),
+        table.training.value(),
+        data.classes,
+        data.whitening,
+        aggregator=WeightedMean() if table.rule is None else cast(Aggregator, made("rules", table.rule)),
+        participation=table.participation,
+        seed=own_seed,
+    )
+    test = None if rest is None else Examples(rest.images, rest.labels)
+    views = views_of(adversary, len(parts))
+    return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test)
+
+
+def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Protection) -> list[Client]:
+    """The clients, those of a group with what the group says of them."""
+    groups = {client: group for group in table.group for client in group.clients}
+    found = []
+    for i, part in enumerate(parts):
+        group = groups.get(i, GroupTable(clients=[i]))
+        own = protection if group.defences is None else defences_of(group.defences)
+        training = None if group.training is None else group.training.value()
+        behaviour = behaviour_of(group.behaviour)
+        found.append(Client(f"client {i}", part.images, part.labels, own.gradient, own.release, behaviour, training))
+    return found
+
+
+def views_of(adversary: AdversaryTable, clients: int) -> tuple[View, ...]:
+    """One view for each round, and for each client where it looks at one, or is one."""
+    rounds = adversary.round if isinstance(adversary.round, list) else [adversary.round]
+    if adversary.view == "aggregate":
+        return tuple(AggregateView(index) for index in dict.fromkeys(rounds))
+    kind = PeerView if adversary.view == "peer" else ServerView
+    chosen = adversary.client
+    every = range(clients) if isinstance(chosen, str) else chosen if isinstance(chosen, list) else [chosen]
+    return tuple(kind(client, index) for index in dict.fromkeys(rounds) for client in dict.fromkeys(every))
+
+
+def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
+    whitening = None if table.whitening is None else table.whitening.value()
+    read = _embedded if is_embedded(table.data) else load
+    data = read(located(table.data, folder), split=table.split, size=table.size, whitening=whitening)
+    if table.relabel_classes is not None:
+        data = data.relabelled(table.relabel_classes, stream(seed, "labels of", table.data))
+    if table.classes is None or table.classes == data.classes:
+        return data
+    return replace(data, classes=table.classes, class_names=None)
+
+
+@functools.cache
+def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening | None) -> Dataset:
+    """Embedded sets never change, and drawing one takes seconds."""
+    return load(source, split=split, size=size, whitening=whitening)
+
+
+def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Dataset], Dataset | None]:
+    """The clients' examples, and the test examples where they are asked for."""
+    shuffle = stream(seed, "partition")
+    held = table.test_examples
+    if held >= len(data):
+        raise DataError(
+            f"federation.test_examples must leave some of the {len(data)} examples of {data.name} for the "
+            f"clients, got {held}: ask for fewer."
+        )
+    # Test examples are taken from the end, so that asking for them does not move the embedded sets' first ones.
+    rest = data.subset(range(len(data) - held, len(data))) if held else None
+    pool = data.take(len(data) - held)
+    sizes = [table.examples] * table.clients if isinstance(table.examples, int) else table.examples
+    if sizes is not None and sum(sizes) > len(pool):
+        raise DataError(
+            f"federation.examples asks for {sum(sizes)} examples in all ({table.clients} clients), but "
+            f"{data.name} has {len(pool)}: ask for fewer examples or clients, or bring more data."
+        )
+    rule = partition_of(table, sizes)
+    parts = [pool.subset(indices) for indices in rule.split(pool, table.clients, shuffle)]
+    if sizes is None or isinstance(rule, Sizes):
+        return parts, rest
+    return [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))], rest
+
+
+def partition_of(table: FederationTable, sizes: Sequence[int] | None) -> Partition:
+    if table.partition == "dirichlet":
+        assert table.alpha is not None, "the plan's validation demands it"
+        return Dirichlet(table.alpha)
+    if table.partition == "writers":
+        return ByWriter()
+    return Iid() if sizes is None else Sizes(tuple(sizes))
+
+
+def _cut(part: Dataset, size: int, client: int) -> Dataset:
+    if size > len(part):
+        raise DataError(
+            f"federation.examples asks for {size} examples of client {client}, but the partition gives it "
+            f"{len(part)}: ask for fewer, or leave examples out to take what there is."
+        )
+    return part.take(size)

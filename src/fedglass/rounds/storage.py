@@ -1,0 +1,214 @@
+"""Transcripts and truths on disk: safetensors and JSON, no pickle, every file with its hash in the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from fedglass import __version__
+from fedglass.core.errors import DataError, FedglassError
+from fedglass.core.files import write_atomic
+from fedglass.core.params import Params, buffers_of, weights_of
+from fedglass.rounds.manifest import FORMAT, Held, Manifest, RoundFacts, TermsFacts, facts_of
+from fedglass.rounds.transcript import Message, Round, Transcript
+from fedglass.rounds.truth import BatchLabels, Examples, Truths
+
+MANIFEST, TRUTH, TRUTH_FACTS = "manifest.json", "truth.safetensors", "truth.json"
+LONGEST = 64 * 2**20
+"""Bytes of a manifest."""
+SEPARATOR = "/"
+"""Between the part of a round and a tensor's own name."""
+
+
+def save_transcript(transcript: Transcript, directory: Path) -> None:
+    """Write one file for each round and message, and last the manifest: a crash leaves no half of a transcript."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rounds = []
+    for index, past in sorted(transcript.rounds.items()):
+        parts = {"before": past.before, "buffers": past.buffers, "step": past.step, "after": past.buffers_after}
+        models = _store(directory, f"round-{index:05}.safetensors", parts)
+        messages = {
+            m.client: _store(
+                directory, f"round-{index:05}-{i:05}.safetensors", {"update": m.update, "buffers": m.buffers}
+            )
+            for i, m in enumerate(past.messages)
+        }
+        rounds.append(facts_of(index, past, models, messages))
+    terms = TermsFacts.of(transcript.terms)
+    manifest = Manifest(fedglass=__version__, origin=transcript.origin, terms=terms, rounds=rounds)
+    write_atomic(directory / MANIFEST, manifest.model_dump_json(indent=1) + "\n", private=True)
+
+
+def load_transcript(directory: Path, model: nn.Module) -> Transcript:
+    """The transcript of a directory; `model` is the architecture, which no file can bring along."""
+    manifest = _manifest(directory / MANIFEST)
+    rounds = {facts.index: _round(directory, facts, model) for facts in manifest.rounds}
+    _check_order(directory, rounds)
+    return Transcript(model, manifest.terms.value(), rounds, manifest.origin)
+
+
+def save_truths(truths: Truths, directory: Path) -> None:
+    """Write the private side, for the eyes of its owner alone."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{i}{SEPARATOR}{kind}": tensor.contiguous()
+        for i, own in enumerate(truths.examples.values())
+        for kind, tensor in (("images", own.images), ("labels", own.labels))
+    }
+    data = save(tensors)
+    labels = [{"round": r, "client": client, "batches": told} for (r, client), told in truths.batch_labels.items()]
+    facts = {"format": FORMAT, "clients": list(truths.examples), "sha256": _sha256(data), "batch_labels": labels}
+    write_atomic(directory / TRUTH, data, private=True)
+    write_atomic(directory / TRUTH_FACTS, json.dumps(facts) + "\n", private=True)
+
+
+def load_truths(directory: Path) -> Truths:
+    """What `save_truths` wrote."""
+    path = directory / TRUTH_FACTS
+    try:
+        facts = json.loads(_read(path, LONGEST))
+        clients, told = [str(name) for name in facts["clients"]], facts["batch_labels"]
+        tensors = _tensors(directory, Held(file=TRUTH, sha256=facts["sha256"]))
+        examples = {
+            name: Examples(tensors[f"{i}{SEPARATOR}images"], tensors[f"{i}{SEPARATOR}labels"])
+            for i, name in enumerate(clients)
+        }
+        batch_labels = {(int(entry["round"]), str(entry["client"])): _labels(entry["batches"]) for entry in told}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} is not a sidecar of truths ({_first(error)}): save the truths again.") from error
+    return Truths(examples, batch_labels)
+
+
+def _labels(batches: list[list[int]]) -> BatchLabels:
+    return tuple(tuple(int(label) for label in batch) for batch in batches)
+
+
+def _manifest(path: Path) -> Manifest:
+    text = _read(path, LONGEST)
+    try:
+        found = json.loads(text)
+        newer = isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > FORMAT
+        if newer:
+            raise DataError(
+                f"{path} has format {found['format']}, expected at most {FORMAT}: a newer fedglass wrote it, use that."
+            )
+        return Manifest.model_validate(found)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not the manifest of a transcript ({_first(error)}): it is damaged or of another kind; save the "
+            "transcript again."
+        ) from error
+
+
+def _round(directory: Path, facts: RoundFacts, model: nn.Module) -> Round:
+    weights, buffers = weights_of(model), buffers_of(model)
+    models = _parts(directory, facts.models, {"before": weights, "buffers": buffers, "step": weights, "after": buffers})
+    present = [p.name for p in facts.participants]
+    strangers = [name for name in (*facts.messages, *facts.kept) if name not in present]
+    if strangers or len(set(present)) != len(present):
+        raise DataError(
+            f"{directory / MANIFEST}: round {facts.index} names {strangers[:1] or 'a participant twice'}, expected "
+            "messages of its participants, each once: save the transcript again."
+        )
+    messages = []
+    for client, held in facts.messages.items():
+        parts = _parts(directory, held, {"update": weights, "buffers": buffers})
+        messages.append(Message(client, parts["update"], parts["buffers"]))
+    try:
+        participants = tuple(p.value() for p in facts.participants)
+    except (FedglassError, ValueError, TypeError) as error:
+        raise DataError(f"{directory / MANIFEST}: round {facts.index}: {error}") from error
+    return Round(
+        models["before"],
+        models["buffers"],
+        participants,
+        tuple(messages),
+        models["step"],
+        models["after"],
+        tuple(facts.kept),
+    )
+
+
+def _check_order(directory: Path, rounds: Mapping[int, Round]) -> None:
+    """A round starts where the one before it ended."""
+    for index, past in rounds.items():
+        following = rounds.get(index + 1)
+        after = past.after if following is not None else {}
+        if following is not None and not all(
+            torch.equal(after[name].nan_to_num(), following.before[name].nan_to_num()) for name in after
+        ):
+            raise DataError(
+                f"{directory}: round {index + 1} does not start where round {index} ended: files of different "
+                "rounds or federations were mixed; save the transcript again."
+            )
+
+
+def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> Held:
+    tensors = {
+        f"{part}{SEPARATOR}{key}": tensor.detach().cpu().contiguous().clone()
+        for part, params in parts.items()
+        for key, tensor in params.items()
+    }
+    data = save(tensors)
+    write_atomic(directory / name, data, private=True)
+    return Held(file=name, sha256=_sha256(data))
+
+
+def _parts(directory: Path, held: Held, like: Mapping[str, Params]) -> dict[str, dict[str, Tensor]]:
+    """The named parts of a file, of just the names, shapes and types that the model has."""
+    tensors = _tensors(directory, held)
+    wanted = {f"{part}{SEPARATOR}{key}": (part, key) for part, params in like.items() for key in params}
+    odd = sorted(set(wanted) ^ set(tensors))
+    for name, (part, key) in wanted.items():
+        model = like[part][key]
+        if name in tensors and (tensors[name].shape != model.shape or tensors[name].dtype != model.dtype):
+            odd.append(name)
+    if odd:
+        raise DataError(
+            f"{directory / held.file} does not fit the model at {odd[0]!r} ({len(odd)} such): load the transcript with "
+            "the architecture that it was recorded from."
+        )
+    found: dict[str, dict[str, Tensor]] = {part: {} for part in like}
+    for name, (part, key) in wanted.items():
+        found[part][key] = tensors[name]
+    return found
+
+
+def _tensors(directory: Path, held: Held) -> dict[str, Tensor]:
+    path = directory / held.file
+    data = _read(path)
+    if _sha256(data) != held.sha256:
+        raise DataError(f"{path} is not the file that the manifest names (other SHA-256): restore it or save again.")
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise DataError(f"{path} can not be read as safetensors ({error}): save the transcript again.") from error
+
+
+def _read(path: Path, most: int | None = None) -> bytes:
+    try:
+        if most is not None and path.stat().st_size > most:
+            raise DataError(f"{path} is longer than {most} bytes: it is another file.")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}; name the directory of a saved transcript.") from error
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _first(error: BaseException) -> str:
+    """The first problem in a few words."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{type(error).__name__}: {error}"[:200]

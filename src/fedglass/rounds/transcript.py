@@ -1,0 +1,136 @@
+"""What was said in a federation, and nothing private: simulated and recorded federations give the same value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from fedglass.core.errors import UsageError
+from fedglass.core.params import Params, Update, add
+from fedglass.core.types import Training, Whitening
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A client of a round as all others know it."""
+
+    name: str
+    examples: int
+    training: Training | None = None
+    """As declared; None where it is not known."""
+    lr: float | None = None
+    steps: int | None = None
+    """Learning rate and local steps, where they are known without the rest of the training."""
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What one client sent in one round."""
+
+    client: str
+    update: Update
+    buffers: Params
+    """The client's running statistics after its training."""
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round as it happened."""
+
+    before: Params
+    buffers: Params
+    participants: tuple[Participant, ...]
+    messages: tuple[Message, ...]
+    """One from each participant; none where nothing but the aggregate was seen."""
+    step: Params
+    """What the aggregation rule made of the updates."""
+    buffers_after: Params
+    kept: tuple[str, ...]
+    """Whose updates got through the rule."""
+
+    @property
+    def after(self) -> Params:
+        """The global model of the next round."""
+        return add(self.before, self.step)
+
+    def message(self, client: str) -> Message | None:
+        """What that client sent, where it was seen."""
+        return next((message for message in self.messages if message.client == client), None)
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Who takes part when: all that a view needs in order to say, before anything has run, that it can not be had."""
+
+    clients: tuple[str, ...]
+    rounds: Mapping[int, tuple[str, ...]]
+    """The participants of each round that there is to look at."""
+
+    def present(self, index: int) -> tuple[str, ...]:
+        """The participants of a round, or what to do where there is no such round."""
+        if index not in self.rounds:
+            known = sorted(self.rounds)
+            told = f"0 to {known[-1]}" if known == list(range(len(known))) else ", ".join(map(str, known))
+            raise UsageError(
+                f"adversary.round must be one of {told}, got {index}: choose another round or raise federation.rounds."
+            )
+        return self.rounds[index]
+
+    def name(self, position: int) -> str:
+        """The client at a position, or that there is none."""
+        if not 0 <= position < len(self.clients):
+            raise UsageError(
+                f"adversary.client must be one of 0 to {len(self.clients) - 1}, got {position}: choose another client "
+                "or raise federation.clients."
+            )
+        return self.clients[position]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What everybody in a federation knows."""
+
+    shape: tuple[int, int, int]
+    classes: int
+    whitening: Whitening
+    clients: tuple[str, ...]
+    rule: str
+    """The aggregation rule as it prints."""
+    class_names: tuple[str, ...] | None = None
+    defences: tuple[str, ...] | None = None
+    """What protects the messages and what that promises, in words; None where nobody has said."""
+    behaviours: tuple[str, ...] = ()
+    """What those participants do that are not honest, in words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Transcript:
+    """The rounds of a federation that somebody looks at, by their number."""
+
+    model: nn.Module
+    """The architecture; its own weights mean nothing."""
+    terms: Terms
+    rounds: Mapping[int, Round]
+    origin: str = field(default="")
+    """A hash of everything that decided the messages, where they were simulated."""
+
+    @property
+    def attendance(self) -> Attendance:
+        present = {i: tuple(p.name for p in past.participants) for i, past in self.rounds.items()}
+        return Attendance(self.terms.clients, present)
+
+    def save(self, directory: str | Path) -> None:
+        """Write safetensors and one JSON manifest; nothing private is in them."""
+        from fedglass.rounds.storage import save_transcript
+
+        save_transcript(self, Path(directory))
+
+    @classmethod
+    def load(cls, directory: str | Path, model: nn.Module) -> Transcript:
+        """What `save` wrote; `model` is the architecture."""
+        from fedglass.rounds.storage import load_transcript
+
+        return load_transcript(Path(directory), model)

@@ -1,0 +1,78 @@
+"""A participant that looks at the global model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Own
+from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
+from fedglass.rounds.truth import Truths
+from fedglass.rounds.views.view import Knows, Look, Seen
+
+
+@dataclass(frozen=True)
+class PeerView:
+    """A client (by its position) that sees the global models before and after a round in which it takes part.
+
+    It knows its own examples and what it sent itself, and nothing else of the messages. Where the rule let its own
+    update through, its examples are in the message too; what is attacked are those of the others.
+    """
+
+    client: int = 0
+    round: int = 0
+
+    def rounds(self) -> tuple[int, ...]:
+        return (self.round,)
+
+    def check(self, attendance: Attendance) -> None:
+        present = attendance.present(self.round)
+        name = attendance.name(self.client)
+        if name not in present:
+            raise UsageError(
+                f"Client {self.client} ({name}) did not take part in round {self.round}, so that it sees no two "
+                "consecutive models: choose another client or round, or raise federation.participation."
+            )
+        if len(present) < 2:
+            raise UsageError(
+                f"Client {self.client} ({name}) is alone in round {self.round}: a peer needs others whose data it "
+                "could read; raise federation.clients or federation.participation."
+            )
+
+    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
+        self.check(transcript.attendance)
+        past, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
+        own = _own(name, past, truths)
+        others, mine = _behind(name, past)
+        look = Look(transcript, self.round, (*others, *mine), past.step)
+        names = tuple(p.name for p in others)
+        return Seen(look.observation(knows, truths, own), names, name if mine else None)
+
+    def describe(self) -> str:
+        return (
+            f"client {self.client}, a participant, sees the global models before and after round {self.round + 1}, "
+            "and its own examples and update"
+        )
+
+
+def _behind(name: str, past: Round) -> tuple[tuple[Participant, ...], tuple[Participant, ...]]:
+    """The others whose updates got through, and the peer itself where its own did."""
+    through = [p for p in past.participants if p.name in past.kept]
+    others = tuple(p for p in through if p.name != name)
+    if not others:
+        raise UsageError(
+            f"Of the round's updates only that of {name!r} itself got through the rule, so that there is nothing of "
+            "others to read: choose another client or round."
+        )
+    return others, tuple(p for p in through if p.name == name)
+
+
+def _own(name: str, past: Round, truths: Truths | None) -> Own:
+    sent = past.message(name)
+    if truths is None or sent is None:
+        raise UsageError(
+            f"What {name!r} contributed itself is not known: a peer's view needs its own examples and its own message "
+            "beside the global models."
+        )
+    examples = truths.of(name)
+    return Own(examples.images, examples.labels, sent.update)

@@ -1,0 +1,46 @@
+"""The server that sees every client's update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedglass.core.errors import UsageError
+from fedglass.rounds.transcript import Attendance, Transcript
+from fedglass.rounds.truth import Truths
+from fedglass.rounds.views.view import Knows, Look, Seen
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """The server, which sees the update of one client (by its position among the clients)."""
+
+    client: int = 0
+    round: int = 0
+
+    def rounds(self) -> tuple[int, ...]:
+        return (self.round,)
+
+    def check(self, attendance: Attendance) -> None:
+        present = attendance.present(self.round)
+        name = attendance.name(self.client)
+        if name not in present:
+            raise UsageError(
+                f"Client {self.client} ({name}) did not take part in round {self.round}: choose another client "
+                "or round, or raise federation.participation."
+            )
+
+    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
+        self.check(transcript.attendance)
+        past, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
+        message = past.message(name)
+        if message is None:
+            raise UsageError(
+                f"Round {self.round} was recorded as an aggregate only, without the update of client {self.client} "
+                f'({name}): set adversary.view = "aggregate" or "peer".'
+            )
+        behind = tuple(p for p in past.participants if p.name == name)
+        look = Look(transcript, self.round, behind, message.update)
+        return Seen(look.observation(knows, truths), (name,))
+
+    def describe(self) -> str:
+        return f"the server sees the update of client {self.client} in round {self.round + 1}"

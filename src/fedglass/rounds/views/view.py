@@ -1,0 +1,117 @@
+"""Who sees what: a view turns a transcript into what the adversary is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedglass.core.params import Update
+from fedglass.core.types import Knowledge, Observation, Own
+from fedglass.rounds.transcript import Attendance, Participant, Transcript
+from fedglass.rounds.truth import Truths
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Knows:
+    """Which optional facts the adversary is given, each a named assumption of the report."""
+
+    training: bool = True
+    """Learning rate, epochs and batch size of the clients."""
+    steps: bool = False
+    """The number of local steps and the learning rate, where epochs and batch size are not known."""
+    labels: bool = False
+    """ORACLE: the true labels, in no particular order."""
+    batch_labels: bool = False
+    """ORACLE: the true labels of each local batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What the adversary is given, and whose data are in it."""
+
+    observation: Observation
+    behind: tuple[str, ...]
+    """The anonymity set: the others whose examples are in the message, among whom a picture can not be attributed."""
+    own: str | None = None
+    """The adversary itself, where it is a participant whose examples are in the message too."""
+
+
+class View(Protocol):
+    """A place to look from. A frozen dataclass: its repr is a part of a case's identity."""
+
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that must be kept for it, counted from 0."""
+        ...
+
+    def check(self, attendance: Attendance) -> None:
+        """Refuse, before anything has run, what can not be seen in such a federation."""
+        ...
+
+    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
+        """What the adversary is given. Of the truths it takes its own examples, and what oracles tell."""
+        ...
+
+    def describe(self) -> str:
+        """The view in plain words."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What all views have in common: a message of some participants, in one round."""
+
+    transcript: Transcript
+    round: int
+    behind: tuple[Participant, ...]
+    """Whose examples are in the message, the adversary's own last."""
+    update: Update
+
+    def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
+        past = self.transcript.rounds[self.round]
+        return Observation(
+            self.transcript.model, past.before, past.buffers, self.update, self._facts(knows, truths), own
+        )
+
+    def _facts(self, knows: Knows, truths: Truths | None) -> Knowledge:
+        terms, sizes = self.transcript.terms, tuple(p.examples for p in self.behind)
+        training = _common([p.training for p in self.behind])
+        long = knows.training or knows.steps
+        return Knowledge(
+            shape=terms.shape,
+            classes=terms.classes,
+            examples=sum(sizes),
+            whitening=terms.whitening,
+            training=training if knows.training else None,
+            steps=_steps(self.behind) if long else None,
+            lr=_common([p.lr if p.training is None else p.training.lr for p in self.behind]) if long else None,
+            clients=len(sizes),
+            sizes=sizes,
+            labels=self._labels(truths) if knows.labels and truths is not None else None,
+            batch_labels=self._batch_labels(truths) if knows.batch_labels and truths is not None else None,
+        )
+
+    def _labels(self, truths: Truths) -> Tensor:
+        """Each client's in no particular order."""
+        return torch.cat([truths.of(p.name).labels.sort().values for p in self.behind])
+
+    def _batch_labels(self, truths: Truths) -> tuple[tuple[int, ...], ...] | None:
+        """Of one client alone: in an aggregate they belong to no batch."""
+        return truths.batch_labels.get((self.round, self.behind[0].name)) if len(self.behind) == 1 else None
+
+
+def _common(values: Sequence[T | None]) -> T | None:
+    """What all of them are; None where they differ."""
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def _steps(clients: Sequence[Participant]) -> int | None:
+    """T; for clients of unequal size the nearest whole to their mean, in which each weighs as in the aggregate."""
+    counts = [p.steps if p.training is None else p.training.local_steps(p.examples) for p in clients]
+    known = [p.examples * count for p, count in zip(clients, counts, strict=True) if count is not None]
+    return round(sum(known) / sum(p.examples for p in clients)) if len(known) == len(clients) else None

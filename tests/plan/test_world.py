@@ -1,0 +1,128 @@
+"""Plans with peers, groups of clients, behaviours, rules and several rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedglass.audit.audit import run
+from fedglass.audit.simulated import Simulated
+from fedglass.audit.threat import threat_model
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Training
+from fedglass.defend.clip import Clip
+from fedglass.fl.aggregate.mean import WeightedMean
+from fedglass.fl.release import AsIs
+from fedglass.plan.compile import compile_plan
+from fedglass.plan.schema import parse_plan
+from fedglass.rounds.behaviour.honest import Honest
+from fedglass.rounds.behaviour.per_round import PerRound
+from fedglass.rounds.behaviour.sign_flip import SignFlip
+from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.server import ServerView
+
+PLAN = """
+[federation]
+data = "photos"
+size = 16
+clients = 4
+examples = 1
+rounds = 3
+training = { lr = 0.1 }
+rule = { name = "mean" }
+
+[[federation.group]]
+clients = [1]
+behaviour = { name = "sign_flip", factor = 2.0 }
+
+[[federation.group]]
+clients = [2, 3]
+behaviour = [{ name = "honest" }, { name = "sign_flip" }]
+defences = []
+training = { lr = 0.05 }
+
+[adversary]
+view = "peer"
+client = [0, 3]
+round = [0, 2]
+
+[[defences]]
+name = "clip"
+norm = 1.0
+
+[[attacks]]
+name = "inverting_gradients"
+iterations = 2
+
+[metrics]
+names = ["psnr", "ssim"]
+"""
+
+
+def source(text: str = PLAN) -> Simulated:
+    (one,) = compile_plan(parse_plan(text), Path()).sources
+    assert isinstance(one, Simulated)
+    return one
+
+
+def test_groups_differ_from_the_rest() -> None:
+    clients = source().federation.clients
+    assert [c.behaviour for c in clients] == [
+        Honest(),
+        SignFlip(2.0),
+        *(PerRound((Honest(), SignFlip())),) * 2,
+    ]
+    assert [c.release for c in clients] == [Clip(1.0), Clip(1.0), AsIs(), AsIs()]
+    assert [c.training for c in clients] == [None, None, Training(0.05), Training(0.05)]
+    assert source().federation.aggregator == WeightedMean()
+
+
+def test_views_of_several_rounds_and_participants() -> None:
+    assert source().views == (PeerView(0, 0), PeerView(3, 0), PeerView(0, 2), PeerView(3, 2))
+    server = source(PLAN.replace('"peer"', '"server"').replace("[0, 2]", "1").replace("[0, 3]", '"all"'))
+    assert server.views == tuple(ServerView(client, 1) for client in range(4))
+
+
+def test_a_poison_is_told_and_never_as_a_defence(tmp_path: Path) -> None:
+    job = compile_plan(parse_plan(PLAN), Path())
+    lines = [line for section in threat_model(job) for line in section.lines]
+    assert "Client 1 sends its update with the sign flipped, times 2." in lines
+    assert "Defended by Clip(norm=1.0)." in lines
+    assert not any("Defended" in line and "Flip" in line for line in lines)
+    records = run(job, tmp_path).records
+    assert len(records) == 4
+    for record in records:
+        assert record.defences == ["Defended by Clip(norm=1.0)."]
+        assert record.behaviours[0] == "Client 1 sends its update with the sign flipped, times 2."
+        assert record.participants == record.kept == [f"client {i}" for i in range(4)]
+    first = next(record for record in records if "client 0, a participant" in record.view)
+    assert first.client == "client 1, client 2, client 3"
+    assert len(first.metrics["psnr"]) == 3  # its own picture is not scored
+    assert {record.round for record in records} == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("clients = [1]", "clients = [7]"), "group.clients must be among 0 to 3, got 7"),
+        (("clients = [1]", "clients = [2]"), "client 2 is named twice"),
+        (('name = "sign_flip", factor', 'name = "sing_flip", factor'), "did you mean 'sign_flip'"),
+        (("factor = 2.0", "factr = 2.0"), "did you mean 'factor'"),
+        (('rule = { name = "mean" }', 'rule = { name = "maen" }'), "did you mean 'mean'"),
+        (("round = [0, 2]", "round = [0, 5]"), "adversary.round must be one of 0 to 2, got 5"),
+        (("clients = 4\nexamples = 1", "clients = 4\nparticipation = 0.25\nexamples = 1"), "did not take part|alone"),
+        (('[{ name = "honest" }, { name = "sign_flip" }]', '"rude"'), r"group\[1\].behaviour: expected a valid list"),
+    ],
+)
+def test_what_can_not_be_is_refused(change: tuple[str, str], words: str) -> None:
+    assert change[0] in PLAN
+    with pytest.raises(UsageError, match=words):
+        source(PLAN.replace(*change))
+
+
+def test_a_peer_of_one_client_is_refused() -> None:
+    text = PLAN[: PLAN.index("[[federation.group]]")].replace("clients = 4", "clients = 1")
+    text += PLAN[PLAN.index("[adversary]") :].replace("[0, 3]", "0")
+    with pytest.raises(UsageError, match="is alone in round 0: a peer needs others"):
+        source(text)

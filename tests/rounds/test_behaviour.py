@@ -1,0 +1,77 @@
+"""What clients do with their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedglass.core.errors import UsageError
+from fedglass.core.params import Update
+from fedglass.core.types import Training
+from fedglass.defend.clip import Clip, norm_of
+from fedglass.rounds.behaviour.behaviour import Behaviour, Turn
+from fedglass.rounds.behaviour.honest import Honest
+from fedglass.rounds.behaviour.per_round import PerRound
+from fedglass.rounds.behaviour.sign_flip import SignFlip
+from fedglass.rounds.federation import Federation
+
+FEDAVG = Training(0.2, epochs=2, batch_size=3)
+
+
+def acting(toy: Any, behaviour: Behaviour) -> Federation:
+    federation: Federation = toy.federation(FEDAVG, clients=2)
+    first, second = federation.clients
+    return replace(federation, clients=[replace(first, behaviour=behaviour), second])
+
+
+def test_a_sign_is_flipped_and_the_other_client_is_left_alone(toy: Any, same: Callable[..., bool]) -> None:
+    honest, flipped = (acting(toy, b).run().rounds[0] for b in (Honest(), SignFlip(3.0)))
+    for name, tensor in honest.messages[0].update.items():
+        assert torch.equal(flipped.messages[0].update[name], -3.0 * tensor)
+    assert same(flipped.messages[1].update, honest.messages[1].update)
+
+
+def test_defences_come_after_the_behaviour(toy: Any) -> None:
+    federation = acting(toy, SignFlip(1000.0))
+    guarded = replace(federation, clients=[replace(federation.clients[0], release=Clip(0.01)), federation.clients[1]])
+    assert float(norm_of(guarded.run().rounds[0].messages[0].update)) == pytest.approx(0.01)
+
+
+@dataclass(frozen=True)
+class OtherLabels:
+    """Trains on labels of its own making."""
+
+    def examples(self, turn: Turn) -> tuple[torch.Tensor, torch.Tensor]:
+        return turn.images, (turn.labels + 1) % 5
+
+    def update(self, turn: Turn, trained: Update) -> Update:
+        return trained
+
+    def describe(self) -> str:
+        return "lies about its labels"
+
+
+def test_a_behaviour_may_change_what_is_trained_on(toy: Any, same: Callable[..., bool]) -> None:
+    honest, lying = acting(toy, Honest()), acting(toy, OtherLabels())
+    assert not same(honest.run().rounds[0].messages[0].update, lying.run().rounds[0].messages[0].update)
+    assert torch.equal(lying.truths().of("client 0").labels, honest.truths().of("client 0").labels)
+
+
+def test_one_behaviour_for_each_round_and_the_last_stays(toy: Any, same: Callable[..., bool]) -> None:
+    switching = acting(toy, PerRound((Honest(), SignFlip()))).run(3).rounds
+    honest = acting(toy, Honest()).run(3).rounds
+    flipped = acting(toy, PerRound((Honest(), SignFlip(), SignFlip()))).run(3).rounds
+    assert same(switching[0].step, honest[0].step)
+    assert not same(switching[1].step, honest[1].step)
+    assert same(switching[2].step, flipped[2].step)
+    with pytest.raises(UsageError, match="at least one"):
+        PerRound(())
+
+
+def test_only_what_is_not_honest_is_told() -> None:
+    assert Honest().describe() == PerRound((Honest(), Honest())).describe() == ""
+    assert "sign flipped, times 2" in SignFlip(2.0).describe()
