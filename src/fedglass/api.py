@@ -18,9 +18,10 @@ from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
-from fedglass.metrics.catalogue import names
+from fedglass.core.registry import names
+from fedglass.metrics.catalogue import USUAL
 from fedglass.plan.compile import read_job
-from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.recipes.catalogue import recipe
 from fedglass.report.html import write_report
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.transcript import Transcript
@@ -49,7 +50,7 @@ class Audit:
     views: Sequence[View] = (ServerView(),)
     knows: Knows = field(default_factory=Knows)
     rounds: int = 1
-    metrics: Sequence[str] = field(default_factory=names)
+    metrics: Sequence[str] = USUAL
     gate: Gate = field(default_factory=Gate)
     repeats: int = 1
     seed: int = 0
@@ -125,6 +126,6 @@ def composed(attacks: Attacks) -> dict[str, AnyAttack]:
     if isinstance(attacks, str) or not all(isinstance(name, str) for name in attacks):
         raise UsageError(
             "attacks must be a list of recipes' names, or a mapping from names of your own to attacks, such as "
-            f'{{"strong": recipe("idlg", restarts=4)}}; known recipes: {", ".join(RECIPES)}.'
+            f'{{"strong": recipe("idlg", restarts=4)}}; known recipes: {", ".join(names("attacks"))}.'
         )
     return {name: recipe(name) for name in attacks}

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from fedglass.attack.attack import Stage
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.inventory import PACKAGES, inventory
-from fedglass.recipes.catalogue import RECIPES
+from fedglass.core.registry import built_in
 
 
 def names_in(value: object) -> set[str]:
@@ -22,8 +22,8 @@ def names_in(value: object) -> set[str]:
 def test_every_part_of_every_recipe_is_listed_with_words() -> None:
     listed = {part.name: part for part in inventory()}
     used: set[str] = set()
-    for recipe in RECIPES.values():
-        made = recipe.make()
+    for recipe in built_in("attacks").values():
+        made = recipe.value()
         attack = made.attack if isinstance(made, TryEpochs) else made
         used |= {name for stage in attack.stages if isinstance(stage, Stage) for name in names_in(stage)} - {"Stage"}
         used |= {name for part in attack.refine for name in names_in(part)}

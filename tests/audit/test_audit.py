@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +128,12 @@ def test_a_directory_belongs_to_one_plan(make_job: Make, tmp_path: Path) -> None
         run(make_job(seed=1), tmp_path)
 
 
+@dataclass(frozen=True)
 class Moody:
-    """An attack that fails as often as it is told to."""
+    """An attack that fails as often as it is told to, which is no part of what it is."""
 
-    def __init__(self, inner: Attack, error: BaseException | None) -> None:
-        self.inner, self.error = inner, error
-
-    def __repr__(self) -> str:
-        return "Moody()"
+    inner: Attack
+    error: BaseException | None = field(compare=False)
 
     def run(self, observation: Observation, seed: int = 0, progress: Any = None) -> Reconstruction:
         if self.error is not None:

@@ -12,8 +12,9 @@ import torch
 from fedglass.audit.audit import Job
 from fedglass.audit.play import Outcome, Work, play
 from fedglass.audit.target import Target
+from fedglass.core.registry import built_in
 from fedglass.core.types import Training
-from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.truth import Truth
 from fedglass.rounds.views.view import Knows
@@ -23,11 +24,11 @@ def played(job: Job, target: Target) -> Outcome:
     return play(Work(job.cases[0], target, job.metrics, job.gate, torch.device("cpu")), lambda done, total: None)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", built_in("attacks"))
 def test_replacing_the_truth_after_the_round_changes_no_bit(
     name: str, make_job: Callable[..., Job], make_federation: Callable[..., Federation]
 ) -> None:
-    few = {"iterations": 3} if "iterations" in inspect.signature(RECIPES[name].make).parameters else {}
+    few = {"iterations": 3} if "iterations" in inspect.signature(built_in("attacks")[name].value).parameters else {}
     federation = make_federation(examples=2)
     trained = Federation(
         federation.model, federation.clients, Training(0.1, 2, 1), federation.classes, federation.whitening

@@ -18,11 +18,12 @@ from fedglass.audit.audit import Job, run
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import built_in
 from fedglass.core.types import Training
 from fedglass.defend.soteria import Soteria
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
-from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.observe import observe
 from fedglass.rounds.views.aggregate import AggregateView
@@ -192,7 +193,7 @@ def test_a_filter_that_is_wider_than_the_pictures_is_found() -> None:
         plan('name = "fedleak"\nmedian = 99')
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", built_in("attacks"))
 def test_a_plan_that_asks_for_nothing_special_is_sound(name: str) -> None:
     assert plan(f'name = "{name}"', training="lr = 0.1, epochs = 2, batch_size = 1").cases
 

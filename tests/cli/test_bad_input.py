@@ -72,7 +72,7 @@ def audited(fedglass: Run, tmp_path: Path) -> Callable[[Path], Result]:
         (("examples = 1", "examples = 100"), ["federation.examples", "200 examples", "photos has 24"]),
         (('"lenet"', '"no_such_package.models:make"'), ["'no_such_package.models:make' does not import"]),
         (('"lenet"', '"collections:Counter"'), ["returned Counter", "expected a torch.nn.Module"]),
-        (('"lenet"', '"os:nothing"'), ["'os:nothing' does not import"]),
+        (('"lenet"', '"os:nothing"'), ["'os' has no 'nothing'", "the model 'os:nothing'"]),
         (("size = 16", "size = 0"), ["federation.size", "greater than or equal to 1", "got 0"]),
         (("size = 16", "size = 100000"), ["federation.size", "less than or equal to 2048", "got 100000"]),
         (('"photos"', '"idx:nowhere"'), ["no such file or folder"]),

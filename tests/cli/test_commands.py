@@ -12,8 +12,9 @@ from click.testing import Result
 
 from fedglass.attack.attack import Attack
 from fedglass.cli import template
-from fedglass.cli.listing import KINDS
+from fedglass.cli.listing import OTHERS, registered
 from fedglass.core.errors import AuditError
+from fedglass.core.registry import KINDS
 
 Run = Callable[..., Result]
 Write = Callable[..., Path]
@@ -127,20 +128,20 @@ def test_a_report_is_written_again(fedglass: Run, write_plan: Write, tmp_path: P
     assert (tmp_path / "copy.html").read_text() == page
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
 def test_everything_can_be_listed(kind: str, fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     listed = fedglass("list", kind)
     assert listed.exit_code == 0
-    names = [row[0] for row in KINDS[kind]().rows]
-    assert all(name in listed.output for name in names) or "No " in listed.output
+    found = OTHERS[kind]() if kind in OTHERS else registered(kind)
+    assert all(f"{each.name}\n" in listed.output for each in found)
 
 
 def test_without_a_kind_everything_is_listed(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     listed = fedglass("list")
     assert listed.exit_code == 0
-    for kind in KINDS:
+    for kind in (*KINDS, *OTHERS):
         assert f"{kind.upper()}\n{fedglass('list', kind).output}" in listed.output
 
 
@@ -149,6 +150,7 @@ def test_the_attacks_are_listed_with_their_papers(fedglass: Run, monkeypatch: py
     listed = fedglass("list", "attacks").output
     assert "https://arxiv.org/abs/2003.14053" in listed
     assert "tv=0.01" in listed
+    assert "from: built in" in listed
 
 
 def test_an_unknown_kind_is_bad_usage(fedglass: Run) -> None:

@@ -263,7 +263,7 @@ def test_unknown_sources(source: str, says: str) -> None:
 
 def test_what_can_not_be_told_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "what").write_bytes(b"hello")
-    with pytest.raises(DataError, match=r"format is not evident.*idx:, cifar10:"):
+    with pytest.raises(DataError, match=r"format is not evident.*idx:, leaf:"):
         load(str(tmp_path / "what"))
     with pytest.raises(DataError, match="format is not evident"):
         load(str(tmp_path))

@@ -10,15 +10,18 @@ import pytest
 import torch
 
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
-from fedglass.defend.catalogue import DEFENCES, defence, names
+from fedglass.defend.catalogue import defence, names
 from fedglass.fl.local import Step
 from fedglass.fl.release import Outgoing
+
+DEFENCES = built_in("defences")
 
 
 def made(name: str) -> object:
     """The defence with every option that has no default set to a half."""
-    known = inspect.signature(DEFENCES[name].make).parameters
+    known = inspect.signature(DEFENCES[name].value).parameters
     return defence(name, **{o: 0.5 for o, p in known.items() if p.default is p.empty})
 
 

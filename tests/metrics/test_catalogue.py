@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
-from fedglass.metrics.catalogue import METRICS, Leaks, metric, names, score
+from fedglass.metrics.catalogue import USUAL, metric, names, score
 from fedglass.metrics.lpips import HOW_TO_PROVIDE, Lpips
 from fedglass.metrics.lpips_trunks import ALEX
 from fedglass.metrics.matching import Matching
@@ -50,7 +50,8 @@ def test_each_figure_is_that_of_the_matched_pair(weights: Path):
     assert found.matching.partner == (2, 1, 3, 0)
     assert found.skipped == {}
     alone = {"psnr": psnr, "ssim": ssim, "rmse": rmse, "lpips": Lpips.load(weights)}
-    assert tuple(found.values) == names() == tuple(alone)
+    assert tuple(found.values) == USUAL == tuple(alone)
+    assert set(USUAL) == set(names())
     for name, function in alone.items():
         assert found.values[name] == pytest.approx(function(guess, truth).tolist(), rel=1e-5)
 
@@ -99,14 +100,6 @@ def test_missing_and_broken_reconstructions_score_worst_and_are_listed():
     assert set(score(truth[:0], truth).matching.partner) == {None}
 
 
-def test_scores_survive_json():
-    truth = images(3, "t")
-    guess = torch.cat([truth[:1], torch.full((1, 1, 16, 16), torch.inf)])
-    found = score(guess, truth).as_dict()
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert found["partner"].count(None) == len(found["missing"]) == 1
-
-
 def test_a_given_matching_is_used():
     truth = images(2, "t")
     swapped = score(truth, truth, names=["psnr"], matching=Matching((1, 0)))
@@ -120,12 +113,43 @@ def test_unknown_metrics_are_refused_with_the_nearest_name():
         score(images(1), images(1), names=["pnsr"])
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", built_in("metrics"))
 def test_the_stated_direction_is_right(weights: Path, name: str):
     truth = images(2, "t")
     near, far = (score(truth + s * images(2, "n"), truth, names=[name]).values[name] for s in (0.01, 1.0))
-    better = max if metric(name).leaks is Leaks.HIGHER else min
+    better = metric(name).scale.best
     for pair in zip(near, far, strict=True):
         assert better(pair) == pair[0] != pair[1]
-    assert metric(name).ranked([near[0], far[0]]) == (0, 1)
-    assert metric(name).ranked([far[0], near[0]]) == (1, 0)
+
+
+OWN = """
+import torch
+from fedglass.core.scale import Scale
+from fedglass.metrics.metric import Metric
+
+scale = Scale("Own")
+writes = Metric(lambda a, b: a.zero_().sum((1, 2, 3)), scale)
+single = Metric(lambda a, b: (a - b).mean(), scale)
+raises = Metric(lambda a, b: {}["width"], scale)
+never = Metric(lambda a, b: a.sum((1, 2, 3)), scale, lambda shape: "never")
+function = torch.mean
+"""
+
+
+def test_a_metric_of_others_is_computed_and_what_is_wrong_with_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "metrics_of_others.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    truth = images(2, "t")
+    found = score(truth, truth, names=["metrics_of_others:writes", "psnr", "metrics_of_others:never"])
+    assert found.values["metrics_of_others:writes"] == (0.0, 0.0)
+    assert found.values["psnr"] == (100.0, 100.0), "it wrote into a copy"
+    assert found.skipped == {"metrics_of_others:never": "never"}
+    for name, said in {
+        "single": r"returned shape \(\), expected a tensor of one figure for each image",
+        "raises": "failed: KeyError: 'width'",
+        "function": r"expected a fedglass\.metrics\.metric\.Metric: wrap the function",
+    }.items():
+        with pytest.raises(UsageError, match=said):
+            score(truth, truth, names=[f"metrics_of_others:{name}"])

@@ -88,10 +88,10 @@ def test_another_initialisation_replaces_the_weights(mine: str) -> None:
     ("name", "match"),
     [
         ("no_such_package.x:make", "does not import: ModuleNotFoundError: No module named 'no_such_package'"),
-        ("mine_for_tests:mak", "does not import: AttributeError: .* has no attribute 'mak'"),
+        ("mine_for_tests:mak", "has no 'mak', .* did you mean 'make'"),
         ("wrong_for_tests:make", "does not import: SyntaxError"),
-        (":make", "not of the form 'package.module:factory'"),
-        ("mine_for_tests:", "not of the form 'package.module:factory'"),
+        (":make", "not of the form 'package.module:name'"),
+        ("mine_for_tests:", "not of the form 'package.module:name'"),
         ("mine_for_tests:number", "is int, expected a function or a class"),
         ("mine_for_tests:instance", "is Sequential, expected a function or a class"),
         ("mine_for_tests:broken", "failed: KeyError: 'width'"),

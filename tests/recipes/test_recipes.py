@@ -35,9 +35,10 @@ from fedglass.attack.terms.reweighted import ReweightedL1
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training
-from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.recipes.catalogue import recipe
 from fedglass.recipes.coarse_to_fine import PRIOR
 from fedglass.recipes.dlfa_settings import PRIOR_WEIGHTS, SETTINGS, SUMMARIES
 from fedglass.rounds.client import Client
@@ -45,6 +46,8 @@ from fedglass.rounds.federation import Federation
 from fedglass.rounds.observe import observe
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows
+
+RECIPES = built_in("attacks")
 
 FEDSGD = Training(0.1)
 FEDAVG = Training(0.1, epochs=2, batch_size=1)
@@ -228,7 +231,7 @@ def test_the_gradient_reaches_the_unknowns(seen: Observation, name: str) -> None
         assert gradients[0].flatten(2).any(-1).all()  # of every image
 
 
-@pytest.mark.parametrize("name", [n for n, r in RECIPES.items() if "labels" in inspect.signature(r.make).parameters])
+@pytest.mark.parametrize("name", [n for n, r in RECIPES.items() if "labels" in inspect.signature(r.value).parameters])
 @pytest.mark.parametrize("labels", [OracleLabels(), OracleBatchLabels(), JointLabels()], ids=repr)
 def test_labels_can_be_chosen(seen: Observation, name: str, labels: Any) -> None:
     attack = short(name, labels=labels)

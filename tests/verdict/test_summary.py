@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from fedglass.core.errors import AuditError
+from fedglass.core.scale import Scale
 from fedglass.ledger.records import Picture, Record
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.summary import Summary, interval, rank, read_gate, share_interval, summarise
+from fedglass.verdict.summary import Summary, interval, rank, read_summary, scales_of, share_interval, summarise
 
 
 def make(key: str, psnr: Sequence[float | None], **fields: Any) -> Record:
@@ -103,7 +104,7 @@ def test_one_view_each_is_not_repeated() -> None:
 @pytest.mark.parametrize(("metric", "order"), [("psnr", [30.0, 22.0, 10.0]), ("rmse", [30.0, 22.0, 10.0])])
 def test_rank_puts_the_greatest_leak_first(metric: str, order: list[float]) -> None:
     picture = Picture(original="o.png", reconstruction="r.png")
-    cases = rank([make("a", [10.0, None, 30.0], pictures=[picture]), make("b", [22.0])], metric)
+    cases = rank([make("a", [10.0, None, 30.0], pictures=[picture]), make("b", [22.0])], Gate(metric, 0.5))
     assert [case.scores["psnr"] for case in cases] == order
     assert [case.picture for case in cases] == [None, None, picture]
     assert [case.image for case in cases] == [2, 0, 0]
@@ -121,7 +122,8 @@ def test_summary_file_round_trip_and_determinism(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     summarise(records, gate, planned=5).write(path)
     first = path.read_bytes()
-    assert read_gate(path) == (gate, 5)
+    found = read_summary(path)
+    assert (found.judged_by(), found.planned) == (gate, 5)
     assert Summary.model_validate_json(first).verdict["exit_code"] == 3
     summarise(records, gate, planned=5).write(path)
     assert path.read_bytes() == first
@@ -131,7 +133,7 @@ def test_summary_file_round_trip_and_determinism(tmp_path: Path) -> None:
 def test_a_damaged_summary(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)
     with pytest.raises(AuditError, match="damaged"):
-        read_gate(tmp_path / "summary.json")
+        read_summary(tmp_path / "summary.json")
 
 
 def test_no_records() -> None:
@@ -145,8 +147,28 @@ def test_raw_images_count_as_recovered_and_are_ranked_by_what_leaked_more() -> N
     (group,) = summarise(records, Gate()).attacks
     assert (group.recovered, group.images) == (2, 4)
     assert group.metrics["psnr"].mean == pytest.approx(15.0)  # of what was handed over
-    ranked = rank(records, "psnr")
+    ranked = rank(records, Gate())
     assert [(case.key, case.image) for case in ranked] == [("b", 1), ("a", 0), ("a", 1), ("b", 0)]
     assert ranked[0].scores["psnr"] == 11.0
     assert ranked[0].scores_raw == {"psnr": 28.0}
     assert ranked[1].scores_raw == {}
+
+
+def test_the_scale_of_a_metric_of_others_is_kept_with_the_verdict(tmp_path: Path) -> None:
+    blur = Scale("Blur", "px", 2, higher_leaks=False, range=(0.0, None))
+    gate = Gate("blur", 3.0, known=blur)
+    records = [make("a", [], metrics={"blur": [2.0, 5.0], "psnr": [10.0, 30.0]})]
+    path = tmp_path / "summary.json"
+    summarise(records, gate, scales={"psnr": Scale("PSNR")}).write(path)
+    found = read_summary(path)
+    assert (found.judged_by(), found.judged_by().scale) == (gate, blur)
+    assert (
+        found.judged_by().judge(records).lead == "dlg recovered 1 of 2 private images (Blur below 3 px; best 2.00 px)."
+    )
+    assert scales_of(records, found.scales) == {"blur": blur, "psnr": Scale("PSNR")}
+
+
+def test_a_scale_that_was_not_told_is_looked_up() -> None:
+    records = [make("a", [], metrics={"psnr": [1.0], "gone": [2.0]})]
+    found = scales_of(records, {})
+    assert (found["psnr"].unit, found["gone"]) == ("dB", Scale("gone"))

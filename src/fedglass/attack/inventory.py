@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from types import ModuleType
 from typing import NamedTuple
 
 from fedglass.attack import forward, images, refine, solvers, terms
+from fedglass.core.citations import cited, uncited
 
 PACKAGES = {"forward": forward, "images": images, "terms": terms, "solvers": solvers, "refine": refine}
-_CITATION = re.compile(r"\[([^\]]*\b(?:19|20)\d\d\b[^\]]*)\]")
 
 
 class Listed(NamedTuple):
@@ -54,6 +53,4 @@ def _public(module: ModuleType) -> list[type]:
 
 def _listed(kind: str, part: type) -> Listed:
     words = inspect.getdoc(part) or ""
-    cited = tuple(dict.fromkeys(" ".join(each.split()) for each in _CITATION.findall(words)))
-    paragraph = " ".join(words.partition("\n\n")[0].split())
-    return Listed(part.__name__, kind, _CITATION.sub("", paragraph).replace(" .", ".").strip(), cited, part.__module__)
+    return Listed(part.__name__, kind, uncited(words.partition("\n\n")[0]), cited(words), part.__module__)

@@ -22,10 +22,11 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest
+from fedglass.core.scale import scale_of
 from fedglass.ledger.evidence import save_evidence
 from fedglass.ledger.lock import alone
 from fedglass.ledger.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
-from fedglass.metrics.catalogue import metric, names
+from fedglass.metrics.catalogue import USUAL, metric
 from fedglass.verdict.gate import Gate, Verdict
 from fedglass.verdict.summary import Summary, summarise
 
@@ -39,7 +40,7 @@ class Job:
 
     sources: Sequence[Source]
     attacks: Mapping[str, AnyAttack]
-    metrics: tuple[str, ...] = field(default_factory=names)
+    metrics: tuple[str, ...] = USUAL
     gate: Gate = field(default_factory=Gate)
     repeats: int = 1
     seed: int = 0
@@ -131,7 +132,8 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, sa
 
 
 def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
-    summary = summarise(file.read(), job.gate, len(job.cases))
+    scales = {name: scale_of(name) for name in job.metrics}
+    summary = summarise(file.read(), job.gate, len(job.cases), scales)
     summary.write(directory / SUMMARY)
     return summary
 

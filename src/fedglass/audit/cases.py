@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedglass import __version__
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.target import Source, TargetInfo
-from fedglass.core.identity import digest, spelled
+from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 
 
 @dataclass(frozen=True)
 class Case:
-    """One attack on one target, once. `key` is its identity: equal cases have equal keys on every machine."""
+    """One attack on one target, once. `key` is its identity: equal cases of one version of fedglass have equal keys."""
 
     key: str
     source: int
@@ -42,13 +43,14 @@ def enumerate_cases(
     same start.
     """
     cases = []
+    texts = {name: identity_text(attack, f"Attack {name!r}") for name, attack in attacks.items()}
     for i, source in enumerate(sources):
         identity = source.identity()
         for j, info in enumerate(source.infos()):
             for name, attack in attacks.items():
                 for repeat in range(repeats):
                     case_seed = derive(seed, "case", source.name, info.spec, repeat)
-                    facts = [identity, info.spec, name, spelled(attack), *metrics, str(case_seed)]
+                    facts = [__version__, identity, info.spec, name, texts[name], *metrics, str(case_seed)]
                     key = digest(*facts)[:32]
                     cases.append(Case(key, i, j, info, name, attack, repeat, case_seed))
     return tuple(cases)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
-from fedglass.core.identity import digest, of_model, of_params, of_tensor, spelled
+from fedglass.core.identity import digest, identity_text, of_model, of_params, of_tensor
 from fedglass.rounds.transcript import Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.server import ServerView
@@ -36,15 +36,15 @@ class Recorded:
         return self.transcript.terms.shape
 
     def identity(self) -> str:
-        return digest("source", self.name, self.transcript.origin or self._content(), spelled(self.knows))
+        return digest("source", self.name, self.transcript.origin or self._content(), identity_text(self.knows))
 
     def _content(self) -> str:
         """A hash of all that was said and of the data behind it."""
         said = self.transcript
-        facts = [spelled(said.terms), of_model(said.model)]
+        facts = [identity_text(said.terms), of_model(said.model)]
         for index, past in sorted(said.rounds.items()):
             params = [past.before, past.buffers, past.step, *(p for m in past.messages for p in (m.update, m.buffers))]
-            facts += [str(index), spelled(past.participants), spelled(past.kept), *map(of_params, params)]
+            facts += [str(index), identity_text(past.participants), identity_text(past.kept), *map(of_params, params)]
         examples = {} if self.truths is None else self.truths.examples
         data = [text for name, own in examples.items() for text in (name, of_tensor(own.images), of_tensor(own.labels))]
         return digest("recorded", *facts, *data)

@@ -12,7 +12,7 @@ from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, t
 from fedglass.audit.utility import accuracy
 from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
-from fedglass.core.identity import digest, of_tensor, spelled
+from fedglass.core.identity import digest, identity_text, of_tensor
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.types import Training
 from fedglass.rounds.federation import Federation
@@ -54,10 +54,10 @@ class Simulated:
     def identity(self) -> str:
         test = self.test
         measured = [] if test is None else [str(self.rounds), of_tensor(test.images), of_tensor(test.labels)]
-        return digest("source", self.name, self._origin(), spelled(self.knows), *measured)
+        return digest("source", self.name, self._origin(), identity_text(self.knows), *measured)
 
     def _origin(self) -> str:
-        return digest(self.federation.identity, spelled(self.class_names))
+        return digest(self.federation.identity, identity_text(self.class_names))
 
     def infos(self) -> Sequence[TargetInfo]:
         return infos_of(self.name, self.views)

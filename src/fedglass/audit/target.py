@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedglass.core.identity import spelled
+from fedglass.core.identity import identity_text
 from fedglass.core.types import Observation
 from fedglass.rounds.transcript import Transcript
 from fedglass.rounds.truth import Truth, Truths
@@ -92,7 +92,9 @@ class Source(Protocol):
 
 def infos_of(name: str, views: Iterable[View]) -> list[TargetInfo]:
     before = f"{name}: " if name else ""
-    return [TargetInfo(spelled(v), before + v.describe(), v.rounds()[-1] + 1) for v in views]
+    return [
+        TargetInfo(identity_text(v, "The adversary's view"), before + v.describe(), v.rounds()[-1] + 1) for v in views
+    ]
 
 
 def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:

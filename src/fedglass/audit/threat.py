@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedglass.audit.audit import Job
 from fedglass.audit.target import Section
-from fedglass.metrics.catalogue import metric
+from fedglass.metrics.catalogue import why_not
 
 
 def threat_model(job: Job) -> list[Section]:
@@ -28,5 +28,5 @@ def _judgement(job: Job) -> list[str]:
 
 
 def _left_out(job: Job) -> dict[str, str]:
-    reasons = {name: metric(name).why_not(source.shape) for name in job.metrics for source in job.sources}
+    reasons = {name: why_not(name, source.shape) for name in job.metrics for source in job.sources}
     return {name: why for name, why in reasons.items() if why is not None}

@@ -7,108 +7,94 @@ from dataclasses import dataclass
 
 import click
 
+from fedglass.core.errors import UsageError
+from fedglass.core.paths import names_path
+from fedglass.core.registry import KINDS, Entry, entries
+from fedglass.core.scale import scale_of
+
+OWN = {
+    "models": "called with what it takes of shape and classes, returns a torch.nn.Module",
+    "datasets": (
+        "called with what it takes of split, size and path (named as package.module:name:PATH), returns a "
+        "fedglass.data.dataset.Dataset"
+    ),
+    "metrics": "a fedglass.metrics.metric.Metric",
+}
+"""What `package.module:name` must name; of the other kinds a function or a class that makes the part."""
+CONFIGURED = ("attacks", "defences", "rules", "behaviours")
+"""Kinds whose tables in a plan hold options; the others are given all that they take."""
+
 
 @dataclass(frozen=True)
-class Listing:
-    """A table of names."""
+class Listed:
+    """One name, what it stands for, and more about it by heading; what is empty is not shown."""
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    name: str
+    summary: str
+    facts: Sequence[tuple[str, str]] = ()
 
 
-def attacks() -> Listing:
+def registered(kind: str) -> list[Listed]:
+    """The parts of a kind, built in and of installed packages, and how to name one's own."""
+    noun = KINDS[kind].noun
+    own = Listed("package.module:name", f"your own: {OWN.get(kind, f'a function or a class that makes the {noun}')}")
+    return [*(_listed(entry) for entry in entries(kind)), own]
+
+
+def _listed(entry: Entry) -> Listed:
+    problem, facts = entry.problem, []
+    try:
+        facts = [] if problem else _facts(entry)
+    except UsageError as error:
+        problem = str(error)
+    name = entry.name if problem else names_path(entry)
+    shown = [*facts, ("paper", entry.paper), ("from", entry.origin), ("can not be used", problem)]
+    return Listed(name, entry.summary, shown)
+
+
+def _facts(entry: Entry) -> list[tuple[str, str]]:
     from fedglass.plan.options import defaults_in_words
-    from fedglass.recipes.catalogue import RECIPES
 
-    rows = [[name, r.summary, defaults_in_words(r.make), r.paper] for name, r in RECIPES.items()]
-    return Listing(["attack", "what it does", "options", "paper"], rows)
-
-
-def defences() -> Listing:
-    from fedglass.defend.catalogue import DEFENCES
-    from fedglass.plan.options import defaults_in_words
-
-    rows = [[name, d.summary, defaults_in_words(d.make), d.paper] for name, d in DEFENCES.items()]
-    return Listing(["defence", "what it does", "options", "paper"], rows)
+    if entry.kind == "metrics":
+        return _reading(entry.name)
+    return [("options", defaults_in_words(entry.value))] if entry.kind in CONFIGURED else []
 
 
-def labels() -> Listing:
-    from fedglass.attack.labels.catalogue import LABELS
-
-    rows = [[name, entry.summary, entry.paper] for name, entry in LABELS.items()]
-    return Listing(["labels", "how they are found", "paper"], rows)
+def _reading(name: str) -> list[tuple[str, str]]:
+    scale = scale_of(name)
+    return [("unit", scale.unit), ("reading", f"{'higher' if scale.higher_leaks else 'lower'} leaks more")]
 
 
-def models() -> Listing:
-    from fedglass.models.catalogue import names
-
-    own = ["package.module:factory", "your own: called with shape and classes, returns a torch.nn.Module"]
-    return Listing(["model", "what it is"], [*map(list, names().items()), own])
-
-
-def datasets() -> Listing:
-    from fedglass.data.catalogue import names
-
-    return Listing(["dataset", "what it is"], [list(item) for item in names().items()])
-
-
-def initialisations() -> Listing:
-    from fedglass.models.init_names import names
-
-    return Listing(["initialisation", "what it is"], [list(item) for item in names().items()])
-
-
-def metrics() -> Listing:
-    from fedglass.metrics.catalogue import METRICS
-
-    rows = [[m.name, m.title, m.unit, f"{m.leaks.value} leaks more", m.paper] for m in METRICS.values()]
-    return Listing(["metric", "what it is", "unit", "reading", "paper"], rows)
-
-
-def parts() -> Listing:
+def parts() -> list[Listed]:
     from fedglass.attack.inventory import inventory
 
-    rows = [[p.name, f"{p.kind}: {p.summary}", "; ".join(p.papers), p.module] for p in inventory()]
-    return Listing(["part", "what it is", "cites", "module"], rows)
+    return [
+        Listed(p.name, f"{p.kind}: {p.summary}", [("cites", "; ".join(p.papers)), ("module", p.module)])
+        for p in inventory()
+    ]
 
 
-def partitions() -> Listing:
-    return Listing(
-        ["partition", "what it is"],
-        [
-            ["iid", "shuffled and dealt out evenly"],
-            ["dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"],
-            ["writers", "one writer per client, for datasets that name them"],
-        ],
-    )
+def partitions() -> list[Listed]:
+    return [
+        Listed("iid", "shuffled and dealt out evenly"),
+        Listed("dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"),
+        Listed("writers", "one writer per client, for datasets that name them"),
+    ]
 
 
-def views() -> Listing:
-    return Listing(
-        ["view", "what the adversary sees"],
-        [
-            ["server", "the update of a client, as a curious server does"],
-            ["aggregate", "only the aggregate of all clients, as a server behind secure aggregation does"],
-        ],
-    )
+def views() -> list[Listed]:
+    return [
+        Listed("server", "the update of a client, as a curious server does"),
+        Listed("aggregate", "only the aggregate of all clients, as a server behind secure aggregation does"),
+        Listed("peer", "two global models in a row, as a curious client does, which knows its own update"),
+    ]
 
 
-KINDS: dict[str, Callable[[], Listing]] = {
-    "attacks": attacks,
-    "defences": defences,
-    "labels": labels,
-    "models": models,
-    "datasets": datasets,
-    "initialisations": initialisations,
-    "partitions": partitions,
-    "views": views,
-    "metrics": metrics,
-    "parts": parts,
-}
+OTHERS: dict[str, Callable[[], list[Listed]]] = {"partitions": partitions, "views": views, "parts": parts}
 
 
 @click.command(name="list", short_help="List attacks, models, datasets and all else that a plan can name.")
-@click.argument("kind", type=click.Choice(list(KINDS)), required=False)
+@click.argument("kind", type=click.Choice([*KINDS, *OTHERS]), required=False)
 def list_known(kind: str | None) -> None:
     """List what a plan can name, with one line about each and where it comes from; without KIND, everything.
 
@@ -122,7 +108,7 @@ def list_known(kind: str | None) -> None:
     if kind:
         _show(kind)
         return
-    for number, each in enumerate(KINDS):
+    for number, each in enumerate([*KINDS, *OTHERS]):
         click.echo(("\n" if number else "") + each.upper())
         _show(each)
 
@@ -132,15 +118,13 @@ def _show(kind: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    found = KINDS[kind]()
-    if not found.rows:
-        click.echo(f"No {kind} are known to this version.")
-        return
+    from fedglass.cli.plain import plain
+
     # An entry of a few lines instead of a row: citations in a narrow column can not be read.
     console = Console(highlight=False, soft_wrap=False)
-    for name, summary, *rest in found.rows:
-        console.print(Text(name, style="bold"))
-        console.print(Padding(Text(summary), (0, 0, 0, 4)))
-        for column, text in zip(found.columns[2:], rest, strict=True):
+    for listed in OTHERS[kind]() if kind in OTHERS else registered(kind):
+        console.print(Text(plain(listed.name), style="bold"))
+        console.print(Padding(Text(plain(listed.summary)), (0, 0, 0, 4)))
+        for heading, text in listed.facts:
             if text:
-                console.print(Padding(Text(f"{column}: {text}", style="dim"), (0, 0, 0, 4)))
+                console.print(Padding(Text(f"{heading}: {plain(text)}", style="dim"), (0, 0, 0, 4)))

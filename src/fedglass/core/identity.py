@@ -1,17 +1,29 @@
-"""Short hashes that name a value: the same value has the same name in every process and on every day."""
+"""Names of values: a value has the same name in every process and on every day, and another value another name."""
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import functools
 import hashlib
-import re
-from collections.abc import Mapping
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from operator import attrgetter
+from pathlib import PurePath
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
+from fedglass.core.errors import UsageError
 from fedglass.core.params import Params
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_NUMBERS = (bool, int, float, complex)
+_TEXTS = (str, bytes)
+_BOOKKEEPING = frozenset(vars(nn.Module()))
+"""What every module carries: its parameters and children, which are named otherwise, hooks, and the mode it is in."""
 
 
 def digest(*parts: str) -> str:
@@ -27,14 +39,37 @@ def digest(*parts: str) -> str:
     return state.hexdigest()
 
 
-def spelled(value: object) -> str:
-    """The repr without memory addresses, which change from run to run.
+def identity_text(value: object, what: str = "The value") -> str:
+    """The value written down, such that different values have different texts.
 
-    >>> class Part: ...
-    >>> spelled(Part()).endswith("Part object>")
-    True
+    Only what can be written down has one: numbers, text, enums, paths, collections, functions and classes of a module
+    by their names, partials of these, and frozen dataclasses of all that. Anything else is refused, since two of it
+    that are configured differently could not be told apart; `what` names it in the refusal.
+
+    >>> identity_text((1, 1.0, True, "a", len))
+    "(1, 1.0, True, 'a', builtins.len)"
+    >>> identity_text(lambda x: x, "The loss of the attack")
+    Traceback (most recent call last):
+    fedglass.core.errors.UsageError: The loss of the attack is a function without a name of its own, ...
     """
-    return _ADDRESS.sub("", repr(value))
+    if value is None or isinstance(value, range | torch.device | torch.dtype):
+        return repr(value)
+    if isinstance(value, enum.Enum):
+        return f"{_named(type(value), what)}.{value.name}"
+    if isinstance(value, (*_NUMBERS, *_TEXTS)):
+        return _plain(value)
+    if isinstance(value, PurePath):
+        return f"Path({str(value)!r})"
+    if isinstance(value, tuple | list | set | frozenset | Mapping):
+        return _collection(value, what)
+    if isinstance(value, functools.partial):
+        parts = [identity_text(part, f"{what}: {name}") for name, part in _of_partial(value)]
+        return f"partial({', '.join(parts)})"
+    if inspect.isroutine(value) or inspect.isclass(value):
+        return _named(value, what)
+    if is_dataclass(value):
+        return _dataclass(value, what)
+    raise _refusal(what, f"of type {type(value).__name__}")
 
 
 def of_tensor(tensor: Tensor) -> str:
@@ -54,7 +89,91 @@ def of_params(params: Params) -> str:
     return digest(*(text for name in sorted(params) for text in (name, of_tensor(params[name]))))
 
 
+def of_architecture(model: nn.Module) -> str:
+    """The classes of a model's modules with their plain attributes, such as a slope that no repr shows.
+
+    An attribute that can not be written down does not count: what it does shows in the weights, or not at all.
+    """
+    modules = model.named_modules(remove_duplicate=False)
+    return digest(*(text for name, module in modules for text in (name, _class(module), *_attributes(module))))
+
+
 def of_model(model: nn.Module) -> str:
-    """Architecture as printed, class, weights and buffers."""
-    state: Mapping[str, Tensor] = model.state_dict()
-    return digest(type(model).__qualname__, spelled(model), of_params(state))
+    """Architecture, parameters and buffers, also those that are never saved."""
+    tensors = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    return digest(of_architecture(model), of_params(tensors))
+
+
+def _plain(value: object) -> str:
+    """As Python writes it, also where a library has its own subclass of the type, such as numpy's float64."""
+    base = next(kind for kind in (*_NUMBERS, *_TEXTS) if isinstance(value, kind))
+    return base.__repr__(value)
+
+
+def _collection(value: Iterable[object], what: str) -> str:
+    kind = type(value)
+    if isinstance(value, Mapping):
+        if kind not in (dict, MappingProxyType):
+            raise _refusal(what, f"of type {kind.__name__}")
+        items = [
+            f"{identity_text(key, f'{what}: a key')}: {identity_text(each, f'{what}[{key!r}]')}"
+            for key, each in value.items()
+        ]
+        return f"{{{', '.join(sorted(items))}}}"
+    texts = [identity_text(each, f"{what}[{i}]") for i, each in enumerate(value)]
+    if isinstance(value, set | frozenset):
+        texts.sort()
+    name = "" if kind in (tuple, list) else _named(kind, what)
+    marks = "[]" if isinstance(value, list) else "()"
+    return f"{name}{marks[0]}{', '.join(texts)}{marks[1]}"
+
+
+def _of_partial(value: functools.partial[object]) -> list[tuple[str, object]]:
+    return [("its function", value.func), ("its arguments", value.args), ("its options", value.keywords)]
+
+
+def _dataclass(value: object, what: str) -> str:
+    """The class and every field that counts in a comparison."""
+    kind = type(value)
+    name = _named(kind, what)
+    if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # typeshed leaves it out
+        raise _refusal(what, f"of type {kind.__name__}, which can change")
+    counted = [field.name for field in fields(value) if field.compare]  # type: ignore[arg-type]  # checked by the caller
+    texts = [f"{each}={identity_text(getattr(value, each), f'{what}: {kind.__name__}.{each}')}" for each in counted]
+    return f"{name}({', '.join(texts)})"
+
+
+def _named(value: object, what: str) -> str:
+    """The name under which its module has a function or a class."""
+    module, name = str(getattr(value, "__module__", "")), getattr(value, "__qualname__", "")
+    # The qualified name of torch.relu is that of a class that torch does not show, its plain name is right.
+    for known in (name, getattr(value, "__name__", "")):
+        with contextlib.suppress(AttributeError, KeyError):
+            if attrgetter(known)(sys.modules[module]) is value:
+                return f"{module}.{known}"
+    noun = f"the class {name}" if inspect.isclass(value) else "a function"
+    raise _refusal(what, f"{noun} without a name of its own", "define it at the top level of a module")
+
+
+def _class(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _attributes(module: nn.Module) -> list[str]:
+    found = []
+    for name, value in vars(module).items():
+        if name not in _BOOKKEEPING:
+            try:
+                found.append(f"{name}={identity_text(value)}")
+            except UsageError:
+                continue
+    return sorted(found)
+
+
+def _refusal(what: str, is_a: str, remedy: str = "make it a frozen dataclass of plain values") -> UsageError:
+    return UsageError(
+        f"{what} is {is_a}, which can not be written down, so that an audit could not tell it from another: {remedy}."
+    )

@@ -2,61 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fedglass.core.errors import DataError, UsageError, unknown_name
+from fedglass.core.foreign import is_dotted, is_importable
+from fedglass.core.paths import located_at, reads_path, split_path
+from fedglass.core.registry import Entry, built_in, call, entries, find, takes
+from fedglass.core.registry import names as known
 from fedglass.core.types import Whitening
-from fedglass.data.cifar import read_cifar10, read_cifar100
 from fedglass.data.dataset import Dataset
 from fedglass.data.files import opened
-from fedglass.data.folder import read_folder
-from fedglass.data.glyphs import glyphs
-from fedglass.data.idx import read_idx
-from fedglass.data.leaf import read_leaf
-from fedglass.data.npz import read_npz
-from fedglass.data.photos import photos
 
-
-@dataclass(frozen=True)
-class _Format:
-    """A kind of file that users bring."""
-
-    read: Callable[[Path, str], Dataset]
-    says: str
-
-
-_EMBEDDED: dict[str, tuple[Callable[[], Dataset], str]] = {
-    "glyphs": (
-        glyphs,
-        "62 classes of grey 28x28 characters in the styles of 50 writers, a stand-in for FEMNIST",
-    ),
-    "photos": (photos, "24 colour crops of 64x64 in 10 classes from public-domain and CC0 photographs"),
-}
-
-_FORMATS = {
-    "idx": _Format(read_idx, "idx:PATH, images of MNIST's format (plain or gz) with their labels beside them"),
-    "cifar10": _Format(read_cifar10, "cifar10:PATH, the folder, the tar.gz or one batch, binary or python version"),
-    "cifar100": _Format(read_cifar100, "cifar100:PATH, the same for CIFAR-100 with its fine labels"),
-    "leaf": _Format(read_leaf, "leaf:PATH, LEAF's json file or a folder of them, a writer per user"),
-    "npz": _Format(read_npz, "npz:PATH, arrays images/labels, x/y or train_images/train_labels; no pickles"),
-    "folder": _Format(read_folder, "folder:PATH, PNG and JPEG pictures in one subfolder per class"),
-}
+KIND = "datasets"
 
 
 def names() -> dict[str, str]:
-    """What `load` takes, with one line about each.
+    """What `load` takes, with one line about each: sets first, then formats, which are followed by `:PATH`.
 
     >>> list(names())
-    ['glyphs', 'photos', 'idx', 'cifar10', 'cifar100', 'leaf', 'npz', 'folder']
+    ['glyphs', 'photos', 'cifar10', 'cifar100', 'folder', 'idx', 'leaf', 'npz']
     """
-    embedded = {name: says for name, (_, says) in _EMBEDDED.items()}
-    return embedded | {name: kind.says for name, kind in _FORMATS.items()}
+    usable = sorted((entry for entry in entries(KIND) if not entry.problem), key=reads_path)
+    return {entry.name: entry.summary for entry in usable}
 
 
 def load(source: str, *, split: str = "train", size: int | None = None, whitening: Whitening | None = None) -> Dataset:
-    """A dataset by name (`glyphs`), by format and path (`idx:/data/mnist`) or by path alone.
+    """A dataset by name (`glyphs`), by format and path (`idx:/data/mnist`), by path alone, or `package.module:reader`.
 
     `split` chooses between train and test where the source has both, `size` brings the images to size x size.
     The whitening is the published one for FEMNIST and CIFAR, measured from the images for all others, or the
@@ -73,31 +45,85 @@ def load(source: str, *, split: str = "train", size: int | None = None, whitenin
     return data if whitening is None else replace(data, whitening=whitening)
 
 
+def is_embedded(source: str) -> bool:
+    """Whether the source is a set that comes with fedglass and so never changes."""
+    return source in built_in(KIND) and not reads_path(built_in(KIND)[source])
+
+
+def located(source: str, folder: Path) -> str:
+    """A dataset's name as it is; a path, alone or after its format, relative to the folder.
+
+    >>> located("glyphs", Path("plans")), located("npz:faces.npz", Path("plans"))
+    ('glyphs', 'npz:plans/faces.npz')
+    """
+    if split_path(KIND, source)[1] is not None:
+        return located_at(KIND, source, folder)
+    path = folder / Path(source).expanduser()
+    return str(path) if source not in known(KIND) and path.exists() else source
+
+
 def _read(source: str, split: str, size: int | None) -> Dataset:
-    if source in _EMBEDDED:
-        if split != "train":
-            raise UsageError(f"{source} has no {split} split: leave split out.")
-        return _EMBEDDED[source][0]()
-    kind, path = _locate(source)
+    entry, path = _locate(source)
+    if not takes(entry.value, "split") and split != "train":
+        raise UsageError(f"{source} has no {split} split: leave split out.")
     # Pictures of unequal sizes can only be brought together while they are read.
-    return read_folder(path, split, size) if kind == "folder" else _FORMATS[kind].read(path, split)
+    offered = {"path": path, "split": split, "size": size}
+    data = call(entry, entry.value, {name: value for name, value in offered.items() if takes(entry.value, name)})
+    if not isinstance(data, Dataset):
+        raise DataError(
+            f"The dataset {entry.name!r} returned {type(data).__name__}, expected a fedglass.data.dataset.Dataset: "
+            "return one."
+        )
+    return data
 
 
-def _locate(source: str) -> tuple[str, Path]:
-    kind, colon, rest = source.partition(":")
-    if colon and kind in _FORMATS:
+def _locate(source: str) -> tuple[Entry, Path | None]:
+    """What reads the source, and the path that it reads."""
+    name, rest = split_path(KIND, source)
+    if rest is not None and ":" in source:
         path = Path(rest).expanduser()
         if not rest or not path.exists():
-            raise DataError(f"{kind}: no such file or folder: {rest!r}.")
-        return kind, path
+            raise DataError(f"{name}: no such file or folder: {rest!r}.")
+        return _reader(name), path
+    if rest is None and name in known(KIND):
+        return _reader(name), None
     path = Path(source).expanduser()
     if path.exists():
-        return _sniff(path), path
+        return find(KIND, _sniff(path)), path
+    return _own(source), None
+
+
+def _own(source: str) -> Entry:
+    """The user's own reader, or why there is none of that name."""
+    kind, colon, _ = source.partition(":")
     if colon and len(kind) > 1:
-        raise unknown_name("dataset format", kind, _FORMATS)
+        unknown = unknown_name("dataset format", kind, _formats())
+        if not is_dotted(kind) or not ("." in kind or is_importable(kind)):
+            raise unknown
+        try:
+            return _reader(source)
+        except UsageError as error:
+            # Many a word that was meant as a format is a module too, such as csv.
+            raise error if "." in kind else DataError(f"{unknown} Nor is it a reader of yours: {error}") from error
+    if source in known(KIND):
+        raise DataError(f"The dataset {source!r} is a format: write the path of your file behind it, {source}:PATH.")
     if any(mark in source for mark in "/\\."):
         raise DataError(f"No such file or folder: {source!r}.")
-    raise unknown_name("dataset", source, names())
+    raise unknown_name("dataset", source, known(KIND))
+
+
+def _reader(name: str) -> Entry:
+    entry = find(KIND, name)
+    if not callable(entry.value):
+        raise DataError(
+            f"The dataset {name!r} is {type(entry.value).__name__}, expected a function that returns a "
+            "fedglass.data.dataset.Dataset."
+        )
+    return entry
+
+
+def _formats() -> list[str]:
+    return [entry.name for entry in built_in(KIND).values() if reads_path(entry)]
 
 
 def _sniff(path: Path) -> str:
@@ -106,7 +132,7 @@ def _sniff(path: Path) -> str:
     if kind is None:
         raise DataError(
             f"{path}: its format is not evident; say it in front of the path, as one of "
-            f"{', '.join(f'{name}:' for name in _FORMATS)}."
+            f"{', '.join(f'{name}:' for name in _formats())}."
         )
     return kind
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedglass.core.errors import DataError
+from fedglass.core.registry import register
 from fedglass.core.types import Whitening
 from fedglass.data.arrays import Array, image_tensor, label_tensor
 from fedglass.data.dataset import Dataset
@@ -21,6 +22,12 @@ from fedglass.data.whitening import CIFAR10, CIFAR100
 _PIXELS = 3 * 32 * 32
 _MOST = 256 << 20  # the largest official file, CIFAR-100's python training batch, has 155 MB
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+PAPER = (
+    "Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009, "
+    "https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf"
+)
 
 
 @dataclass(frozen=True)
@@ -60,11 +67,18 @@ _HUNDRED = _Flavour(
 )
 
 
+@register(
+    "datasets",
+    "cifar10",
+    summary="the folder, the tar.gz or one batch of CIFAR-10, binary or python version",
+    paper=PAPER,
+)
 def read_cifar10(path: Path, split: str = "train") -> Dataset:
     """CIFAR-10 [Krizhevsky, 2009]."""
     return _read(path, split, _TEN)
 
 
+@register("datasets", "cifar100", summary="the same for CIFAR-100 with its fine labels", paper=PAPER)
 def read_cifar100(path: Path, split: str = "train") -> Dataset:
     """CIFAR-100 with its fine labels [Krizhevsky, 2009]."""
     return _read(path, split, _HUNDRED)

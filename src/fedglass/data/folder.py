@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedglass.core.errors import DataError
+from fedglass.core.registry import register
 from fedglass.data.arrays import image_tensor
 from fedglass.data.dataset import Dataset
 from fedglass.data.files import check_values
@@ -29,6 +30,7 @@ _GREY = ("1", "L")
 _COLOUR = ("LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
+@register("datasets", "folder", summary="PNG and JPEG pictures in one subfolder per class")
 def read_folder(path: Path, split: str = "train", size: int | None = None) -> Dataset:
     """The pictures of each class's subfolder; with `size` cut to their central square and reduced to it.
 

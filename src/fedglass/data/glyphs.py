@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 from torch import Tensor
 
 from fedglass.core.errors import DataError
+from fedglass.core.registry import register
 from fedglass.core.rng import stream
 from fedglass.data.dataset import Dataset
 from fedglass.data.whitening import FEMNIST
@@ -47,6 +48,11 @@ class _Style:
         )
 
 
+@register(
+    "datasets",
+    "glyphs",
+    summary="62 classes of grey 28x28 characters in the styles of 50 writers, a stand-in for FEMNIST",
+)
 def glyphs(writers: int = 50, per_writer: int = 60, seed: int = 0) -> Dataset:
     """62 classes of grey 28x28 characters on white, in a slant, weight, scale and position per writer.
 

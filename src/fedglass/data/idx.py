@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedglass.core.errors import DataError
+from fedglass.core.registry import register
 from fedglass.data.arrays import Array, class_count, image_tensor, label_tensor
 from fedglass.data.dataset import Dataset
 from fedglass.data.files import check_values, exactly, opened
@@ -17,6 +18,7 @@ from fedglass.data.whitening import measured
 _UBYTE = 8
 
 
+@register("datasets", "idx", summary="images of MNIST's format (plain or gz) with their labels beside them")
 def read_idx(path: Path, split: str = "train") -> Dataset:
     """Images and the labels beside them; `path` is the images' file, or a folder that holds such pairs."""
     images_path = _find(path, split) if path.is_dir() else path

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import DataError
+from fedglass.core.registry import register
 from fedglass.data.arrays import Array, class_count, label_tensor
 from fedglass.data.dataset import Dataset, check_images
 from fedglass.data.files import check_values, contents
@@ -21,6 +22,12 @@ from fedglass.data.whitening import FEMNIST, measured
 _MOST = 256 << 20  # LEAF writes FEMNIST in files of about half of this; parsed, json takes many times its length
 
 
+@register(
+    "datasets",
+    "leaf",
+    summary="LEAF's json file or a folder of them, a writer per user",
+    paper="Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018, https://arxiv.org/abs/1812.01097",
+)
 def read_leaf(path: Path, split: str = "train") -> Dataset:
     """Grey square images in [0, 1] with one writer per user, from one json file or a folder of them.
 

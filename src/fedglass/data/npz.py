@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedglass.core.errors import DataError
+from fedglass.core.registry import register
 from fedglass.data.arrays import Array, class_count, image_tensor, label_tensor
 from fedglass.data.dataset import Dataset
 from fedglass.data.files import MAX_BYTES, check_values
@@ -34,6 +35,7 @@ _BROKEN_ZIP = (
 )
 
 
+@register("datasets", "npz", summary="arrays images/labels, x/y or train_images/train_labels; no pickles")
 def read_npz(path: Path, split: str = "train") -> Dataset:
     """Arrays named images/labels, x/y or train_images/train_labels; client_id, if present, as writers."""
     arrays = _arrays(path, split)

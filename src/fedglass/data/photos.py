@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fedglass.core.registry import register
 from fedglass.data.dataset import Dataset
 from fedglass.data.whitening import measured
 
@@ -19,6 +20,7 @@ _CREDIT = (
 )
 
 
+@register("datasets", "photos", summary="24 colour crops of 64x64 in 10 classes from public-domain and CC0 photographs")
 def photos() -> Dataset:
     """24 colour crops of 64x64 pixels in 10 classes of what they show; the first ten differ in class.
 

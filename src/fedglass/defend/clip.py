@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 
 from fedglass.core.params import Update
+from fedglass.core.registry import register
 from fedglass.defend import checks
 from fedglass.fl.release import Outgoing
 
+PAPER = (
+    "Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy, CCS 2016, "
+    "https://arxiv.org/abs/1607.00133"
+)
 
+
+@register("defences", "clip", summary="the update scaled down to a maximal L2 norm", paper=PAPER)
 @dataclass(frozen=True)
 class Clip:
     """u / max(1, ||u|| / norm), with the L2 norm over all parameters together [Abadi et al., 2016, Section 3.1].

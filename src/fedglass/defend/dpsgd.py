@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedglass.core.registry import register
 from fedglass.defend import checks
+from fedglass.defend.clip import PAPER
 from fedglass.defend.draws import normal
 from fedglass.defend.example_gradients import example_gradients, noise_source
 from fedglass.fl.local import Step
 
 
+@register("defences", "dpsgd", summary="examples' gradients clipped, Gaussian noise, in every local step", paper=PAPER)
 @dataclass(frozen=True)
 class DPSGD:
     """(sum_i g_i / max(1, ||g_i|| / C) + n) / B, n ~ N(0, (z C)^2 I) [Abadi et al., 2016, Algorithm 1].

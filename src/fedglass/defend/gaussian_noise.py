@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
+from fedglass.core.papers import DLFA
 from fedglass.core.params import Update
+from fedglass.core.registry import register
 from fedglass.defend import checks
 from fedglass.defend.draws import normal
+from fedglass.defend.per_example import PerExample
+from fedglass.defend.same_each_epoch import SameEachEpoch
 from fedglass.fl.release import Outgoing
 
 
+@register("defences", "gaussian_noise", summary="Gaussian noise on the update", paper=DLFA)
 @dataclass(frozen=True)
 class GaussianNoise:
     """u + n with independent n ~ N(0, std^2) at every entry [Dimitrov et al., 2022, Appendix C.1].
@@ -40,3 +45,25 @@ class GaussianNoise:
         """
         std = self.std / math.sqrt(examples)
         return {name: std * normal(tensor, generator) for name, tensor in like.items()}
+
+
+@register(
+    "defences",
+    "gaussian_noise_per_example",
+    summary="Gaussian noise on each example's gradient in every local step",
+    paper=DLFA,
+)
+def gaussian_noise_per_example(std: float) -> PerExample:
+    """Gaussian noise on each example's gradient."""
+    return PerExample(GaussianNoise(std))
+
+
+@register(
+    "defences",
+    "gaussian_noise_released",
+    summary="the same with noise that repeats in every epoch, as released",
+    paper=DLFA,
+)
+def gaussian_noise_released(std: float) -> SameEachEpoch:
+    """The same, repeated in every epoch as in the release of DLFA."""
+    return SameEachEpoch(PerExample(GaussianNoise(std)))

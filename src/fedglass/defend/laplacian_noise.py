@@ -7,12 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedglass.core.papers import DLFA
 from fedglass.core.params import Update
+from fedglass.core.registry import register
 from fedglass.defend import checks
 from fedglass.defend.draws import laplace
+from fedglass.defend.per_example import PerExample
+from fedglass.defend.same_each_epoch import SameEachEpoch
 from fedglass.fl.release import Outgoing
 
 
+@register("defences", "laplacian_noise", summary="Laplacian noise on the update", paper=DLFA)
 @dataclass(frozen=True)
 class LaplacianNoise:
     """u + n with independent n ~ Laplace(0, scale) at every entry [Dimitrov et al., 2022, Appendix C.1].
@@ -43,3 +48,25 @@ class LaplacianNoise:
             return total * (self.scale / examples)
 
         return {name: mean(tensor) for name, tensor in like.items()}
+
+
+@register(
+    "defences",
+    "laplacian_noise_per_example",
+    summary="Laplacian noise on each example's gradient in every local step",
+    paper=DLFA,
+)
+def laplacian_noise_per_example(scale: float) -> PerExample:
+    """Laplacian noise on each example's gradient."""
+    return PerExample(LaplacianNoise(scale))
+
+
+@register(
+    "defences",
+    "laplacian_noise_released",
+    summary="the same with noise that repeats in every epoch, as released",
+    paper=DLFA,
+)
+def laplacian_noise_released(scale: float) -> SameEachEpoch:
+    """The same, repeated in every epoch as in the release of DLFA."""
+    return SameEachEpoch(PerExample(LaplacianNoise(scale)))

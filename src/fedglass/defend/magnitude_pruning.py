@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedglass.core.papers import DLG
 from fedglass.core.params import Update, flatten, unflatten
+from fedglass.core.registry import register
 from fedglass.defend import checks
 from fedglass.defend.selection import count_of, lowest
 from fedglass.fl.release import Outgoing
 
 
+@register("defences", "magnitude_pruning", summary="the update's smallest entries set to zero", paper=DLG)
 @dataclass(frozen=True)
 class MagnitudePruning:
     """Sets the given share of all entries to zero: those of smallest magnitude [Zhu et al., 2019, Section 5.2].
@@ -34,6 +37,7 @@ class MagnitudePruning:
         return unflatten(pruned(flatten(leaving.update), self.share), leaving.update)
 
 
+@register("defences", "layer_magnitude_pruning", summary="each layer's smallest entries set to zero", paper=DLG)
 @dataclass(frozen=True)
 class LayerMagnitudePruning:
     """Sets the given share of each parameter's entries to zero: those of smallest magnitude.

@@ -21,12 +21,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedglass.core.registry import register
 from fedglass.defend import checks
 from fedglass.defend.draws import normal
 from fedglass.defend.example_gradients import noise_source
 from fedglass.defend.magnitude_pruning import pruned
 from fedglass.defend.selection import count_of, lowest
 from fedglass.fl.local import MeanGradient, Step
+
+PAPER = (
+    "Wang, Hugh, Li: More than Enough is Too Much: Adaptive Defenses against Gradient Leakage in Production "
+    "Federated Learning, INFOCOM 2023, https://github.com/TL-System/plato"
+)
 
 
 class Fisher(Protocol):
@@ -53,6 +59,7 @@ class OutputMean:
         return gradient.square().mean(0) if gradient.ndim else gradient.square()
 
 
+@register("defences", "outpost", summary="pruning and selective noise, fading with the local steps", paper=PAPER)
 @dataclass(frozen=True)
 class Outpost:
     """Prunes and perturbs the gradient of a local step with fading probability [Wang et al., 2023].
@@ -103,3 +110,9 @@ def risk(weights: Tensor) -> Tensor:
     if weights.numel() < 2:
         return torch.zeros((), dtype=weights.dtype, device=weights.device)
     return weights.detach().var().clamp(max=1.0)
+
+
+@register("defences", "outpost_released", summary="the same with plato's Fisher information", paper=PAPER)
+def outpost_released(noise: float = 0.8, pruned: float = 0.8, perturbed: float = 0.4, decay: float = 0.125) -> Outpost:
+    """OUTPOST with the Fisher information as plato computes it."""
+    return Outpost(noise, pruned, perturbed, decay, OutputMean())

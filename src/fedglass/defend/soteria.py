@@ -19,15 +19,23 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import ModelError
+from fedglass.core.registry import register
 from fedglass.defend import checks
 from fedglass.defend.example_gradients import example_gradients, refuse_batch_statistics
 from fedglass.defend.selection import count_of, lowest
 from fedglass.fl.local import MeanGradient, Step
 
+PAPER = (
+    "Sun, Li, Wang, Yang, Li, Chen: Soteria: Provable Defense against Privacy Leakage in Federated Learning from "
+    "Representation Perspective, CVPR 2021, https://arxiv.org/abs/2012.06043"
+)
+
+
 ROWS = 16
 """How many rows of the Jacobian are computed at once."""
 
 
+@register("defences", "soteria", summary="each example's representation pruned where it tells most", paper=PAPER)
 @dataclass(frozen=True)
 class Soteria:
     """Zeroes the share of each example's representation with the largest |r_i| / ||dr_i/dX|| [Sun et al., 2021].
@@ -54,6 +62,7 @@ class Soteria:
         return gradient
 
 
+@register("defences", "soteria_released", summary="the same with one mask for the batch, as released", paper=PAPER)
 @dataclass(frozen=True)
 class SoteriaReleased:
     """Soteria with one mask for the batch, as the authors' release has it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from torch import Tensor
 from torch.nn.functional import conv2d, interpolate
 
 from fedglass.core.errors import DataError
+from fedglass.core.registry import register
+from fedglass.core.scale import Scale
 from fedglass.metrics.images import demoted, greyed, pair
 from fedglass.metrics.lpips_trunks import Trunk
 from fedglass.metrics.lpips_weights import HOW_TO_PROVIDE, find_weights, read_weights
+from fedglass.metrics.metric import Metric
 
 __all__ = ["HOW_TO_PROVIDE", "Lpips", "find_weights", "why_not"]
 
@@ -85,3 +89,31 @@ def _prepare(images: Tensor) -> Tensor:
 def _unit(features: Tensor) -> Tensor:
     """Activations scaled to length 1 over the channels; where nothing is active they stay 0."""
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
+
+
+def _compute(reconstructed: Tensor, original: Tensor) -> Tensor:
+    path = find_weights()
+    if path is None:
+        raise DataError(HOW_TO_PROVIDE)
+    return _loaded(path, path.stat().st_mtime_ns)(reconstructed, original)
+
+
+def _why_not(shape: tuple[int, ...]) -> str | None:
+    return why_not(shape) if find_weights() else HOW_TO_PROVIDE
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(path: Path, changed: int) -> Lpips:
+    """Weights are read once; `changed` makes a replaced file be read again."""
+    return Lpips.load(path)
+
+
+register(
+    "metrics",
+    "lpips",
+    summary="learned perceptual distance",
+    paper=(
+        "Zhang, Isola, Efros, Shechtman, Wang: The Unreasonable Effectiveness of Deep Features as a Perceptual Metric, "
+        "CVPR 2018, https://arxiv.org/abs/1801.03924"
+    ),
+)(Metric(_compute, Scale("LPIPS", higher_leaks=False, range=(0.0, 2.0), sure=(0.5, 0.15)), _why_not))

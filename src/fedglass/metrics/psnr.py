@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import register
+from fedglass.core.scale import Scale
+from fedglass.metrics.metric import Metric
 from fedglass.metrics.rmse import mse
 
 CAP = 100.0
@@ -28,3 +31,8 @@ def psnr(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
     noise = mse(reconstructed, original, peak)
     # An error of zero is replaced before the logarithm, which would answer infinity.
     return (10 * torch.log10(peak**2 / noise.clamp_min(peak**2 * 1e-30))).clamp_max(CAP)
+
+
+register("metrics", "psnr", summary="peak signal-to-noise ratio")(
+    Metric(psnr, Scale("PSNR", "dB", 1, range=(0.0, CAP), sure=(14.0, 20.0), exact=CAP))
+)

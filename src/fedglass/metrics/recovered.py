@@ -16,19 +16,6 @@ def share_above(values: Sequence[float], threshold: float) -> float:
     >>> share_above([19.0, 20.0, 25.0, 31.0], threshold=20.0)
     0.5
     """
-    return _share([value > threshold for value in values])
-
-
-def share_below(values: Sequence[float], threshold: float) -> float:
-    """Share of values strictly below the threshold: RMSE or LPIPS. NaN is never below.
-
-    >>> share_below([0.1, 0.5], threshold=0.2)
-    0.5
-    """
-    return _share([value < threshold for value in values])
-
-
-def _share(passed: Sequence[bool]) -> float:
-    if not passed:
+    if not values:
         raise DataError("Expected at least one value to take the recovered share of, got none.")
-    return sum(passed) / len(passed)
+    return sum(value > threshold for value in values) / len(values)

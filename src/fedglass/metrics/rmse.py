@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedglass.core.registry import register
+from fedglass.core.scale import Scale
 from fedglass.metrics.images import farthest, pair
+from fedglass.metrics.metric import Metric
 
 
 def mse(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
@@ -25,3 +28,8 @@ def rmse(reconstructed: Tensor, original: Tensor) -> Tensor:
     0.5
     """
     return torch.sqrt(mse(reconstructed, original))
+
+
+register("metrics", "rmse", summary="root mean squared error")(
+    Metric(rmse, Scale("RMSE", higher_leaks=False, range=(0.0, 1.0)))
+)

@@ -7,7 +7,10 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from fedglass.core.errors import DataError
+from fedglass.core.registry import register
+from fedglass.core.scale import Scale
 from fedglass.metrics.images import demoted, greyed, pair
+from fedglass.metrics.metric import Metric
 
 WINDOW = 11
 SIGMA = 1.5
@@ -64,3 +67,14 @@ def _local_mean(maps: Tensor) -> Tensor:
     planes = maps.flatten(0, 1)[:, None]
     smooth = conv2d(conv2d(planes, bell.view(1, 1, -1, 1)), bell.view(1, 1, 1, -1))
     return smooth.view(*maps.shape[:2], *smooth.shape[2:])
+
+
+register(
+    "metrics",
+    "ssim",
+    summary="structural similarity",
+    paper=(
+        "Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural Similarity, "
+        "IEEE TIP 2004, https://doi.org/10.1109/TIP.2003.819861"
+    ),
+)(Metric(ssim, Scale("SSIM", digits=2, range=(-1.0, 1.0), sure=(0.3, 0.7)), why_not))

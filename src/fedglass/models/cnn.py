@@ -6,6 +6,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from fedglass.core.papers import DLFA
+from fedglass.core.registry import register
 from fedglass.models.stem import Shape, flattened
 
 
@@ -43,11 +45,13 @@ class CNN(nn.Module):
         return cast(Tensor, self.fc2(self.act(self.fc1(self.body(inputs).flatten(1)))))
 
 
+@register("models", "femnist_cnn", summary="CNN 32/64/100 for FEMNIST", paper=DLFA)
 def femnist_cnn(*, shape: Shape, classes: int) -> CNN:
     """Channels 32 and 64, 100 units."""
     return CNN(shape=shape, classes=classes, channels=(32, 64), units=100)
 
 
+@register("models", "cifar_cnn", summary="CNN 64/128/200 for CIFAR-100", paper=DLFA)
 def cifar_cnn(*, shape: Shape, classes: int) -> CNN:
     """Channels 64 and 128, 200 units."""
     return CNN(shape=shape, classes=classes, channels=(64, 128), units=200)

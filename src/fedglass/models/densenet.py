@@ -7,10 +7,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedglass.models.stem import Shape, Stem, first_convolution, first_pool
+from fedglass.core.registry import register
+from fedglass.models.stem import Shape, Stem, Stemmed, first_convolution, first_pool
 
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
+
+
+PAPER = (
+    "Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017, "
+    "https://arxiv.org/abs/1608.06993"
+)
 
 
 class DenseLayer(nn.Module):
@@ -90,3 +97,9 @@ class DenseNet(nn.Module):
 def densenet121(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> DenseNet:
     """Blocks of 6, 12, 24 and 16 layers."""
     return DenseNet(shape=shape, classes=classes, layers=(6, 12, 24, 16), stem=stem, activation=activation)
+
+
+register("models", "densenet121", summary="DenseNet-121", paper=PAPER)(Stemmed(densenet121))
+register("models", "densenet121_sigmoid", summary="the same with sigmoid", paper=PAPER)(
+    Stemmed(densenet121, nn.Sigmoid)
+)

@@ -17,10 +17,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedglass.core.errors import UsageError
+from fedglass.core.papers import DLFA, DLG
+from fedglass.core.registry import register
 from fedglass.models.weights import load_weights
 
 Weighted = nn.Linear | _ConvNd
 Norm = _NormBase | nn.LayerNorm | nn.GroupNorm
+
+
+KAIMING = "He, Zhang, Ren, Sun: Delving Deep into Rectifiers, ICCV 2015, https://arxiv.org/abs/1502.01852"
 
 
 class Initialisation(Protocol):
@@ -29,6 +34,11 @@ class Initialisation(Protocol):
     def apply(self, model: nn.Module, generator: Generator) -> None: ...
 
 
+@register(
+    "initialisations",
+    "default",
+    summary="what PyTorch's layers draw when they are made: U(-1/sqrt(fan in), 1/sqrt(fan in))",
+)
 @dataclass(frozen=True)
 class PyTorchDefault:
     """What PyTorch's layers draw when they are made: weights and biases ~ U(-1/sqrt(fan in), 1/sqrt(fan in)).
@@ -48,6 +58,12 @@ class PyTorchDefault:
         _reset_norms(model)
 
 
+@register(
+    "initialisations",
+    "kaiming_uniform",
+    summary="weights ~ U(-b, b) with b = sqrt(6 / fan in), biases zero",
+    paper=KAIMING,
+)
 @dataclass(frozen=True)
 class KaimingUniform:
     """Weights ~ U(-b, b) with b = sqrt(6 / fan in), biases zero [He et al., 2015]."""
@@ -59,6 +75,7 @@ class KaimingUniform:
         _reset_norms(model)
 
 
+@register("initialisations", "kaiming_normal", summary="weights ~ N(0, 2 / fan), biases zero", paper=KAIMING)
 @dataclass(frozen=True)
 class KaimingNormal:
     """Weights ~ N(0, 2 / fan), biases zero [He et al., 2015].
@@ -76,6 +93,12 @@ class KaimingNormal:
         _reset_norms(model)
 
 
+@register(
+    "initialisations",
+    "lecun",
+    summary="weights ~ N(0, s^2) cut at 2 s, variance 1 / fan in, biases zero; DLFA's",
+    paper=DLFA,
+)
 @dataclass(frozen=True)
 class LeCunTruncatedNormal:
     """Weights ~ N(0, s^2) cut at 2 s, variance 1 / fan in after the cut, biases zero [LeCun et al., 1998].
@@ -92,6 +115,13 @@ class LeCunTruncatedNormal:
         _reset_norms(model)
 
 
+@register(
+    "initialisations",
+    "orthogonal",
+    summary="semi-orthogonal weights, biases zero",
+    paper="Saxe, McClelland, Ganguli: Exact Solutions to the Nonlinear Dynamics of Learning in Deep Linear "
+    "Neural Networks, ICLR 2014, https://arxiv.org/abs/1312.6120",
+)
 @dataclass(frozen=True)
 class Orthogonal:
     """Weights, flattened to (leaving, entering), are semi-orthogonal; biases zero [Saxe et al., 2014]."""
@@ -103,6 +133,9 @@ class Orthogonal:
         _reset_norms(model)
 
 
+@register(
+    "initialisations", "uniform", summary="all weights and biases ~ U(-0.5, 0.5), as in the release of DLG", paper=DLG
+)
 @dataclass(frozen=True)
 class Uniform:
     """All weights and biases ~ U(-bound, bound), normalisation layers included, as in the release of DLG.
@@ -124,6 +157,7 @@ class Uniform:
                     nn.init.uniform_(tensor, -self.bound, self.bound, generator=generator)
 
 
+@register("initialisations", "file", summary="weights and running statistics from a safetensors file")
 @dataclass(frozen=True)
 class FromFile:
     """Weights and running statistics from a safetensors file; the generator is not used."""

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from fedglass.core.errors import UsageError, unknown_name
-from fedglass.models.init import (
-    FromFile,
-    Initialisation,
-    KaimingNormal,
-    KaimingUniform,
-    LeCunTruncatedNormal,
-    Orthogonal,
-    PyTorchDefault,
-    Uniform,
-)
-from fedglass.models.transfer import Transfer
+from fedglass.core.errors import UsageError
+from fedglass.core.paths import located_at, names_path, split_path
+from fedglass.core.registry import entries, make
+from fedglass.models.init import Initialisation
 
-DRAWN: dict[str, Initialisation] = {
-    "default": PyTorchDefault(),
-    "kaiming_uniform": KaimingUniform(),
-    "kaiming_normal": KaimingNormal(),
-    "lecun": LeCunTruncatedNormal(),
-    "orthogonal": Orthogonal(),
-    "uniform": Uniform(),
-}
-READ: dict[str, Callable[[str], Initialisation]] = {"file": FromFile, "transfer": Transfer}
-"""From a safetensors file, as `file:PATH` and `transfer:PATH`."""
+KIND = "initialisations"
 
 
 def by_name(text: str) -> Initialisation:
@@ -36,14 +18,11 @@ def by_name(text: str) -> Initialisation:
     >>> by_name("lecun"), by_name("file:resnet18.safetensors")
     (LeCunTruncatedNormal(), FromFile(path='resnet18.safetensors', digest=''))
     """
-    kind, _, path = text.partition(":")
-    if kind in READ:
-        if not path:
-            raise UsageError(f"init = {text!r} names no weights file: write {kind}:PATH, such as {kind}:w.safetensors.")
-        return READ[kind](path)
-    if text not in DRAWN:
-        raise unknown_name("initialisation", text, names())
-    return DRAWN[text]
+    name, path = split_path(KIND, text)
+    if path == "":
+        raise UsageError(f"init = {text!r} names no weights file: write {name}:PATH, such as {name}:w.safetensors.")
+    part: Initialisation = make(KIND, text) if path is None else make(KIND, name, path=path)
+    return part
 
 
 def located(text: str, folder: Path) -> str:
@@ -52,12 +31,9 @@ def located(text: str, folder: Path) -> str:
     >>> located("transfer:w.safetensors", Path("plans")), located("lecun", Path("plans"))
     ('transfer:plans/w.safetensors', 'lecun')
     """
-    kind, _, path = text.partition(":")
-    return f"{kind}:{folder / Path(path).expanduser()}" if kind in READ and path else text
+    return located_at(KIND, text, folder)
 
 
 def names() -> dict[str, str]:
     """Name and one-line description of every initialisation."""
-    parts = {name: part.__doc__ for name, part in DRAWN.items()}
-    parts |= {f"{name}:PATH": part.__doc__ for name, part in READ.items()}
-    return {name: (words or "").splitlines()[0] for name, words in parts.items()}
+    return {names_path(entry): entry.summary for entry in entries(KIND) if not entry.problem}

@@ -6,9 +6,12 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from fedglass.core.papers import DLG
+from fedglass.core.registry import register
 from fedglass.models.stem import Shape, flattened
 
 
+@register("models", "lenet", summary="LeNet with sigmoid of DLG and iDLG", paper=DLG)
 class LeNet(nn.Module):
     """Three 5x5 convolutions of 12 channels and one dense layer [Zhu et al., 2019; Zhao et al., 2020].
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from torch import Tensor, nn
 
+from fedglass.core.papers import SME
+from fedglass.core.registry import register
 from fedglass.models.stem import Shape, flattened
 
+PAPER = (
+    "LeCun, Bottou, Bengio, Haffner: Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE "
+    "1998, https://doi.org/10.1109/5.726791"
+)
 
+
+@register("models", "lenet_tanh", summary="classic LeNet with tanh", paper=PAPER)
 class LeNetTanh(nn.Module):
     """Two 5x5 convolutions with average pooling, three dense layers, tanh [LeCun et al., 1998].
 
@@ -42,3 +51,9 @@ class LeNetTanh(nn.Module):
         hidden = self.pool(self.act(self.conv2(hidden))).flatten(1)
         hidden = self.act(self.fc2(self.act(self.fc1(hidden))))
         return cast(Tensor, self.output(self.fc3(hidden)))
+
+
+@register("models", "lenet_tanh_sme", summary="the same, ending in a softmax as in the release of SME", paper=SME)
+def lenet_tanh_sme(*, shape: Shape, classes: int) -> LeNetTanh:
+    """The softmax stands in front of the cross entropy, which takes another."""
+    return LeNetTanh(shape=shape, classes=classes, output=partial(nn.Softmax, dim=1))

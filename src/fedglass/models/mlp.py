@@ -8,9 +8,12 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from fedglass.core.papers import SME
+from fedglass.core.registry import register
 from fedglass.models.stem import Shape
 
 
+@register("models", "mlp", summary="dense layers of 1000 and 1000 units with ReLU", paper=SME)
 class MLP(nn.Module):
     """Hidden layers of 1000 and 1000 units with ReLU [Zhu et al., 2023, Appendix G].
 
@@ -38,3 +41,9 @@ class MLP(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return cast(Tensor, self.output(self.fc(self.body(inputs.flatten(1)))))
+
+
+@register("models", "mlp_sme", summary="the same, with a ReLU on the logits as in the release of SME", paper=SME)
+def mlp_sme(*, shape: Shape, classes: int) -> MLP:
+    """The logits pass a ReLU."""
+    return MLP(shape=shape, classes=classes, output=nn.ReLU)

@@ -6,7 +6,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from fedglass.models.stem import Shape, Stem
+from fedglass.core.registry import register
+from fedglass.models.stem import Shape, Stem, Stemmed
 
 # Expansion, channels, repetitions, stride of the first [Sandler et al., 2018, Table 2].
 GROUPS = (
@@ -17,6 +18,12 @@ GROUPS = (
     (6, 96, 3, 1),
     (6, 160, 3, 2),
     (6, 320, 1, 1),
+)
+
+
+PAPER = (
+    "Sandler, Howard, Zhu, Zhmoginov, Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018, "
+    "https://arxiv.org/abs/1801.04381"
 )
 
 
@@ -74,3 +81,9 @@ class MobileNetV2(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return cast(Tensor, self.classifier(self.features(inputs).mean((2, 3))))
+
+
+register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=PAPER)(Stemmed(MobileNetV2))
+register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=PAPER)(
+    Stemmed(MobileNetV2, nn.Sigmoid)
+)

@@ -6,7 +6,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from fedglass.models.stem import Shape, Stem, first_convolution, first_pool
+from fedglass.core.registry import register
+from fedglass.models.stem import Shape, Stem, Stemmed, first_convolution, first_pool
+
+PAPER = "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385"
 
 
 class BasicBlock(nn.Module):
@@ -73,3 +76,11 @@ def resnet18(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Modu
 def resnet34(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> ResNet:
     """3, 4, 6 and 3 blocks."""
     return ResNet(shape=shape, classes=classes, blocks=(3, 4, 6, 3), stem=stem, activation=activation)
+
+
+register("models", "resnet18", summary="ResNet-18", paper=PAPER)(Stemmed(resnet18))
+register(
+    "models", "resnet18_sigmoid", summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]", paper=PAPER
+)(Stemmed(resnet18, nn.Sigmoid))
+register("models", "resnet34", summary="ResNet-34", paper=PAPER)(Stemmed(resnet34))
+register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=PAPER)(Stemmed(resnet34, nn.Sigmoid))

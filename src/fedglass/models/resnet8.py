@@ -6,8 +6,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from fedglass.core.papers import SME
+from fedglass.core.registry import register
 from fedglass.models.resnet import stage
-from fedglass.models.stem import Shape, Stem, first_convolution, first_pool, flattened
+from fedglass.models.stem import Shape, Stem, Stemmed, first_convolution, first_pool, flattened
 
 
 class ResNet8(nn.Module):
@@ -36,3 +38,7 @@ class ResNet8(nn.Module):
         hidden = self.maxpool(self.act(self.bn1(self.conv1(inputs))))
         hidden = self.avgpool(self.layer3(self.layer2(self.layer1(hidden))))
         return cast(Tensor, self.fc2(self.fc1(hidden.flatten(1))))
+
+
+register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)(Stemmed(ResNet8))
+register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(Stemmed(ResNet8, nn.Sigmoid))

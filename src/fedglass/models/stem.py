@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -28,6 +30,19 @@ def stem_for(shape: Shape) -> Stem:
     (Stem.SMALL, Stem.LARGE)
     """
     return Stem.SMALL if max(shape[1:]) <= 64 else Stem.LARGE
+
+
+@dataclass(frozen=True)
+class Stemmed:
+    """A factory of models whose stem follows from the shape of the input."""
+
+    make: Callable[..., nn.Module]
+    activation: type[nn.Module] | None = None
+    """In place of the model's own."""
+
+    def __call__(self, *, shape: Shape, classes: int) -> nn.Module:
+        other = {} if self.activation is None else {"activation": self.activation}
+        return self.make(shape=shape, classes=classes, stem=stem_for(shape), **other)
 
 
 def first_convolution(stem: Stem, channels: int, width: int) -> nn.Conv2d:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Generator, nn
 
 from fedglass.core.errors import ModelError
+from fedglass.core.registry import register
 from fedglass.models.init import KaimingNormal
 from fedglass.models.weights import load_weights, unreadable
 
@@ -18,6 +19,7 @@ MOST_CLASSES = 1 << 16
 LARGEST_KERNEL = 31
 
 
+@register("initialisations", "transfer", summary="the same, but for a first or last layer of another size")
 @dataclass(frozen=True)
 class Transfer:
     """All weights and running statistics from a safetensors file, but for a first or last layer of another size.

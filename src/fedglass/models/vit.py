@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedglass.core.papers import SME
+from fedglass.core.registry import register
 from fedglass.models.stem import Shape
+
+PAPER = (
+    "Lu, Zhang, Zhao, He, Cheng: APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers, CVPR 2022, "
+    "https://arxiv.org/abs/2112.14087"
+)
 
 
 class Attention(nn.Module):
@@ -104,12 +111,14 @@ class ViT(nn.Module):
         return cast(Tensor, self.fc2(self.act(self.fc1(hidden))))
 
 
+@register("models", "vit", summary="small vision transformer of type A", paper=PAPER)
 def vit(*, shape: Shape, classes: int) -> ViT:
     """Patches of 4x4, of 16x16 where a side is longer than 64 pixels."""
     side = 4 if max(shape[1:]) <= 64 else 16
     return ViT(shape=shape, classes=classes, patch=(side, side))
 
 
+@register("models", "vit_sme", summary="the same with one patch, as in the release of SME", paper=SME)
 def vit_sme(*, shape: Shape, classes: int) -> ViT:
     """One patch that covers the whole image, as in the release of SME [Zhu et al., 2023]."""
     return ViT(shape=shape, classes=classes, patch=shape[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,14 +12,15 @@ from fedglass.attack.needs import needs_of, uses_of
 from fedglass.audit.audit import Job
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Source
-from fedglass.core.errors import UsageError, unknown_name
+from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
-from fedglass.metrics.catalogue import metric
+from fedglass.core.registry import factory, takes
+from fedglass.metrics.catalogue import metric, why_not
 from fedglass.plan.federation import Protection, defences_of, simulated
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, read_plan
-from fedglass.recipes.catalogue import RECIPES, recipe
+from fedglass.recipes.catalogue import recipe
 
 
 def read_job(path: Path) -> Job:
@@ -52,11 +52,9 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
 
 def attack_of(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
     """The attack with its options; oracle labels where the adversary knows them and the recipe can use them."""
-    if table.name not in RECIPES:
-        raise unknown_name("attack", table.name, RECIPES)
-    make, where = RECIPES[table.name].make, f"attack {table.name!r}"
+    make, where = factory("attacks", table.name), f"attack {table.name!r}"
     options = checked_options(where, make, table.options)
-    takes_labels = "labels" in inspect.signature(make).parameters
+    takes_labels = takes(make, "labels")
     if table.labels is not None:
         if not takes_labels:
             raise UsageError(f"{where}: labels can not be chosen, the recipe has its own: leave labels out.")
@@ -89,6 +87,6 @@ def _check_batch_labels(adversary: AdversaryTable, attacks: Mapping[str, AnyAtta
 def _check_gate_metric(name: str, sources: Sequence[Source]) -> None:
     """Refuse a gate that could never be judged, before the attacks have run for hours."""
     for source in sources:
-        reason = metric(name).why_not(source.shape)
+        reason = why_not(name, source.shape)
         if reason is not None:
             raise UsageError(f"gate.metric {name!r} can not be computed: {reason}")

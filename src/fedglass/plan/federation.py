@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedglass.audit.simulated import Simulated
-from fedglass.core.errors import DataError, UsageError, unknown_name
+from fedglass.core.errors import DataError, UsageError
+from fedglass.core.registry import factory, find, make
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
-from fedglass.data.catalogue import load
-from fedglass.data.catalogue import names as data_names
+from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
-from fedglass.defend.catalogue import DEFENCES, defence
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.fl.aggregate.rule import Aggregator
 from fedglass.fl.local import GradientFn, MeanGradient
@@ -32,7 +31,6 @@ from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.behaviour.behaviour import Behaviour
 from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound
-from fedglass.rounds.behaviour.sign_flip import SignFlip
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.truth import Examples
@@ -43,16 +41,9 @@ from fedglass.rounds.views.view import View
 
 
 def made(kind: str, table: Named) -> Any:
-    catalogues: dict[str, dict[str, Any]] = {
-        "rules": {"mean": WeightedMean},
-        "behaviours": {"sign_flip": SignFlip, "honest": Honest},
-        "defences": {name: d.make for name, d in DEFENCES.items()},
-    }
-    known = catalogues[kind]
-    if table.name not in known:
-        raise unknown_name(kind[:-1], table.name, known)
-    options = checked_options(f"{kind[:-1]} {table.name!r}", known[table.name], table.options)
-    return defence(table.name, **options) if kind == "defences" else known[table.name](**options)
+    """The part of that kind which a table names, with the table's options."""
+    options = checked_options(find(kind, table.name).title, factory(kind, table.name), table.options)
+    return make(kind, table.name, **options)
 
 
 @dataclass(frozen=True)
@@ -137,7 +128,7 @@ def views_of(adversary: AdversaryTable, clients: int) -> tuple[View, ...]:
 
 def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
     whitening = None if table.whitening is None else table.whitening.value()
-    read = _embedded if table.data in ("glyphs", "photos") else load
+    read = _embedded if is_embedded(table.data) else load
     data = read(located(table.data, folder), split=table.split, size=table.size, whitening=whitening)
     if table.relabel_classes is not None:
         data = data.relabelled(table.relabel_classes, stream(seed, "labels of", table.data))
@@ -150,17 +141,6 @@ def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
 def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening | None) -> Dataset:
     """Embedded sets never change, and drawing one takes seconds."""
     return load(source, split=split, size=size, whitening=whitening)
-
-
-def located(source: str, folder: Path) -> str:
-    """A dataset's name as it is; a path, alone or after its format, relative to the plan's folder."""
-    if source in data_names():
-        return source
-    kind, colon, rest = source.partition(":")
-    if colon and kind in data_names():
-        return f"{kind}:{folder / Path(rest).expanduser()}" if rest else source
-    path = folder / Path(source).expanduser()
-    return str(path) if path.exists() else source
 
 
 def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Dataset], Dataset | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import typing
@@ -11,6 +12,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedglass.core.errors import UsageError, unknown_name
+from fedglass.core.foreign import refused
+from fedglass.core.registry import parameters
 
 PLAIN = (int, float, bool, str)
 NOT_NEGATIVE = (lambda x: x >= 0), "a finite number of at least 0"
@@ -35,12 +38,21 @@ def checked_options(where: str, make: Callable[..., object], options: Mapping[st
     Traceback (most recent call last):
     fedglass.core.errors.UsageError: attack 'x': iterations must be of type int, got 'many': no quotes.
     """
-    hints = typing.get_type_hints(make)
-    plain = {name: hints[name] for name in inspect.signature(make).parameters if _is_plain(hints.get(name))}
+    hints = _hints(make)
+    plain = {name: hints[name] for name in parameters(make) if _is_plain(hints.get(name))}
     for name in options:
         if name not in plain:
             raise UsageError(f"{where}: {unknown_name('option', name, plain)}")
     return {name: _checked(where, name, plain[name], value) for name, value in options.items()}
+
+
+def _hints(make: Callable[..., object]) -> dict[str, Any]:
+    """The types of a factory's options; of a callable value those of its call, of a partial those of its function."""
+    if isinstance(make, functools.partial):
+        return _hints(make.func)
+    told = make if inspect.isroutine(make) or inspect.isclass(make) else type(make).__call__
+    with refused(lambda words: UsageError(f"The types of the options of {make!r} can not be read: {words}.")):
+        return typing.get_type_hints(told)
 
 
 def _is_plain(hint: Any) -> bool:
@@ -73,10 +85,10 @@ def defaults_in_words(make: Callable[..., object]) -> str:
     >>> defaults_in_words(recipe)
     'iterations=10, tv=0.1'
     """
-    hints = typing.get_type_hints(make)
+    hints = _hints(make)
     shown = [
         name if parameter.default is inspect.Parameter.empty else f"{name}={parameter.default!r}"
-        for name, parameter in inspect.signature(make).parameters.items()
+        for name, parameter in parameters(make).items()
         if _is_plain(hints.get(name))
     ]
     return ", ".join(shown)

@@ -12,10 +12,17 @@ from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.layered_cosine import LayeredCosine
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.registry import register
 
 MINIMUM_RULE = MinimumRule()
 
 
+@register(
+    "attacks",
+    "agic",
+    summary="cosine distance with weights that increase with depth, local steps taken as one",
+    paper="Xu, Hong, Huang, Chen, Decouchant: AGIC, SRDS 2022, https://arxiv.org/abs/2204.13784",
+)
 def agic(labels: Labels = MINIMUM_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1) -> Attack:
     """Inverting Gradients with layers that weigh more towards the output; local steps taken as one.
 

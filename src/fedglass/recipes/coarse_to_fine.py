@@ -27,7 +27,12 @@ from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import PixelVariation
+from fedglass.core.registry import register
 
+PAPER = (
+    "Zhu, Yang, Guo, Qin, Wang, Wang, Nan, Zheng: Cracking Federated Privacy, 2025, "
+    "https://doi.org/10.5281/zenodo.17979356"
+)
 MINIMUM_RULE = MinimumRule()
 PRIOR = ScaleRule(PixelVariation())
 SWITCH = 0.6
@@ -46,6 +51,12 @@ FILLED_IN = Ramp(PRIOR, 30.0, 10.0, until=0.85), 10 * PRIOR
 RESIDUAL = ObservedResidual(sized=True)
 
 
+@register(
+    "attacks",
+    "coarse_to_fine",
+    summary="direction, then direction and the size of each entry; resists initialisations",
+    paper=PAPER,
+)
 def coarse_to_fine(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 500, restarts: int = 1
 ) -> Attack:
@@ -56,6 +67,9 @@ def coarse_to_fine(
     return Attack(labels, stages, restarts=restarts)
 
 
+@register(
+    "attacks", "coarse_to_fine_published", summary="coarse_to_fine with the paper's rates and operator", paper=PAPER
+)
 def coarse_to_fine_published(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 500, restarts: int = 1
 ) -> Attack:
@@ -69,6 +83,12 @@ def coarse_to_fine_published(
     return Attack(labels, stages, restarts=restarts)
 
 
+@register(
+    "attacks",
+    "coarse_to_fine_pruned",
+    summary="coarse_to_fine on what was sent alone, for messages that were pruned",
+    paper=PAPER,
+)
 def coarse_to_fine_pruned(labels: Labels = MINIMUM_RULE, iterations: int = 500, restarts: int = 1) -> Attack:
     """`coarse_to_fine` for messages that were pruned: both stages compare what was sent alone, with more of the prior.
 
@@ -83,6 +103,7 @@ def coarse_to_fine_pruned(labels: Labels = MINIMUM_RULE, iterations: int = 500, 
     return Attack(labels, stages, restarts=restarts)
 
 
+@register("attacks", "coarse_stage", summary="the first stage of coarse_to_fine alone", paper=PAPER)
 def coarse_stage(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
@@ -90,6 +111,9 @@ def coarse_stage(
     return Attack(labels, (_coarse(RESIDUAL, SMOOTH_FIRST, LATE, support, iterations),), restarts=restarts)
 
 
+@register(
+    "attacks", "coarse_stage_published", summary="direction, overall and on the support of the message", paper=PAPER
+)
 def coarse_stage_published(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
@@ -97,6 +121,7 @@ def coarse_stage_published(
     return Attack(labels, (_coarse(OneGradient(), PRIOR, StepDecay(), support, iterations),), restarts=restarts)
 
 
+@register("attacks", "invg_scaled", summary="invg with total variation that follows the pictures' size", paper=PAPER)
 def invg_scaled(labels: Labels = MINIMUM_RULE, iterations: int = 1000, restarts: int = 1) -> Attack:
     """Inverting Gradients with the first stage's total variation: "+ TV rescale" of the paper's Table 3."""
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())

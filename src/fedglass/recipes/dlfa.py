@@ -18,11 +18,14 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
 from fedglass.attack.terms.term import Term
+from fedglass.core.papers import DLFA
+from fedglass.core.registry import register
 from fedglass.recipes.dlfa_settings import epoch_prior, settings
 
 COUNTS = InterpolatedCounts()
 
 
+@register("attacks", "dlfa_published", summary="simulates the local training, epoch prior; as released", paper=DLFA)
 def dlfa_published(
     labels: Labels = COUNTS,
     setting: str = "femnist",
@@ -39,6 +42,7 @@ def dlfa_published(
     return _compose(Unroll(budget_mib), EpochPixels(), labels, setting, iterations, prior)
 
 
+@register("attacks", "dlfa_no_prior", summary="simulates the local training, no prior over epochs", paper=DLFA)
 def dlfa_no_prior(
     labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
@@ -46,6 +50,7 @@ def dlfa_no_prior(
     return _compose(Unroll(budget_mib), EpochPixels(), labels, setting, iterations)
 
 
+@register("attacks", "dlfa_shared", summary="simulates the local training, epochs share their images", paper=DLFA)
 def dlfa_shared(
     labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
@@ -53,6 +58,7 @@ def dlfa_shared(
     return _compose(Unroll(budget_mib), FreePixels(), labels, setting, iterations)
 
 
+@register("attacks", "dlfa_fedsgd_epoch", summary="simulates one full batch for each epoch", paper=DLFA)
 def dlfa_fedsgd_epoch(
     labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
@@ -65,11 +71,15 @@ def dlfa_fedsgd_epoch(
     return _compose(UnrollEpochs(budget_mib), FreePixels(), labels, setting, iterations)
 
 
+@register("attacks", "dlfa_fedsgd", summary="the whole update as one gradient", paper=DLFA)
 def dlfa_fedsgd(labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400) -> Attack:
     """The update as one gradient, no simulation [Geng et al., 2021]: "FedSGD"."""
     return _compose(RepeatedGradient(), FreePixels(), labels, setting, iterations)
 
 
+@register(
+    "attacks", "dlfa_unknown_epochs", summary="dlfa_published where epochs and batch size are unknown", paper=DLFA
+)
 def dlfa_unknown_epochs(
     labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> TryEpochs:
@@ -77,6 +87,9 @@ def dlfa_unknown_epochs(
     return TryEpochs(dlfa_published(labels, setting, iterations, budget_mib))
 
 
+@register(
+    "attacks", "dlfa_printed", summary="simulates the local training, epoch prior; as printed (cosine)", paper=DLFA
+)
 def dlfa_printed(
     labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 200, budget_mib: float = BUDGET_MIB
 ) -> Attack:

@@ -15,10 +15,13 @@ from fedglass.attack.terms.epoch_prior import SquaredEpochPrior
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.facts import Fact
+from fedglass.core.papers import DLFA
+from fedglass.core.registry import register
 from fedglass.recipes.dlfa_settings import settings
 from fedglass.recipes.sme import COUNTS, surrogate
 
 
+@register("attacks", "dlfa", summary="simulates the local training, epoch prior; started from sme, fast", paper=DLFA)
 def dlfa(
     labels: Labels = COUNTS,
     setting: str = "femnist",

@@ -13,10 +13,20 @@ from fedglass.attack.solvers.lookahead_adam import LookaheadAdam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.partial_match import PartialMatch
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.registry import register
 
 MINIMUM_RULE = MinimumRule()
 
 
+@register(
+    "attacks",
+    "fedleak",
+    summary="weights of a generator, the larger entries of each layer, a look one step ahead",
+    paper=(
+        "Fan, Wang, Chen, Zhou: Boosting Gradient Leakage Attacks (FedLeak), USENIX Security 2025, "
+        "https://arxiv.org/abs/2506.08435"
+    ),
+)
 def fedleak(
     labels: Labels = MINIMUM_RULE,
     tv: float = 1e-5,

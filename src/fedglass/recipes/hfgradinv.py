@@ -13,12 +13,22 @@ from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.after import After
 from fedglass.attack.terms.growing_cosine import GrowingCosine
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.registry import register
 
 MINIMUM_RULE = MinimumRule()
 GROWN = 4 / 15
 """The share of the way after which no more layers are added: 4,000 of 15,000 iterations."""
 
 
+@register(
+    "attacks",
+    "hfgradinv",
+    summary="cosine distance on a growing, random part of the message, quantised Adam",
+    paper=(
+        "Ye, Luo, Zhou, Tang: High-Fidelity Gradient Inversion in Distributed Learning, AAAI 2024, "
+        "https://github.com/MiLab-HITSZ/2023YeHFGradInv"
+    ),
+)
 def hfgradinv(labels: Labels = MINIMUM_RULE, tv: float = 0.005, iterations: int = 1000, restarts: int = 1) -> Attack:
     """The last layers first, more of them on the way, a random part of their entries; total variation from 20 % on.
 

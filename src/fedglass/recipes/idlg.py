@@ -8,8 +8,11 @@ from fedglass.attack.images.pixels import FreePixels
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.solvers.lbfgs import LBFGS
 from fedglass.attack.terms.distance import SquaredError
+from fedglass.core.papers import IDLG
+from fedglass.core.registry import register
 
 
+@register("attacks", "idlg", summary="label from the sign rule, squared error, L-BFGS", paper=IDLG)
 def idlg(iterations: int = 300, restarts: int = 1) -> Attack:
     """The label from the sign rule, then squared error with L-BFGS at rate 1, as in the paper's release."""
     stage = Stage(OneGradient(), FreePixels(), SquaredError(), LBFGS(iterations=iterations))

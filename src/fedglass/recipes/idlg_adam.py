@@ -12,10 +12,13 @@ from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.papers import IDLG
+from fedglass.core.registry import register
 
 MINIMUM_RULE = MinimumRule()
 
 
+@register("attacks", "idlg_adam", summary="idlg with Adam and GradInversion's labels, for deep networks", paper=IDLG)
 def idlg_adam(
     labels: Labels = MINIMUM_RULE, tv: float = 0.01, rate: float = 0.1, iterations: int = 1000, restarts: int = 1
 ) -> Attack:

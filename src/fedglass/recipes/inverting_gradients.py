@@ -13,10 +13,18 @@ from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.registry import register
 
+PAPER = "Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS 2020, https://arxiv.org/abs/2003.14053"
 SIGN_RULE = SignRule()
 
 
+@register(
+    "attacks",
+    "inverting_gradients",
+    summary="cosine distance and total variation, signed Adam, observed residual",
+    paper=PAPER,
+)
 def inverting_gradients(
     labels: Labels = SIGN_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
@@ -25,6 +33,9 @@ def inverting_gradients(
     return _compose(ObservedResidual(), labels, Cosine() + tv * TotalVariation(share=0.5), iterations, restarts)
 
 
+@register(
+    "attacks", "inverting_gradients_published", summary="cosine distance and total variation, signed Adam", paper=PAPER
+)
 def inverting_gradients_published(
     labels: Labels = SIGN_RULE, tv: float = 0.01, iterations: int = 4800, restarts: int = 1
 ) -> Attack:

@@ -12,10 +12,18 @@ from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.registry import register
+from fedglass.recipes.inverting_gradients import PAPER
 
 MINIMUM_RULE = MinimumRule()
 
 
+@register(
+    "attacks",
+    "invg",
+    summary="inverting_gradients_published with GradInversion's labels, iterate of lowest energy",
+    paper=PAPER,
+)
 def invg(labels: Labels = MINIMUM_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1) -> Attack:
     """`inverting_gradients_published` with GradInversion's labels and the iterate of lowest energy, not the last.
 

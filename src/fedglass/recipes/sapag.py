@@ -13,10 +13,17 @@ from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.kernel import GaussianKernel
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.registry import register
 
 MINIMUM_RULE = MinimumRule()
 
 
+@register(
+    "attacks",
+    "sapag",
+    summary="Gaussian kernel of each layer's difference, bandwidth from the message",
+    paper="Wang, Deng, Guo, Wang, Meng, Liu, Ding, Rajasekaran: SAPAG, 2020, https://arxiv.org/abs/2009.06228",
+)
 def sapag(
     labels: Labels = MINIMUM_RULE,
     width: float = 1.0,

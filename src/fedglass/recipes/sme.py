@@ -13,6 +13,8 @@ from fedglass.attack.solvers.schedules import Constant, CosineDecay, Schedule, S
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import UsageError
+from fedglass.core.papers import SME
+from fedglass.core.registry import register
 
 COUNTS = InterpolatedCounts()
 PUBLISHED_STEPS = StepDecay(at=(0.374, 0.624, 0.875))
@@ -22,6 +24,7 @@ LESS = 0.7
 """Of the total variation, where several points explain the message better than one and less of it is noise."""
 
 
+@register("attacks", "sme", summary="one gradient at a point between the weights before and after; fast", paper=SME)
 def sme(
     labels: Labels = COUNTS, tv: float = 0.01, iterations: int = 240, finish: int = 60, restarts: int = 1
 ) -> Attack:
@@ -41,6 +44,7 @@ def surrogate(tv: float, iterations: int) -> Stage:
     return _stage(OnSegment(every=10), tv, 1.0, iterations, CosineDecay(start=0.2))
 
 
+@register("attacks", "sme_published", summary="one gradient at a point between the weights before and after", paper=SME)
 def sme_published(
     labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000, decay: bool = True
 ) -> Attack:
@@ -53,6 +57,7 @@ def sme_published(
     return Attack(labels, (_stage(OnSegment(rate=0.001 / rate), tv, rate, iterations, _published(decay)),))
 
 
+@register("attacks", "sme_baseline_ig", summary="the same at the weights before: the IG of SME's tables", paper=SME)
 def sme_baseline_ig(
     labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000, decay: bool = True
 ) -> Attack:

@@ -12,8 +12,9 @@ from fedglass.ledger.records import PLAN, RECORDS, REPORT, SUMMARY, Picture, Rec
 from fedglass.report import sections
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
-from fedglass.verdict.gate import Gate, leaked_most, scale_of, scores_of
-from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_gate
+from fedglass.report.sections import Scales
+from fedglass.verdict.gate import Gate, leaked_most
+from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_summary, scales_of
 
 WORST = 12
 LONGEST_PLAN = 2**20
@@ -49,10 +50,11 @@ def write_report(directory: Path, output: Path | None = None) -> Path:
 
 def audit_page(directory: Path, records: Sequence[Record]) -> str:
     """The page as text."""
-    gate, missing = _gate(directory, len(records))
+    gate, missing, told = _gate(directory, len(records))
+    scales = scales_of(records, told)
     verdict, groups = gate.judge(records, missing), by_attack(records, gate)
     views, album = by_view(records, gate), Album(directory)
-    worst = _worst(records, gate, album)
+    worst = _worst(records, gate, scales, album)
     found, more_found = _found(records, album)
     energies, more_energies = sections.energy_figures(records, groups)
     utility, utility_plot = sections.utility_table(views or groups, gate)
@@ -69,18 +71,18 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         threats=sections.threat_models(records),
         defences=sections.defences(records),
         got_through=sections.got_through(records),
-        table=sections.figures_table(groups, gate),
-        view_table=sections.figures_table(views, gate) if views else None,
+        table=sections.figures_table(groups, gate, scales),
+        view_table=sections.figures_table(views, gate, scales) if views else None,
         starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),
-        plots=sections.metric_plots(groups, gate),
-        skipped=sections.skipped_metrics(records),
+        plots=sections.metric_plots(groups, gate, scales),
+        skipped=sections.skipped_metrics(records, scales),
         refined=any(record.metrics_raw for record in records),
         utility=utility,
         utility_plot=utility_plot,
         energies=energies,
         more_energies=more_energies,
         flags=sections.flag_groups(records),
-        evidence=_all_evidence(records, gate, album),
+        evidence=_all_evidence(records, gate, scales, album),
         attacks=Table(["attack", "exactly as played"], [[a, r] for a, r in _reprs(records)]),
         versions=sections.versions_table(records),
         plan=_plan(directory),
@@ -89,12 +91,12 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
     )
 
 
-def _gate(directory: Path, done: int) -> tuple[Gate, int | None]:
-    """The gate that the audit was judged by, and how many planned cases are missing (None: unknown)."""
+def _gate(directory: Path, done: int) -> tuple[Gate, int | None, Scales]:
+    """The gate that the audit was judged by, how many planned cases are missing (None: unknown), and the scales."""
     if not (directory / SUMMARY).is_file():
-        return Gate(), None
-    gate, planned = read_gate(directory / SUMMARY)
-    return gate, max(0, planned - done)
+        return Gate(), None, {}
+    summary = read_summary(directory / SUMMARY)
+    return summary.judged_by(), max(0, summary.planned - done), summary.scales
 
 
 def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
@@ -109,50 +111,50 @@ def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
     return facts
 
 
-def _worst(records: Sequence[Record], gate: Gate, album: Album) -> list[Pair]:
+def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album) -> list[Pair]:
     """Every private image once, with the reconstruction that came closest, the most leaked first."""
     pairs: list[Pair] = []
     seen: set[bytes | str] = set()
-    for case in rank(records, gate.metric):
+    for case in rank(records, gate):
         if case.picture is None or len(pairs) == WORST:
             continue
         original = album.content(case.picture.original) or case.picture.original
         if original not in seen:
             seen.add(original)
             whose = [case.attack, f"{case.client}, round {case.round}"]
-            pairs.append(_pair(case, case.picture, gate, album, whose))
+            pairs.append(_pair(case, case.picture, gate, scales, album, whose))
     return pairs
 
 
-def _pair(case: Case, picture: Picture, gate: Gate, album: Album, lines: Sequence[str]) -> Pair:
+def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album, lines: Sequence[str]) -> Pair:
     """One image of a record; `lines` say whose it is."""
-    scores = {name: scale_of(name).show(value) for name, value in case.scores.items()}
+    scores = {name: scales[name].show(value) for name, value in case.scores.items()}
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
     label = [] if picture.label is None else [f"label {picture.label}"]
-    raw = [f"{scale_of(name).title} {scale_of(name).show(case.scores_raw.get(name))}" for name in first]
-    (value,) = leaked_most(gate.metric, [case.scores.get(gate.metric)], [case.scores_raw.get(gate.metric)])
+    raw = [f"{scales[name].title} {scales[name].show(case.scores_raw.get(name))}" for name in first]
+    (value,) = leaked_most(gate.scale, [case.scores.get(gate.metric)], [case.scores_raw.get(gate.metric)])
     return Pair(
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
-        scores=[f"{scale_of(name).title} {scores[name]}" for name in first],
+        scores=[f"{scales[name].title} {scores[name]}" for name in first],
         lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *lines, *label],
         leaked=value is not None and gate.recovered(value),
         raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
     )
 
 
-def _all_evidence(records: Sequence[Record], gate: Gate, album: Album) -> list[Evidence]:
+def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: Album) -> list[Evidence]:
     """Every record in full, the one with the most leaked image first, those without a score last."""
     cases: dict[str, list[Case]] = {}
-    for case in rank(records, gate.metric):
+    for case in rank(records, gate):
         cases.setdefault(case.key, []).append(case)
     order = {key: place for place, key in enumerate(cases)}
     ordered = sorted(records, key=lambda record: order.get(record.key, len(order)))
-    return [_evidence(record, cases.get(record.key, []), gate, album) for record in ordered]
+    return [_evidence(record, cases.get(record.key, []), gate, scales, album) for record in ordered]
 
 
-def _evidence(record: Record, cases: Sequence[Case], gate: Gate, album: Album) -> Evidence:
-    values = [v for v in scores_of(record, gate.metric) if v is not None]
+def _evidence(record: Record, cases: Sequence[Case], gate: Gate, scales: Scales, album: Album) -> Evidence:
+    values = [v for v in gate.scores(record) if v is not None]
     hits = sum(map(gate.recovered, values))
     doubtful = any(flag.severity == "serious" for flag in record.flags)
     score = f"{hits} of {len(values)} recovered"
@@ -161,7 +163,7 @@ def _evidence(record: Record, cases: Sequence[Case], gate: Gate, album: Album) -
         score += f", best {gate.scale.show(gate.scale.best(values))}"
     else:
         score, tone = ("failed" if record.status == "failed" else "not scored"), "incomplete"
-    pairs = [_pair(c, c.picture, gate, album, [f"image {c.image}"]) for c in cases if c.picture is not None]
+    pairs = [_pair(c, c.picture, gate, scales, album, [f"image {c.image}"]) for c in cases if c.picture is not None]
     return Evidence(record, score, tone, pairs or _unscored(record, album), _record_facts(record))
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from fedglass.core.scale import Scale
 from fedglass.ledger.records import Record, Severity
 from fedglass.report.charts import Dot, energy_chart, interval_plot, trade_off
 from fedglass.report.page import Cell, Table
-from fedglass.verdict.gate import Gate, scale_of
+from fedglass.verdict.gate import Gate
 from fedglass.verdict.summary import Group, Interval
+
+Scales = Mapping[str, Scale]
+"""How each metric of the records reads."""
 
 CHARTS = 12
 """Energy charts in one page, the attacks that leaked most first."""
@@ -105,20 +109,20 @@ def _got_through(index: int, participants: Sequence[str], kept: Sequence[str]) -
     )
 
 
-def figures_table(groups: Sequence[Group], gate: Gate) -> Table:
+def figures_table(groups: Sequence[Group], gate: Gate, scales: Scales) -> Table:
     """Counts, share recovered and every metric, with intervals."""
     metrics = metric_names(groups, gate)
     named = "attack" if all(g.view is None for g in groups) else "attack and view"
-    titles = [scale_of(m).title + (" ↑" if scale_of(m).higher_leaks else " ↓") for m in metrics]
+    titles = [scales[m].title + (" ↑" if scales[m].higher_leaks else " ↓") for m in metrics]
     columns = [named, "cases", "recovered", *titles, "labels wrong", "time per case"]
-    return Table(columns, [_figures_row(group, metrics, gate) for group in groups])
+    return Table(columns, [_figures_row(group, metrics, scales) for group in groups])
 
 
-def metric_plots(groups: Sequence[Group], gate: Gate) -> list[Figure]:
+def metric_plots(groups: Sequence[Group], gate: Gate, scales: Scales) -> list[Figure]:
     """One interval plot per metric, the gate's first."""
     plots = []
     for metric in metric_names(groups, gate):
-        scale, shown = scale_of(metric), [g for g in groups if metric in g.metrics]
+        scale, shown = scales[metric], [g for g in groups if metric in g.metrics]
         dots = [_dot(g, g.metrics[metric], scale.show(g.metrics[metric].mean)) for g in shown]
         limit = gate.threshold if metric == gate.metric else None
         note = f"Shaded: recovered ({gate.rule})." if limit is not None else ""
@@ -145,7 +149,8 @@ def utility_table(groups: Sequence[Group], gate: Gate) -> tuple[Table | None, Fi
         return None, None
     title = gate.scale.title
     rows: list[list[Cell | str]] = [
-        [_name(g), *(_plain(g.utility.get(n)) for n in names), _share(g), _mean(g, gate.metric)] for g in groups
+        [_name(g), *(_plain(g.utility.get(n)) for n in names), _share(g), _mean(g, gate.metric, gate.scale)]
+        for g in groups
     ]
     series: dict[str, list[tuple[float, float]]] = {}
     for g in groups:
@@ -192,16 +197,16 @@ def metric_names(groups: Sequence[Group], gate: Gate) -> list[str]:
     return sorted(names, key=lambda name: name != gate.metric)
 
 
-def skipped_metrics(records: Sequence[Record]) -> list[tuple[str, str]]:
+def skipped_metrics(records: Sequence[Record], scales: Scales) -> list[tuple[str, str]]:
     """Metrics that were left out, and why."""
     found = dict.fromkeys(item for record in records for item in record.skipped_metrics.items())
-    return [(scale_of(name).title, why) for name, why in found]
+    return [(scales[name].title, why) for name, why in found]
 
 
-def _figures_row(group: Group, metrics: Sequence[str], gate: Gate) -> list[Cell | str]:
+def _figures_row(group: Group, metrics: Sequence[str], scales: Scales) -> list[Cell | str]:
     cases = f"{group.cases}" + (f" ({group.failed} failed)" if group.failed else "")
     labels = "n/a" if group.label_errors is None else f"{group.label_errors} of {group.labels}"
-    means = [_mean(group, metric) for metric in metrics]
+    means = [_mean(group, metric, scales[metric]) for metric in metrics]
     return [_name(group), cases, _share(group), *means, labels, f"{group.seconds:.1f} s"]
 
 
@@ -216,8 +221,8 @@ def _share(group: Group) -> Cell:
     return Cell(f"{group.recovered} of {group.images}", note=f"{low:.0%} to {high:.0%}")
 
 
-def _mean(group: Group, metric: str) -> Cell:
-    found, scale = group.metrics.get(metric), scale_of(metric)
+def _mean(group: Group, metric: str, scale: Scale) -> Cell:
+    found = group.metrics.get(metric)
     if found is None:
         return Cell("n/a")
     if found.low is None or found.high is None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedglass.core.errors import UsageError, unknown_name
-from fedglass.core.identity import digest, spelled
-from fedglass.recipes.catalogue import RECIPES
+from fedglass.core.identity import digest, identity_text
+from fedglass.core.registry import built_in
 from fedglass.reproduce import c2f, dlfa, sme
 from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.populations import Population
@@ -54,7 +54,7 @@ def known_methods(of: Table) -> dict[str, str]:
     """
     modules = {"prior": dlfa, "sme": sme, "ours": c2f, "invg": c2f}
     own = next((module for method, module in modules.items() if method in of.methods), None)
-    known = {} if own is None else {m: t for m, t in own.EXTRA.items() if own.RECIPES[m] in RECIPES}
+    known = {} if own is None else {m: t for m, t in own.EXTRA.items() if own.RECIPES[m] in built_in("attacks")}
     extra = {method: title for method, title in known.items() if method not in of.methods}
     return {**of.methods, **extra}
 
@@ -142,13 +142,13 @@ def network_names(of: Table) -> list[str]:
 def warm_up_key(setup: Setup, population: Population, seed: int) -> str:
     """The name of a trained network."""
     facts = (setup.data, setup.network, setup.init, setup.gradient, setup.warm_up)
-    return digest(*map(spelled, facts), population.identity, str(seed))[:32]
+    return digest(identity_text(facts, "The trained network"), population.identity, str(seed))[:32]
 
 
 def _case(
     of: Table, row: Row, method: str, experiment: Experiment, population: Population, client: int, seed: int, part: str
 ) -> Case:
-    key = digest(spelled(experiment), population.identity, str(client), str(seed))[:32]
+    key = digest(identity_text(experiment, "The experiment"), population.identity, str(client), str(seed))[:32]
     title = f"{of.name} row {row.number}, {known_methods(of)[method]}, client {client}{part and f', {part}'}"
     place = {"table": of.name, "row": row.number, "method": method}
     return Case(key, experiment, population, client, seed, title, place, part)

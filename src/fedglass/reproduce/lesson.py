@@ -12,12 +12,11 @@ from torch import nn
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.identity import digest, of_model, of_tensor
 from fedglass.core.rng import stream
-from fedglass.data.catalogue import load
+from fedglass.data.catalogue import load, located
 from fedglass.data.dataset import Dataset
 from fedglass.models.catalogue import build
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
-from fedglass.plan.federation import located
 from fedglass.plan.schema import read_plan
 from fedglass.reproduce.stages import Course
 

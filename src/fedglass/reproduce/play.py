@@ -16,7 +16,6 @@ from fedglass.audit.failures import FAILURES
 from fedglass.audit.isolation import isolated, oracle_facts
 from fedglass.audit.machine import device_named, peak_mib, reset_peak, versions
 from fedglass.audit.words import knowledge_in_words
-from fedglass.core.identity import spelled
 from fedglass.core.rng import derive
 from fedglass.core.types import Observation
 from fedglass.ledger.records import Record
@@ -95,7 +94,7 @@ def _identity(work: Work) -> dict[str, Any]:
     return {
         "key": case.key,
         "attack": str(case.place["method"]),
-        "attack_repr": spelled(case.experiment.probe),
+        "attack_repr": repr(case.experiment.probe),
         "view": f"the server sees the mean update of {setup.clients} clients" if many else "the server sees one update",
         "round": 1 if setup.warm_up is None else setup.warm_up.rounds + 1,
         "client": str(case.client),
@@ -109,7 +108,7 @@ def _identity(work: Work) -> dict[str, Any]:
 
 def _extra(work: Work) -> dict[str, Any]:
     case = work.case
-    facts = {"data": work.data, "stand_in": case.population.stand_in, "experiment": spelled(case.experiment)}
+    facts = {"data": work.data, "stand_in": case.population.stand_in, "experiment": repr(case.experiment)}
     return {**case.place, **facts}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedglass.core.errors import DataError, UsageError
-from fedglass.core.identity import digest, of_model, of_tensor, spelled
+from fedglass.core.identity import digest, identity_text, of_model, of_tensor
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
@@ -20,6 +20,9 @@ from fedglass.rounds.client import Call, Client, local_batches, respond
 from fedglass.rounds.server import Server
 from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import BatchLabels, Examples, Truths
+
+ROLES = "gradient", "release", "behaviour", "training"
+"""What a client does, beside having examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +93,12 @@ class Federation:
                 c.name,
                 of_tensor(c.images),
                 of_tensor(c.labels),
-                *map(spelled, (c.gradient, c.release, c.behaviour, c.training)),
+                *(identity_text(getattr(c, role), f"The {role} of {c.name}") for role in ROLES),
             )
         ]
-        facts = self.training, self.classes, self.whitening, self.aggregator, self.participation, self.seed
-        return digest(of_model(self.model), *map(spelled, facts), *clients)
+        facts = self.training, self.classes, self.whitening, self.participation, self.seed
+        rule = identity_text(self.aggregator, "The aggregation rule")
+        return digest(of_model(self.model), identity_text(facts, "The federation"), rule, *clients)
 
     def play(self, rounds: int = 1, progress: Callable[[int, int], None] | None = None) -> Iterator[Round]:
         """One round after another; nothing is kept of those that are over."""

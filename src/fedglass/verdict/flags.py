@@ -8,12 +8,13 @@ them from this attack or, where there is no defence, the attack is blind and abs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Flag
-from fedglass.verdict.gate import NO_MESSAGE, Gate, leaked_most, scale_of
+from fedglass.verdict.gate import NO_MESSAGE, Gate, leaked_most
 
 State = Literal["sound", "zero", "non-finite"]
 
@@ -21,12 +22,6 @@ CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
 DISTINCT = 0.01
 """By which share it must undercut that of every decoy for the message to point at the true data."""
-DISAGREE: Mapping[str, tuple[float, float]] = {
-    "psnr": (14.0, 20.0),
-    "ssim": (0.3, 0.7),
-    "lpips": (0.5, 0.15),
-}
-"""Certainly not recovered, certainly recovered: between the two a metric has no say."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Findings:
     @property
     def all_recovered(self) -> bool:
         name = self.gate.metric
-        values = leaked_most(name, self.metrics.get(name, []), self.metrics_raw.get(name, []))
+        values = leaked_most(self.gate.scale, self.metrics.get(name, []), self.metrics_raw.get(name, []))
         return bool(values) and all(value is not None and self.gate.recovered(value) for value in values)
 
     @property
@@ -193,37 +188,44 @@ def _undercuts(lower: float, other: float, share: float) -> bool:
     return other - lower > share * abs(other)
 
 
-def _verdict(metric: str, value: float) -> bool | None:
+def _verdict(scale: Scale, value: float) -> bool | None:
     """Recovered, not recovered, or no say."""
-    no, yes = DISAGREE[metric]
-    scale = scale_of(metric)
+    if scale.sure is None or math.isnan(value):
+        return None
+    no, yes = scale.sure
     if scale.beyond(value, yes):
         return True
-    return None if scale.beyond(value, no) or math.isnan(value) else False
+    return None if scale.beyond(value, no) else False
+
+
+def _outspoken(metrics: Iterable[str]) -> dict[str, Scale]:
+    """The metrics that say from where on an image is recovered, and up to where it is certainly not."""
+    scales = {name: scale_of(name) for name in metrics}
+    return {name: scale for name, scale in scales.items() if scale.sure is not None}
 
 
 def _contradiction(metrics: Mapping[str, Sequence[float]]) -> str | None:
     """The first image that one metric calls recovered and another certainly not."""
-    names = [name for name in DISAGREE if name in metrics]
-    for i, values in enumerate(zip(*(metrics[name] for name in names), strict=True)):
-        said = {name: _verdict(name, value) for name, value in zip(names, values, strict=True)}
-        yes = next((name for name in names if said[name] is True), None)
-        no = next((name for name in names if said[name] is False), None)
+    scales = _outspoken(metrics)
+    for i, values in enumerate(zip(*(metrics[name] for name in scales), strict=True)):
+        said = {name: _verdict(scales[name], value) for name, value in zip(scales, values, strict=True)}
+        yes = next((name for name in scales if said[name] is True), None)
+        no = next((name for name in scales if said[name] is False), None)
         if yes and no:
-            shown = [f"{scale_of(m).title} {scale_of(m).show(metrics[m][i])}" for m in (yes, no)]
+            shown = [f"{scales[m].title} {scales[m].show(metrics[m][i])}" for m in (yes, no)]
             return f"image {i} looks recovered by {shown[0]} and not at all by {shown[1]}"
     return None
 
 
 def _opposite_order(metrics: Mapping[str, Sequence[float]], least: int = 4) -> str | None:
-    """Metrics that rank the images in opposite order; told only of `least` images or more."""
-    first = metrics.get("psnr", ())
-    for name in ("ssim", "lpips"):
-        other = metrics.get(name, ())
-        if min(len(first), len(other)) >= least:
-            sign = 1 if scale_of(name).higher_leaks else -1
-            if sign * rank_correlation(first, other) < 0:
-                return f"PSNR and {scale_of(name).title} rank the images in opposite order"
+    """A metric that ranks the images in the order opposite to the first one's; told only of `least` images or more."""
+    scales = _outspoken(metrics)
+    first, *others = scales or [""]
+    for name in others:
+        if min(len(metrics[first]), len(metrics[name])) >= least:
+            sign = 1 if scales[name].higher_leaks == scales[first].higher_leaks else -1
+            if sign * rank_correlation(metrics[first], metrics[name]) < 0:
+                return f"{scales[first].title} and {scales[name].title} rank the images in opposite order"
     return None
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import zip_longest
 from typing import Literal
 
-from fedglass.core.errors import UsageError, unknown_name
-from fedglass.ledger.records import EXACT_PSNR, Record
+from fedglass.core.errors import UsageError
+from fedglass.core.scale import Scale, scale_of
+from fedglass.ledger.records import Record
 
 NO_MESSAGE = ("zero update", "non-finite update")
 """Flags of a case in which no attack could be played."""
@@ -22,65 +24,21 @@ REMEDIES = (
 State = Literal["leak", "clear", "inconclusive", "incomplete"]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How a metric reads: title, unit, digits, and at which end an image counts as recovered."""
-
-    title: str
-    unit: str
-    digits: int
-    higher_leaks: bool
-    range: tuple[float, float]
-
-    def beyond(self, value: float, threshold: float) -> bool:
-        """Whether the value lies strictly on the leaking side of the threshold."""
-        return value > threshold if self.higher_leaks else value < threshold
-
-    def best(self, values: Iterable[float]) -> float:
-        """The value of the image that leaked most."""
-        return max(values) if self.higher_leaks else min(values)
-
-    def show(self, value: float | None) -> str:
-        """The value in words, with its unit.
-
-        >>> SCALES["psnr"].show(31.24), SCALES["ssim"].show(0.5), SCALES["psnr"].show(None)
-        ('31.2 dB', '0.50', 'n/a')
-        """
-        if value is None:
-            return "n/a"
-        if self.unit == " dB" and value >= EXACT_PSNR:
-            return f"at least {EXACT_PSNR:.0f} dB"
-        return f"{value:.{self.digits}f}{self.unit}"
-
-
-SCALES = {
-    "psnr": Scale("PSNR", " dB", 1, higher_leaks=True, range=(0.0, EXACT_PSNR)),
-    "ssim": Scale("SSIM", "", 2, higher_leaks=True, range=(-1.0, 1.0)),
-    "lpips": Scale("LPIPS", "", 3, higher_leaks=False, range=(0.0, 2.0)),
-    "rmse": Scale("RMSE", "", 3, higher_leaks=False, range=(0.0, 1.0)),
-}
-
-
-def scale_of(metric: str) -> Scale:
-    """The scale of a metric; one that is not in the table reads as `higher is worse`, without a unit."""
-    return SCALES.get(metric, Scale(metric, "", 3, higher_leaks=True, range=(-math.inf, math.inf)))
-
-
-def leaked_most(metric: str, *versions: Sequence[float | None]) -> list[float | None]:
+def leaked_most(scale: Scale, *versions: Sequence[float | None]) -> list[float | None]:
     """Image by image the value of the version that leaked most, None where none has one.
 
     A refinement may destroy what the attack had recovered: the images before it count as well.
 
-    >>> leaked_most("psnr", [12.0, 25.0, None], [21.0, 24.0, None]), leaked_most("lpips", [0.5], [])
-    ([21.0, 25.0, None], [0.5])
+    >>> leaked_most(Scale("PSNR"), [12.0, 25.0, None], [21.0, 24.0, None])
+    [21.0, 25.0, None]
     """
     each = [[v for v in image if v is not None and not math.isnan(v)] for image in zip_longest(*versions)]
-    return [scale_of(metric).best(known) if known else None for known in each]
+    return [scale.best(known) if known else None for known in each]
 
 
-def scores_of(record: Record, metric: str) -> list[float | None]:
+def scores_of(record: Record, metric: str, scale: Scale) -> list[float | None]:
     """The metric of each image of a record, of the raw or the refined one, whichever leaked more."""
-    return leaked_most(metric, record.metrics.get(metric, []), record.metrics_raw.get(metric, []))
+    return leaked_most(scale, record.metrics.get(metric, []), record.metrics_raw.get(metric, []))
 
 
 @dataclass(frozen=True)
@@ -119,7 +77,8 @@ class Gate:
     """Fails when any attack recovers more than a share of the images.
 
     An image is recovered when its metric lies beyond the threshold: above it for PSNR and SSIM, below it for
-    LPIPS and RMSE; of an image that was refined, that of the raw or of the refined one. A serious flag (the attack
+    LPIPS and RMSE, and for any other metric on the side that its scale calls leaking; of an image that was refined,
+    that of the raw or of the refined one. A serious flag (the attack
     itself went wrong) makes a pass inconclusive; with `inconclusive_fails` such an audit counts as not completed.
 
     >>> Gate().judge([]).sentence
@@ -130,15 +89,14 @@ class Gate:
     threshold: float = 20.0
     max_share: float = 0.0
     inconclusive_fails: bool = False
+    known: Scale | None = field(default=None, repr=False, compare=False)
+    """The metric's scale where it is told, as in a summary; it is looked up by the metric's name otherwise."""
 
     def __post_init__(self) -> None:
-        if self.metric not in SCALES:
-            raise unknown_name("gate.metric", self.metric, SCALES)
-        low, high = self.scale.range
         # A threshold at the far end can never be crossed: such a gate would pass everything.
-        if not (low <= self.threshold <= high and self.threshold != (high if self.scale.higher_leaks else low)):
+        if not self.scale.can_be_crossed(self.threshold):
             raise UsageError(
-                f"gate.threshold must lie between {low:g} and {high:g} for {self.metric}, got "
+                f"gate.threshold must {self.scale.range_in_words()} for {self.metric}, got "
                 f"{self.threshold:g}; an image {self.rule} counts as recovered."
             )
         if not 0 <= self.max_share < 1:
@@ -146,9 +104,15 @@ class Gate:
                 f"gate.max_share must be a share of the images in [0, 1), got {self.max_share:g}; write 25 % as 0.25."
             )
 
-    @property
+    @cached_property
     def scale(self) -> Scale:
-        return SCALES[self.metric]
+        """How the metric reads."""
+        if self.known is not None:
+            return self.known
+        try:
+            return scale_of(self.metric)
+        except UsageError as error:
+            raise UsageError(f"gate.metric: {error}") from error
 
     @property
     def rule(self) -> str:
@@ -158,17 +122,21 @@ class Gate:
         ('PSNR above 20 dB', 'LPIPS below 0.1')
         """
         side = "above" if self.scale.higher_leaks else "below"
-        return f"{self.scale.title} {side} {self.threshold:g}{self.scale.unit}"
+        return f"{self.scale.title} {side} {self.scale.measure(f'{self.threshold:g}')}"
 
     def recovered(self, value: float) -> bool:
         return self.scale.beyond(value, self.threshold)
+
+    def scores(self, record: Record) -> list[float | None]:
+        """What each image of a record is judged by."""
+        return scores_of(record, self.metric, self.scale)
 
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """The attacks that have judged images, the one that leaked most first."""
         scores: dict[str, list[float]] = {}
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
-            found = [v for v in scores_of(record, self.metric) if v is not None]
+            found = [v for v in self.scores(record) if v is not None]
             if record.status == "done" and found and not is_mute(record):
                 scores.setdefault(record.attack, []).extend(found)
         tallies = [
@@ -225,7 +193,7 @@ class Gate:
         return problems
 
     def _judged(self, record: Record) -> bool:
-        values = scores_of(record, self.metric)
+        values = self.scores(record)
         return bool(values) and None not in values
 
     def _leak_sentence(self, tallies: Sequence[Tally]) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedglass.core.errors import AuditError, FedglassError
+from fedglass.core.errors import AuditError, FedglassError, UsageError
 from fedglass.core.files import write_atomic
+from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Picture, Record
-from fedglass.verdict.gate import Gate, scale_of, scores_of
+from fedglass.verdict.gate import Gate
 
 RESAMPLES = 2000
 WORST = 12
@@ -78,6 +79,8 @@ class Summary(_Frozen):
 
     schema_version: Literal[1] = 1
     gate: dict[str, str | float | bool]
+    scales: dict[str, Scale] = Field(default_factory=dict)
+    """How the metrics read, so that a report needs nothing of what computed them."""
     planned: int
     cases: int
     verdict: dict[str, str | bool | int | None]
@@ -86,34 +89,55 @@ class Summary(_Frozen):
     """The same by view, where an attack was played in more than one."""
     worst: list[Case]
 
+    def judged_by(self) -> Gate:
+        """The gate, with what is known of its metric."""
+        fields: dict[str, Any] = self.gate
+        return Gate(**fields, known=self.scales.get(str(fields["metric"])))
+
     def write(self, path: Path) -> None:
         """Replace `summary.json` in one step."""
         write_atomic(path, json.dumps(self.model_dump(mode="json"), allow_nan=False, indent=1) + "\n")
 
 
-def summarise(records: Sequence[Record], gate: Gate, planned: int | None = None) -> Summary:
+def summarise(
+    records: Sequence[Record], gate: Gate, planned: int | None = None, scales: Mapping[str, Scale] | None = None
+) -> Summary:
     """The summary; `planned` is the number of cases in the plan, where more were planned than have run."""
     total = len(records) if planned is None else planned
     verdict = gate.judge(records, missing=max(0, total - len(records)))
     return Summary(
-        gate=dict(vars(gate)),
+        gate={name: getattr(gate, name) for name in ("metric", "threshold", "max_share", "inconclusive_fails")},
+        scales={**(scales or {}), gate.metric: gate.scale},
         planned=total,
         cases=len(records),
         verdict={"sentence": verdict.sentence, **vars(verdict)},
         attacks=by_attack(records, gate),
         views=by_view(records, gate),
-        worst=rank(records, gate.metric)[:WORST],
+        worst=rank(records, gate)[:WORST],
     )
 
 
-def read_gate(path: Path) -> tuple[Gate, int]:
-    """The gate and the number of planned cases in a `summary.json`."""
+def read_summary(path: Path) -> Summary:
+    """A `summary.json` whose gate is sound."""
     try:
         summary = Summary.model_validate_json(path.read_bytes())
-        fields: dict[str, Any] = summary.gate
-        return Gate(**fields), summary.planned
-    except (ValidationError, TypeError, FedglassError) as error:
+        summary.judged_by()
+    except (ValidationError, KeyError, TypeError, FedglassError) as error:
         raise AuditError(f"{path} is damaged: delete it and run the audit again to have it rewritten.") from error
+    return summary
+
+
+def scales_of(records: Iterable[Record], told: Mapping[str, Scale]) -> dict[str, Scale]:
+    """The scale of every metric in the records: told, or else looked up; higher leaks where nobody knows."""
+    names = dict.fromkeys(name for record in records for name in (*record.metrics, *record.skipped_metrics))
+    return {**told, **{name: _looked_up(name) for name in names if name not in told}}
+
+
+def _looked_up(metric: str) -> Scale:
+    try:
+        return scale_of(metric)
+    except UsageError:
+        return Scale(metric)
 
 
 def by_attack(records: Sequence[Record], gate: Gate) -> list[Group]:
@@ -130,16 +154,16 @@ def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
     return [_group(attack, view, chosen, gate) for (attack, view), chosen in parts]
 
 
-def rank(records: Iterable[Record], metric: str) -> list[Case]:
-    """Every scored image, the one that leaked most, raw or refined, first."""
+def rank(records: Iterable[Record], gate: Gate) -> list[Case]:
+    """Every scored image, the one that leaked most by the gate's metric, raw or refined, first."""
     found = [
         (value, _case(record, index))
         for record in records
         if record.status == "done"
-        for index, value in enumerate(scores_of(record, metric))
+        for index, value in enumerate(gate.scores(record))
         if value is not None
     ]
-    sign = -1 if scale_of(metric).higher_leaks else 1
+    sign = -1 if gate.scale.higher_leaks else 1
     return [case for _, case in sorted(found, key=lambda pair: sign * pair[0])]
 
 
@@ -186,7 +210,7 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
     done = [record for record in records if record.status == "done"]
     names = dict.fromkeys(name for record in done for name in record.metrics)
     values = {name: [_known(record.metrics.get(name, [])) for record in done] for name in names}
-    hits = [[gate.recovered(v) for v in _known(scores_of(record, gate.metric))] for record in done]
+    hits = [[gate.recovered(v) for v in _known(gate.scores(record))] for record in done]
     labelled = [record for record in done if record.label_errors is not None]
     return Group(
         attack=attack,

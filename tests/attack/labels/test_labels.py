@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedglass.attack.labels import bias_counts, counts
 from fedglass.attack.labels.bias_counts import BiasCounts
-from fedglass.attack.labels.catalogue import LABELS, labels_part
+from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts, raw_counts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
@@ -21,6 +21,7 @@ from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, Optimiser
+from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
 from fedglass.rounds.client import Client
@@ -305,11 +306,12 @@ def test_joint_labels_are_probabilities(toy: Any) -> None:
 
 
 def test_the_catalogue_makes_every_part() -> None:
-    made = {name: labels_part(name) for name in LABELS}
+    entries = built_in("labels")
+    made = {name: labels_part(name) for name in entries}
     rules = {SignRule(), MinimumRule(), BiasCounts(), JointLabels()}
     assert set(made.values()) == {*rules, *COUNTS, OracleLabels(), OracleBatchLabels()}
-    assert all(entry.summary for entry in LABELS.values())
-    assert all(("ORACLE" in entry.summary) == name.startswith("oracle") for name, entry in LABELS.items())
+    assert all(entry.summary for entry in entries.values())
+    assert all(("ORACLE" in entry.summary) == name.startswith("oracle") for name, entry in entries.items())
     with pytest.raises(UsageError, match="did you mean 'sign_rule'"):
         labels_part("signrule")
 

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import head_of, network_of
-from fedglass.attack.labels.counts import head_statistics, unsmoothed
+from fedglass.attack.labels.counts import GENG, head_statistics, unsmoothed
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
+from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
 
+@register("labels", "bias_counts", summary="label counts from the last layer's bias, at the weights before", paper=GENG)
 @dataclass(frozen=True)
 class BiasCounts:
     """N_k = N (p_k - b_k), b the mean gradient of the last layer's bias and p the mean softmax at the weights before.

@@ -20,12 +20,18 @@ from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
+from fedglass.core.papers import DLFA
+from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
 DUMMIES = 3000
 """How many random images stand in for the client's, as in DLFA's release."""
 CHUNK = 500
 """How many of them are in memory at once."""
+GENG = (
+    "Geng, Mou, Li, Li, Beyan, Decker, Rong: Towards General Deep Leakage in Federated Learning, 2021, "
+    "https://arxiv.org/abs/2110.09074"
+)
 
 
 class Counts:
@@ -39,6 +45,7 @@ class Counts:
         accumulated_head_gradient(observation)
 
 
+@register("labels", "counts_before", summary="label counts from the last layer, at the weights before", paper=GENG)
 @dataclass(frozen=True)
 class CountsBefore(Counts):
     """Counts with p and O at the weights before training [Geng et al., 2021]: exact in the mean for FedSGD."""
@@ -47,6 +54,7 @@ class CountsBefore(Counts):
         return _bind(observation, generator, lambda steps: [0.0])
 
 
+@register("labels", "counts_after", summary="label counts from the last layer, at the weights after", paper=GENG)
 @dataclass(frozen=True)
 class CountsAfter(Counts):
     """Counts with p and O at the weights after training; DLFA's release takes the point (T - 1) / T of the way."""
@@ -55,6 +63,12 @@ class CountsAfter(Counts):
         return _bind(observation, generator, lambda steps: [1.0])
 
 
+@register(
+    "labels",
+    "interpolated_counts",
+    summary="label counts from the last layer, averaged over the way from before to after",
+    paper=DLFA,
+)
 @dataclass(frozen=True)
 class InterpolatedCounts(Counts):
     """Counts with p and O moved linearly from the weights before to those after [Dimitrov et al., 2022, Sec. 4.5].

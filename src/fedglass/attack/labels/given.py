@@ -16,9 +16,11 @@ from fedglass.attack.labels.known import known
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
+from fedglass.core.registry import register
 from fedglass.core.types import Observation, Training
 
 
+@register("labels", "oracle", summary="ORACLE: the true labels, in no particular order; needs adversary.knows_labels")
 @dataclass(frozen=True)
 class OracleLabels:
     """The true labels in random order: how often each occurs is known, in which batches is not."""
@@ -44,6 +46,11 @@ class OracleLabels:
         return known(torch.cat([labels[torch.randperm(len(labels), generator=generator)] for labels in each]))
 
 
+@register(
+    "labels",
+    "oracle_batches",
+    summary="ORACLE: the true labels of each local batch; needs adversary.knows_batch_labels",
+)
 @dataclass(frozen=True)
 class OracleBatchLabels:
     """The true labels of each local batch [Dimitrov et al., 2022, App. C.3].  # (epochs, n)"""

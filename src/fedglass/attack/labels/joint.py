@@ -8,9 +8,12 @@ import torch
 
 from fedglass.attack.images.pixels import like
 from fedglass.attack.parts import Bound
+from fedglass.core.papers import DLG
+from fedglass.core.registry import register
 from fedglass.core.types import Observation, Unknown
 
 
+@register("labels", "joint", summary="free logits, optimised together with the images", paper=DLG)
 @dataclass(frozen=True)
 class JointLabels:
     """Softmax of free logits, started from N(0, 1) [Zhu et al., 2019, Algorithm 1].

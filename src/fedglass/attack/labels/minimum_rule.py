@@ -9,9 +9,19 @@ import torch
 from fedglass.attack.forward.target import head_gradient
 from fedglass.attack.labels.known import known
 from fedglass.attack.parts import Bound
+from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
 
+@register(
+    "labels",
+    "minimum_rule",
+    summary="classes with the most negative single entry in the last layer's gradient, each once",
+    paper=(
+        "Yin, Mallya, Vahdat, Alvarez, Kautz, Molchanov: See through Gradients (GradInversion), CVPR 2021, "
+        "https://arxiv.org/abs/2104.07586"
+    ),
+)
 @dataclass(frozen=True)
 class MinimumRule:
     """The n classes with the most negative entry in their row of the last layer's gradient [Yin et al., 2021].

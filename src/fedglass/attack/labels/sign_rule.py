@@ -11,9 +11,14 @@ from torch.nn.functional import normalize
 from fedglass.attack.forward.target import head_gradient
 from fedglass.attack.labels.known import known
 from fedglass.attack.parts import Bound
+from fedglass.core.papers import IDLG
+from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
 
+@register(
+    "labels", "sign_rule", summary="classes with the most negative gradient in the last layer, each once", paper=IDLG
+)
 @dataclass(frozen=True)
 class SignRule:
     """The class whose row of the last layer's gradient points against all others [Zhao et al., 2020].

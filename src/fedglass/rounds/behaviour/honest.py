@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedglass.core.params import Update
+from fedglass.core.registry import register
 from fedglass.rounds.behaviour.behaviour import Turn
 
 
+@register("behaviours", "honest", summary="trains on its examples and sends what comes out")
 @dataclass(frozen=True)
 class Honest:
     """Trains on its own examples and sends what it trained."""

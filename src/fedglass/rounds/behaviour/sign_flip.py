@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedglass.core.params import Update
+from fedglass.core.registry import register
 from fedglass.rounds.behaviour.behaviour import Turn
 
 
+@register(
+    "behaviours",
+    "sign_flip",
+    summary="sends its update with the sign flipped, times a factor",
+    paper=(
+        "Li, Xu, Chen, Giannakis, Ling: RSA: Byzantine-Robust Stochastic Aggregation Methods, AAAI 2019, "
+        "https://arxiv.org/abs/1811.03761"
+    ),
+)
 @dataclass(frozen=True)
 class SignFlip:
     """Sends -factor * u in place of its update u [Li et al., 2019, RSA]."""

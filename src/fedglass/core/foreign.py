@@ -1,0 +1,87 @@
+"""Code of others: imported by name, and whatever it raises becomes one sentence for the user."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fedglass.core.errors import FedglassError, UsageError
+
+
+@contextmanager
+def refused(refusal: Callable[[str], UsageError]) -> Iterator[None]:
+    """Whatever the code inside raises becomes the refusal that is made of its words; our own errors pass.
+
+    >>> with refused(lambda said: UsageError(f"It failed: {said}.")):
+    ...     {}["width"]
+    Traceback (most recent call last):
+    fedglass.core.errors.UsageError: It failed: KeyError: 'width'.
+    """
+    try:
+        yield
+    except FedglassError:
+        raise
+    # Nobody can list what the code of others raises, and none of it may look like a fault of fedglass.
+    except (Exception, SystemExit) as error:
+        raise refusal(said(error)) from error
+
+
+def said(error: BaseException) -> str:
+    """An exception in words, without the full stop.
+
+    >>> said(ValueError("Wrong."))
+    'ValueError: Wrong'
+    """
+    return f"{type(error).__name__}: {error}".rstrip(".: ")
+
+
+def imported(noun: str, name: str, refuse: type[UsageError] = UsageError) -> object:
+    """What `package.module:name` names; `noun` says what it is wanted as.
+
+    >>> imported("model", "fractions:Fraction")
+    <class 'fractions.Fraction'>
+    >>> imported("model", "fractions:Fractoin")
+    Traceback (most recent call last):
+    fedglass.core.errors.UsageError: The module 'fractions' has no 'Fractoin', which the model 'fractions:Fractoin'
+    names: did you mean 'Fraction'?
+    """
+    module, _, path = name.partition(":")
+    if not (is_dotted(module) and is_dotted(path)):
+        raise refuse(f"The {noun} {name!r} is not of the form 'package.module:name': correct it.")
+    with refused(lambda words: refuse(_does_not_import(noun, name, words))):
+        found: object = importlib.import_module(module)
+    for step in path.split("."):
+        if not hasattr(found, step):
+            near = difflib.get_close_matches(step, dir(found), n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "correct the name, or define it there."
+            raise refuse(f"The module {module!r} has no {path!r}, which the {noun} {name!r} names: {hint}")
+        found = getattr(found, step)
+    return found
+
+
+def is_dotted(text: str) -> bool:
+    """Whether a text can be the name of a module or of something in it.
+
+    >>> is_dotted("package.module"), is_dotted("faces-1.npz")
+    (True, False)
+    """
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def is_importable(module: str) -> bool:
+    """Whether the package of that module can be found, for which nothing is imported.
+
+    >>> is_importable("importlib.metadata"), is_importable("no_such_package.module"), is_importable("C")
+    (True, False, False)
+    """
+    return is_dotted(module) and importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def _does_not_import(noun: str, name: str, words: str) -> str:
+    return (
+        f"The {noun} {name!r} does not import: {words}. Expected 'package.module:name'; check the spelling, and that "
+        "the package is installed, lies beside the plan or is in PYTHONPATH."
+    )

@@ -1,0 +1,307 @@
+"""Everything that a plan can name: built in, brought by an installed package, or the user's own.
+
+A part is registered where it is defined:
+
+    @register("rules", "krum", summary="the update nearest to its neighbours", paper="Blanchard et al., 2017, https://...")
+    class Krum: ...
+
+Built-in parts are found by importing the modules of the packages that hold them, when their kind is first asked for. An
+installed package brings parts by entry points of the group `fedglass.<kind>`. A name with a colon,
+`package.module:name`, is imported. A name that is built in means the built-in part, whatever else is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import itertools
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from fedglass.core.citations import cited, docstring, uncited
+from fedglass.core.errors import DataError, ModelError, UsageError, unknown_name
+from fedglass.core.foreign import imported, refused
+
+T = TypeVar("T")
+BUILT_IN = "built in"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A role that plans fill by name."""
+
+    noun: str
+    package: str
+    """Whose modules register the built-in ones; it may be missing, and then there are none."""
+    methods: tuple[str, ...] = ()
+    """Of which a part of this kind has at least one; none where the kind checks its parts itself."""
+    error: type[UsageError] = UsageError
+
+
+KINDS: Mapping[str, Kind] = {
+    "attacks": Kind("attack", "fedglass.recipes", ("run",)),
+    "defences": Kind("defence", "fedglass.defend", ("release", "gradient")),
+    "labels": Kind("labels", "fedglass.attack.labels", ("bind",)),
+    "rules": Kind("rule", "fedglass.fl.aggregate", ("aggregate",)),
+    "behaviours": Kind("behaviour", "fedglass.rounds.behaviour", ("update",)),
+    "models": Kind("model", "fedglass.models", error=ModelError),
+    "datasets": Kind("dataset", "fedglass.data", error=DataError),
+    "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
+    "metrics": Kind("metric", "fedglass.metrics"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A part by name: what makes it, in one line, whose idea it is, and where it comes from."""
+
+    kind: str
+    name: str
+    value: Any
+    """A function or a class that makes the part; a metric is the part itself."""
+    summary: str
+    paper: str = ""
+    origin: str = BUILT_IN
+    """`built in`, `package X 1.2`, or `package.module:name`."""
+    problem: str = ""
+    """Why it can not be used, as a sentence; empty where it can."""
+
+    @property
+    def built_in(self) -> bool:
+        return self.origin == BUILT_IN
+
+    @property
+    def title(self) -> str:
+        """The part in an error message, such as `attack 'dlg'`."""
+        return f"{KINDS[self.kind].noun} {self.name!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Registration:
+    entry: Entry
+    module: str
+    place: int
+    """In the order of all registrations, which within a module is that of its lines."""
+
+
+_REGISTERED: dict[str, dict[tuple[str, str], _Registration]] = {}
+"""By kind; then by module and name, since another package may use a name that is built in."""
+_PLACES = itertools.count()
+
+
+def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable[[T], T]:
+    """A decorator that makes a part known under a name, and leaves it as it is.
+
+    Outside of fedglass it serves a script, whose parts can then be named; an installed package also names its parts in
+    an entry point, for which this gives the summary and the paper.
+    """
+    known = _REGISTERED.setdefault(_checked(kind), {})
+    module = str(sys._getframe(1).f_globals.get("__name__", "__main__"))
+    origin = BUILT_IN if module.startswith("fedglass.") else f"{module}:{name}"
+
+    def note(value: T) -> T:
+        if origin == BUILT_IN and any(r.entry.built_in and k[1] == name and k[0] != module for k, r in known.items()):
+            raise UsageError(
+                f"{module} registers the {KINDS[kind].noun} {name!r}, which is built in already: rename it."
+            )
+        entry = Entry(kind, name, value, summary, paper, origin)
+        known[module, name] = _Registration(entry, module, next(_PLACES))
+        return value
+
+    return note
+
+
+def built_in(kind: str) -> Mapping[str, Entry]:
+    """The parts of fedglass itself, by module and then in the order of their definition."""
+    _discover(KINDS[_checked(kind)].package)
+    return {entry.name: entry for entry in _registered(kind) if entry.built_in}
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """Every name that can be used; no code of others is imported for it."""
+    return tuple(
+        dict.fromkeys([*built_in(kind), *(e.name for e in _registered(kind)), *(p.name for p in _points(kind))])
+    )
+
+
+def entries(kind: str) -> tuple[Entry, ...]:
+    """All that is known, the built-in parts first; what can not be used says why in `problem`."""
+    found = list(built_in(kind).values())
+    taken = {entry.name: BUILT_IN for entry in found}
+    for entry in _of_others(kind):
+        if entry.name in taken:
+            entry = replace(entry, problem=_shadowed(entry, taken[entry.name]))
+        taken.setdefault(entry.name, entry.origin)
+        found.append(entry)
+    return tuple(found)
+
+
+def summaries(kind: str) -> dict[str, str]:
+    """Name and one line of every part that can be used."""
+    return {entry.name: entry.summary for entry in entries(kind) if not entry.problem}
+
+
+def find(kind: str, name: str) -> Entry:
+    """The part of that name: built in, registered, of an installed package, or `package.module:name`."""
+    if name in (ours := built_in(kind)):
+        return ours[name]
+    for point in _points(kind):
+        if point.name == name:
+            return _loaded(kind, point)
+    for entry in _registered(kind):
+        if entry.name == name:
+            return entry
+    if ":" in name:
+        value = imported(KINDS[kind].noun, name, KINDS[kind].error)
+        return _described(Entry(kind, name, value, "", origin=name))
+    raise unknown_name(KINDS[kind].noun, name, names(kind))
+
+
+def factory(kind: str, name: str) -> Callable[..., Any]:
+    """What makes the part of that name."""
+    entry = find(kind, name)
+    if not callable(entry.value):
+        raise KINDS[kind].error(
+            f"The {entry.title} is {type(entry.value).__name__}, expected a function or a class that makes one."
+        )
+    return entry.value  # type: ignore[no-any-return]  # callable() does not narrow Any
+
+
+def make(kind: str, name: str, /, **options: object) -> Any:
+    """The part of that name, made with these options.
+
+    >>> make("rules", "mean")
+    WeightedMean()
+    """
+    makes, entry = factory(kind, name), find(kind, name)
+    _check_options(entry, options)
+    part = call(entry, makes, options)
+    methods = KINDS[kind].methods
+    if methods and not any(callable(getattr(part, method, None)) for method in methods):
+        raise KINDS[kind].error(
+            f"The {entry.title} made {type(part).__name__}, which has no method {' or '.join(methods)}: return the "
+            f"{KINDS[kind].noun} itself."
+        )
+    return part
+
+
+def call(entry: Entry, makes: Callable[..., Any], options: Mapping[str, object]) -> Any:
+    """Call a factory. What the code of others raises is said in a sentence; an error of our own shows as what it is."""
+    if entry.built_in:
+        return makes(**options)
+    with refused(lambda words: KINDS[entry.kind].error(f"The {entry.title} failed: {words}.")):
+        return makes(**options)
+
+
+def takes(makes: Callable[..., Any], option: str) -> bool:
+    """Whether a factory has an option of that name, which it can be given by keyword.
+
+    >>> takes(lambda path, split: None, "path"), takes(lambda: None, "path")
+    (True, False)
+    """
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = parameters(makes).get(option)
+    return found is not None and found.kind in by_keyword
+
+
+def parameters(makes: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a factory; none of one that does not tell."""
+    try:
+        return inspect.signature(makes).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _checked(kind: str) -> str:
+    if kind not in KINDS:
+        raise unknown_name("kind of parts", kind, KINDS)
+    return kind
+
+
+@functools.cache
+def _discover(package: str) -> None:
+    """Import the modules of a package, so that they register their parts."""
+    if importlib.util.find_spec(package) is None:
+        return
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def _registered(kind: str) -> list[Entry]:
+    found = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.module, r.place))
+    return [registration.entry for registration in found]
+
+
+def _points(kind: str) -> list[EntryPoint]:
+    return sorted(entry_points(group=f"fedglass.{kind}"), key=lambda point: (point.name, _package(point)))
+
+
+def _package(point: EntryPoint) -> str:
+    return f"package {point.dist.name} {point.dist.version}" if point.dist else f"package of {point.value}"
+
+
+def _of_others(kind: str) -> Iterator[Entry]:
+    """Of installed packages, and registered by other modules that are imported already."""
+    listed: list[Any] = []
+    for point in _points(kind):
+        try:
+            entry = _loaded(kind, point)
+            listed.append(entry.value)
+        except UsageError as error:
+            entry = Entry(kind, point.name, None, "", origin=_package(point), problem=str(error))
+        yield entry
+    for entry in _registered(kind):
+        if not entry.built_in and not any(entry.value is value for value in listed):
+            yield entry
+
+
+def _loaded(kind: str, point: EntryPoint) -> Entry:
+    """The part of an installed package, described by its registration or by its own docstring."""
+    noun, origin = KINDS[kind].noun, _package(point)
+
+    def refusal(words: str) -> UsageError:
+        title = f"The {noun} {point.name!r} of {origin} ({point.value})"
+        return KINDS[kind].error(f"{title} does not load: {words}. Repair or uninstall that package.")
+
+    with refused(refusal):
+        value = point.load()
+    for entry in _registered(kind):
+        if entry.value is value:
+            return replace(entry, name=point.name, origin=origin)
+    return _described(Entry(kind, point.name, value, "", origin=origin))
+
+
+def _described(entry: Entry) -> Entry:
+    """With the first line of its docstring, and the paper that it names as its attribute or cites there."""
+    words = docstring(entry.value)
+    paper = getattr(entry.value, "paper", "")
+    return replace(
+        entry,
+        summary=uncited(words.partition("\n\n")[0]),
+        paper=paper if isinstance(paper, str) and paper else "; ".join(cited(words)),
+    )
+
+
+def _shadowed(entry: Entry, first: str) -> str:
+    noun = KINDS[entry.kind].noun
+    whose = f"a built-in {noun} has" if first == BUILT_IN else f"the {noun} of {first} has"
+    return f"It is ignored, since {whose} the name {entry.name!r}: rename one of the two."
+
+
+def _check_options(entry: Entry, options: Mapping[str, object]) -> None:
+    known = parameters(entry.value)
+    title = entry.title[0].upper() + entry.title[1:]
+    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        for option in options:
+            if option not in known:
+                raise UsageError(f"{title}: {unknown_name('option', option, known)}")
+    gathered = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    missing = [o for o, p in known.items() if p.default is p.empty and p.kind not in gathered and o not in options]
+    if missing:
+        raise UsageError(f"{title} needs the option {missing[0]!r}: add it.")
