@@ -11,6 +11,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PLACES = {
+    "Adam": "fedglass.core.optimisers",
+    "AdamW": "fedglass.core.optimisers",
     "AggregateView": "fedglass.rounds.views",
     "Attack": "fedglass.attack.attack",
     "Audit": "fedglass.api",
@@ -18,6 +20,7 @@ _PLACES = {
     "Federation": "fedglass.rounds.federation",
     "Gate": "fedglass.verdict.gate",
     "Knows": "fedglass.rounds.views",
+    "SGD": "fedglass.core.optimisers",
     "ServerView": "fedglass.rounds.views",
     "Training": "fedglass.core.types",
     "Whitening": "fedglass.core.types",
