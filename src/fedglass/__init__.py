@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedglass.api import Audit, audit_plan
     from fedglass.attack.attack import Attack
+    from fedglass.core.optimisers import SGD, Adam, AdamW
     from fedglass.core.registry import register
     from fedglass.core.scale import Scale
     from fedglass.core.types import Training, Whitening
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedglass.rounds.client import Client
     from fedglass.rounds.federation import Federation
     from fedglass.rounds.transcript import Transcript
+    from fedglass.rounds.truth import Truths
     from fedglass.rounds.views.aggregate import AggregateView
     from fedglass.rounds.views.peer import PeerView
     from fedglass.rounds.views.server import ServerView
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
     "AggregateView",
     "Attack",
     "Audit",
@@ -46,6 +51,7 @@ __all__ = [
     "SignFlip",
     "Training",
     "Transcript",
+    "Truths",
     "Whitening",
     "__version__",
     "audit_plan",
@@ -59,6 +65,7 @@ __all__ = [
 _PLACES = {
     "fedglass.api": ("Audit", "audit_plan"),
     "fedglass.attack.attack": ("Attack",),
+    "fedglass.core.optimisers": ("SGD", "Adam", "AdamW"),
     "fedglass.core.registry": ("register",),
     "fedglass.core.scale": ("Scale",),
     "fedglass.core.types": ("Training", "Whitening"),
@@ -71,6 +78,7 @@ _PLACES = {
     "fedglass.rounds.client": ("Client",),
     "fedglass.rounds.federation": ("Federation",),
     "fedglass.rounds.transcript": ("Transcript",),
+    "fedglass.rounds.truth": ("Truths",),
     "fedglass.rounds.views.aggregate": ("AggregateView",),
     "fedglass.rounds.views.peer": ("PeerView",),
     "fedglass.rounds.views.server": ("ServerView",),

@@ -28,7 +28,7 @@ from fedglass.ledger.records import Record
 from fedglass.recipes.catalogue import recipe
 from fedglass.report.html import write_report
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views import ServerView
+from fedglass.rounds.views.server import ServerView
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Job]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedglass.attack.forward.observed_residual import ObservedResidual, left_factor
 from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 from fedglass.rounds.federation import Federation
@@ -30,11 +31,19 @@ def message(forward: Any, seen: Observation, candidate: Candidate) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("statistics", "knows"),
-    [(BatchNorm.FROZEN, Knows()), (BatchNorm.FROZEN, Knows(training=False)), (BatchNorm.BATCH, Knows())],
+    ("training", "knows"),
+    [
+        (Training(0.3), Knows()),
+        (Training(0.3), Knows(training=False)),
+        (Training(0.3, batch_norm=BatchNorm.BATCH), Knows()),
+        (Training(0.3, clip=0.1), Knows()),
+        (Training(0.3, label_smoothing=0.1), Knows()),
+        (Training(0.3, optimiser=SGD(0.9, nesterov=True)), Knows()),
+    ],
+    ids=repr,
 )
-def test_the_true_image_explains_the_message(toy: Any, statistics: BatchNorm, knows: Knows) -> None:
-    federation = toy.federation(Training(0.3, batch_norm=statistics), model=toy.normalised(), examples=1)
+def test_the_true_image_explains_the_message(toy: Any, training: Training, knows: Knows) -> None:
+    federation = toy.federation(training, model=toy.normalised(), examples=1)
     seen = seen_in(federation, knows)
     target = torch.cat([y.flatten() for y in ObservedResidual().bind(seen).target])
     found = message(ObservedResidual(), seen, toy.trained_on(federation))
@@ -96,6 +105,8 @@ def test_the_left_factor_has_the_sign_of_a_residual(classes: int) -> None:
         (Training(0.3), Knows(), 2),
         (Training(0.3, epochs=2), Knows(), 1),
         (Training(0.3, epochs=2), Knows(training=False, steps=True), 1),
+        (Training(0.3, optimiser=Adam()), Knows(), 1),
+        (Training(0.3, optimiser=SGD(weight_decay=0.1)), Knows(), 1),
     ],
 )
 def test_mixed_residuals_are_left_to_one_gradient(toy: Any, training: Training, knows: Knows, examples: int) -> None:

@@ -25,8 +25,7 @@ class BiasCounts:
     """N_k = N (p_k - b_k), b the mean gradient of the last layer's bias and p the mean softmax at the weights before.
 
     For softmax and cross entropy b_k is the mean of p_k(x_j) - [y_j = k], without the hidden activations that
-    `CountsBefore` has to guess; random images stand in for the x_j in p, as there [Geng et al., 2021]. Smoothed labels
-    are counted as `unsmoothed` does. The
+    `CountsBefore` has to guess; random images stand in for the x_j in p, as there [Geng et al., 2021]. The
     "bias-corrected" strategy of the Breaching framework (unpublished, after Wainakh et al., 2022) hands labels out by
     a guessed impact of one example instead, and miscounts where the network answers evenly: it is not followed.
     """
