@@ -9,7 +9,7 @@ help:
 	@echo "make demo    audit an embedded federation and write a report"
 	@echo "make test    run all tests"
 	@echo "make check   everything that CI checks: format, lint, types, import contracts, tests"
-	@echo "make bench   measure the attack loop beside a bare hand-written one"
+	@echo "make bench   measure speed, memory and start-up beside what is demanded"
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

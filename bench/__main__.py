@@ -1,4 +1,4 @@
-"""`python -m bench [loop fedavg quality classic]`: prints what was measured beside what is demanded."""
+"""`python -m bench [call loop fedavg startup quality classic]`: prints what was measured beside what is demanded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import classic, fedavg, loop, quality
+from bench import call, classic, fedavg, loop, quality, startup
 
-PARTS = {"loop": loop.measure, "fedavg": fedavg.measure, "quality": quality.measure, "classic": classic.measure}
+PARTS = {
+    "call": call.measure,
+    "loop": loop.measure,
+    "fedavg": fedavg.measure,
+    "startup": startup.measure,
+    "quality": quality.measure,
+    "classic": classic.measure,
+}
 
 
 def main() -> None:

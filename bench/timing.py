@@ -1,17 +1,23 @@
-"""Timing of alternatives side by side, in one process, so that both see the same machine."""
+"""Time of alternatives side by side, in one process, so that both see the same machine; memory in processes apart."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import math
 import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 
 from fedglass.attack.parts import Progress
 from fedglass.audit import machine
+
+Work = TypeVar("Work", bound=Callable[[], Any])
 
 
 def side_by_side(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -57,13 +63,37 @@ def interleaved(ours: Callable[[Progress], object], theirs: Iterator[object], bl
 
 def peak_mib(work: Callable[[], object]) -> float:
     """Peak resident memory of a fresh process that does the work."""
+    return _in_a_process_of_its_own(_peak, work)
+
+
+def working_mib(prepare: Callable[[], Callable[[], object]]) -> float:
+    """Peak resident memory of the work that `prepare` returns, beyond what its process held before.
+
+    That leaves out imports, the data and the network, which are the same for every way of doing the work.
+    """
+    return _in_a_process_of_its_own(_beyond, prepare)
+
+
+def _in_a_process_of_its_own(measure: Callable[[Work], float], work: Work) -> float:
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        return pool.apply(_measured, (work,))
+        return pool.apply(measure, (work,))
 
 
-def _measured(work: Callable[[], object]) -> float:
+def _peak(work: Callable[[], object]) -> float:
     torch.set_num_threads(1)
     work()
     # Not getrusage: a process that was started by a larger one reports the other's peak.
     return machine.peak_mib() or math.nan
+
+
+def _beyond(prepare: Callable[[], Callable[[], object]]) -> float:
+    torch.set_num_threads(1)
+    work = prepare()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # else the work would hide in what the preparation has freed
+    machine.reset_peak()
+    before = machine.peak_mib() or math.nan
+    work()
+    return (machine.peak_mib() or math.nan) - before

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.audit import Job, Result, run
+from fedglass.audit.executors.fork_server import warm
+from fedglass.audit.executors.processes import executor_for
 from fedglass.audit.machine import device_named
+from fedglass.audit.play import play
 from fedglass.audit.progress import Progress
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.rehearsal import rehearse
@@ -104,7 +107,10 @@ def audit_plan(
 
 def run_and_report(job: Job, directory: Path, *, workers: int, device: str, progress: Progress | None) -> Result:
     """Run a job and leave its page beside its records."""
-    result = run(job, directory, workers=workers, device=device_named(device), progress=progress)
+    executor = executor_for(workers)
+    if workers > 1:
+        warm(play.__module__)  # imports while the clients train
+    result = run(job, directory, executor=executor, device=device_named(device), progress=progress)
     write_report(directory)
     return result
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedglass.attack.attack import TRACE_POINTS, Attack, Stage
 from fedglass.attack.forward.one_gradient import OneGradient
@@ -20,13 +22,14 @@ from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.merge import FirstEpoch
-from fedglass.attack.parts import Problem, Progress, Solution
+from fedglass.attack.parts import Binding, Bound, BoundTerm, Problem, Progress, Refinement, Solution
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.terms.distance import Cosine, SquaredError
+from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import ModelError, UpdateError, UsageError
-from fedglass.core.types import Observation, Training
+from fedglass.core.types import Observation, Training, Unknown
 from fedglass.rounds.observe import observe
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows
@@ -89,12 +92,11 @@ def test_a_trace_is_thinned_and_keeps_its_ends(toy: Any, iterations: int, points
 
 
 @dataclass(frozen=True)
-class Quick(SquaredError):
+class Quick(Term):
     """The squared norm of the images alone, to be quick."""
 
-    def value(self, at: Any) -> Tensor:
-        value: Tensor = at.candidate.images.square().sum()
-        return value
+    def bind(self, binding: Binding) -> BoundTerm:
+        return lambda at: at.candidate.images.square().sum()
 
 
 def test_progress_covers_restarts_and_stages(toy: Any) -> None:
@@ -131,8 +133,9 @@ def test_joint_labels_are_carried_from_stage_to_stage(toy: Any) -> None:
 def test_where_the_operators_own_unknowns_ended_is_told(toy: Any) -> None:
     stage = Stage(OnSegment(rate=0.5), Pixels(), Cosine(), Adam(0.1, 5))
     found = Attack(OracleLabels(), (stage,)).run(toy.observation(FEDAVG))
-    assert 0 <= found.details["unknown 0"] <= 1
-    assert found.details["unknown 0"] != 0.5
+    assert list(found.unknowns) == ["alpha"]
+    assert 0 <= float(found.unknowns["alpha"]) <= 1
+    assert float(found.unknowns["alpha"]) != 0.5
 
 
 def test_images_stay_inside_the_pixel_bounds(toy: Any) -> None:
@@ -172,13 +175,78 @@ def test_refinements_see_the_images_one_after_another(toy: Any) -> None:
     class Plus:
         by: float
 
-        def refine(self, images: Tensor, generator: torch.Generator) -> Tensor:
-            return 2 * images + self.by
+        def refine(self, given: Refinement) -> Tensor:
+            assert torch.equal(given.labels, plain.labels)
+            assert given.knows.shape == (1, 8, 8)
+            given.progress(1, 1)
+            return 2 * given.images + self.by
 
     seen = toy.observation(FEDAVG)
     plain = simple().run(seen)
     refined = simple(refine=(Plus(1.0), Plus(5.0))).run(seen)
     torch.testing.assert_close(refined.images, 2 * (2 * plain.images + 1) + 5)
+
+
+@dataclass(frozen=True)
+class Instead:
+    """A refinement that shows something else."""
+
+    value: float
+
+    def refine(self, given: Refinement) -> Tensor:
+        return torch.full_like(given.images, self.value)
+
+
+def test_raw_and_refined_images_are_kept_with_the_energies_of_both(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    plain, refined = simple(iterations=50).run(seen), simple(iterations=50, refine=(Instead(0.5),)).run(seen)
+    assert (plain.raw, plain.energy_refined) == (None, None)
+    assert refined.raw is not None
+    assert refined.energy_refined is not None
+    assert torch.equal(refined.raw, plain.images)
+    assert torch.equal(refined.images, torch.full_like(plain.images, 0.5))
+    assert (refined.energy, refined.trace) == (plain.energy, plain.trace)
+    assert refined.energy_refined > 1.1 * refined.energy  # grey explains the message no longer
+    assert refined.energy_refined == simple().energy_of(seen, refined.images, refined.labels, plain)
+
+
+def test_a_broken_refinement_has_an_energy_that_is_not_a_number(toy: Any) -> None:
+    found = simple(refine=(Instead(math.nan),)).run(toy.observation(FEDAVG))
+    assert found.energy_refined is not None
+    assert math.isnan(found.energy_refined)
+    assert math.isfinite(found.energy)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Images of two by two equal pixels: a representation that most pictures do not fit."""
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        knows = observation.knows
+        c, h, w = knows.shape
+        first = torch.randn(1, knows.examples, c, h // 2, w // 2, generator=generator)
+
+        def decode(tensors: Sequence[Tensor]) -> Tensor:
+            return tensors[0].repeat_interleave(2, -1).repeat_interleave(2, -2)
+
+        def nearest(images: Tensor) -> Tensor:
+            return decode([F.avg_pool2d(images.flatten(0, 1), 2).view(*images.shape[:-2], h // 2, w // 2)])
+
+        return Bound((Unknown(first),), decode, nearest)
+
+
+def test_the_energy_at_the_truth_is_that_of_the_nearest_image_that_can_be_represented(toy: Any) -> None:
+    federation = toy.federation(Training(0.1), examples=1)
+    seen, truth = observe(federation, ServerView(), Knows(labels=True))
+    stages = [Stage(OneGradient(), images, SquaredError(), Adam(0.05, 400)) for images in (Blocks(), FreePixels())]
+    coarse, fine = (Attack(OracleLabels(), (stage,)) for stage in stages)
+    found = coarse.run(seen)
+    reduced = F.avg_pool2d(truth.images, 2).repeat_interleave(2, -1).repeat_interleave(2, -2)
+    exact = fine.energy_of(seen, truth.images, truth.labels, found)
+    at_truth = coarse.energy_of(seen, truth.images, truth.labels, found)
+    assert at_truth == pytest.approx(fine.energy_of(seen, reduced, truth.labels, found), rel=1e-4)
+    assert exact < 0.5 * found.energy  # which no search in blocks could have reached
+    assert at_truth > 0.9 * found.energy
 
 
 def test_the_energy_at_the_truth_is_that_of_the_last_stage(toy: Any) -> None:
@@ -205,7 +273,7 @@ def test_the_energy_is_taken_where_alpha_ended(toy: Any) -> None:
     found = attack.run(seen)
     same_place = attack.energy_of(seen, found.images, found.labels, found)
     assert same_place == pytest.approx(found.energy, rel=1e-3)
-    elsewhere = attack.energy_of(seen, found.images, found.labels, replace(found, details={}))
+    elsewhere = attack.energy_of(seen, found.images, found.labels, replace(found, unknowns={}))
     assert elsewhere != pytest.approx(found.energy, rel=1e-3)
 
 

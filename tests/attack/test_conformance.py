@@ -36,7 +36,8 @@ from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.labels.minimum_rule import MinimumRule
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.merge import FirstEpoch, MatchAndAverage
-from fedglass.attack.parts import Evaluation, Problem, silent
+from fedglass.attack.needs import needs_of, uses_of
+from fedglass.attack.parts import Evaluation, Problem, Refinement, binding_of, silent
 from fedglass.attack.refine.median import MedianFilter
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
@@ -57,14 +58,10 @@ from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Scaled, Sum
-from fedglass.attack.terms.total_variation import (
-    CircularTotalVariation,
-    IsotropicTotalVariation,
-    PixelVariation,
-    TotalVariation,
-)
+from fedglass.attack.terms.total_variation import CircularTotalVariation, PixelVariation, TotalVariation
+from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
-from fedglass.core.types import Candidate, Observation, Training, Unknown
+from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unknown, Whitening
 from fedglass.rounds.views.view import Knows
 
 LABELS = [
@@ -114,8 +111,6 @@ PRIORS = [
     TotalVariation(),
     TotalVariation(share=0.5),
     CircularTotalVariation(),
-    IsotropicTotalVariation(),
-    IsotropicTotalVariation(exponent=1.5, eps=1e-6),
     PixelVariation(),
     PixelVariation(exponent=1.0, eps=1e-6),
     ClipPenalty(low=0.3, high=0.6),
@@ -225,6 +220,30 @@ def test_a_part_is_frozen_and_holds_no_tensor(part: Any) -> None:
             setattr(part, f.name, None)
 
 
+SIZE = {SquaredError, ReweightedL1, SupportReweightedL1, GaussianKernel, PartialMatch, LayeredSquaredError}
+NEEDS: dict[type, set[Fact]] = {
+    **{part: {Fact.SIZE} for part in SIZE},
+    **{part: {Fact.SIZE} for part in (CountsBefore, CountsAfter, InterpolatedCounts, BiasCounts)},
+    **{part: {Fact.TRAINING, Fact.EQUAL_CLIENTS} for part in (Unroll, UnrollEpochs, RepeatedGradient)},
+    **{part: {Fact.TRAINING} for part in (EpochPixels, BoundedEpochPixels)},
+    OrderedEpochPixels: {Fact.TRAINING, Fact.BATCH_LABELS},
+    OracleLabels: {Fact.LABELS},
+    OracleBatchLabels: {Fact.BATCH_LABELS},
+    TryEpochs: {Fact.STEPS, Fact.LR},
+}
+"""What parts can not do without; those that are not here need nothing."""
+
+
+@pytest.mark.parametrize("part", PARTS, ids=repr)
+def test_a_part_says_what_it_needs(part: Any) -> None:
+    own = getattr(part, "needs", frozenset())
+    assert own == NEEDS.get(type(part), set())
+    assert isinstance(own, frozenset)
+    assert isinstance(needs_of(part), frozenset)
+    assert all(isinstance(fact, Fact) for fact in needs_of(part) | uses_of(part))
+    assert own <= needs_of(part)
+
+
 def test_all_parts_of_a_kind_differ() -> None:
     assert len({repr(part) for part in PARTS}) == len(set(PARTS))
 
@@ -273,6 +292,17 @@ def test_images_repeat_themselves(seen: Observation, unchanged: None, part: Any)
     repeats(lambda seed: decoded(part.bind(seen, stream(seed, "x"), None)), random=True)
 
 
+@pytest.mark.parametrize("part", IMAGES, ids=repr)
+def test_the_nearest_image_is_one_that_can_be_represented(toy: Any, seen: Observation, part: Any) -> None:
+    bound = part.bind(seen, stream(0, "x"), None)
+    given = 5 * torch.randn(decoded(bound).shape, generator=stream(0, "given"))
+    nearest = bound.nearest(given)
+    assert nearest.shape == given.shape
+    torch.testing.assert_close(bound.nearest(nearest), nearest)  # it is its own nearest
+    inside = decoded(bound).detach()
+    torch.testing.assert_close(bound.nearest(inside), inside)
+
+
 @pytest.mark.parametrize("part", [*LABELS, *IMAGES], ids=repr)
 def test_the_gradient_passes_from_images_and_labels_to_their_unknowns(seen: Observation, part: Any) -> None:
     more = (None,) if part in IMAGES else ()
@@ -305,6 +335,8 @@ def test_the_gradient_passes_through_operators(
     predicted = predict()
     assert [p.shape for p in predicted] == [y.shape for y in bound.target]
     assert bound.names == tuple(name for name, _ in seen.model.named_parameters())
+    assert all(u.name for u in bound.unknowns)
+    assert len({u.name for u in bound.unknowns}) == len(bound.unknowns)
     assert all(map(torch.equal, predicted, predict()))
     loss = torch.stack([p.square().sum() for p in predicted]).sum()
     to_images, *to_own = torch.autograd.grad(loss, [at.images, *own])
@@ -318,12 +350,12 @@ def test_the_gradient_passes_through_terms(toy: Any, seen: Observation, unchange
     bound = Unroll().bind(seen)
     at = candidate(toy, 2)
     predicted = bound.predict(at, ())
-    whitening = seen.knows.whitening
-    here = Evaluation(predicted, bound.target, bound.names, at, whitening, 0.5, bound.batches)
-    value = part.value(here)
+    here = Evaluation(predicted, at, 0.5)
+    term = part.bind(binding_of(bound, seen.knows))
+    value = term(here)
     assert value.shape == ()
     assert value > 0
-    assert torch.equal(value, part.value(here))  # also from what it has remembered
+    assert torch.equal(value, term(here))
     (gradient,) = torch.autograd.grad(value, at.images)
     assert torch.isfinite(gradient).all()
     assert gradient.any()
@@ -350,7 +382,8 @@ def test_solvers_repeat_themselves_and_lower_the_energy(part: Any) -> None:
 def test_refinements_repeat_themselves_and_leave_their_input_alone(toy: Any, part: Any) -> None:
     images = toy.images(3, "refine")
     kept = images.clone()
-    one, again = (part.refine(images, stream(0, "x")) for _ in range(2))
+    knows = Knowledge((1, 8, 8), 5, 3, Whitening((0.0,), (1.0,)))
+    one, again = (part.refine(Refinement(images, torch.arange(3), knows, stream(0, "x"))) for _ in range(2))
     assert torch.equal(one, again)
     assert one.shape == images.shape
     assert torch.equal(images, kept)

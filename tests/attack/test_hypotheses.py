@@ -13,7 +13,7 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.unroll import Unroll
 from fedglass.attack.hypotheses import TryEpochs, hypotheses
 from fedglass.attack.images.per_epoch import EpochPixels
-from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.core.errors import UsageError
@@ -62,9 +62,12 @@ def test_a_known_training_is_the_only_hypothesis(toy: Any) -> None:
     assert hypotheses(toy.observation(training)) == [training]
 
 
-@pytest.mark.parametrize(("steps", "lr"), [(None, 0.1), (4, None), (0, 0.1)])
-def test_steps_and_rate_are_needed(steps: int | None, lr: float | None) -> None:
-    with pytest.raises(UsageError, match="knows_steps"):
+@pytest.mark.parametrize(
+    ("steps", "lr", "said"),
+    [(None, 0.1, "number of local steps.*knows_steps"), (4, None, "rate.*knows_steps"), (0, 0.1, "steps must be at")],
+)
+def test_steps_and_rate_are_needed(steps: int | None, lr: float | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         hypotheses(knowing(steps, 4, lr=lr))
 
 
@@ -85,14 +88,25 @@ def test_the_hypothesis_of_lowest_energy_wins(toy: Any, attack: TryEpochs) -> No
     assert set(each) == {1, 2, 4}
     best = min(each, key=lambda e: each[e].energy)
     assert found.energy == each[best].energy
-    assert found.details["epochs"] == best
+    assert found.supposed is not None
+    assert found.supposed.epochs == best
     assert attack.energy_of(seen, found.images, found.labels, found) >= 0
 
 
 def test_the_energy_at_the_truth_is_that_of_the_chosen_hypothesis(toy: Any, attack: TryEpochs) -> None:
     federation = toy.federation(Training(0.5, epochs=2))
     seen, truth = observe(federation, ServerView(), BLIND)
-    found = replace(attack.run(seen), details={"epochs": 2.0})
+    found = replace(attack.run(seen), supposed=Training(0.5, epochs=2))
     assert attack.energy_of(seen, truth.images, truth.labels, found) == pytest.approx(0.0, abs=1e-6)
-    other = replace(found, details={"epochs": 1.0})
+    other = replace(found, supposed=Training(0.5, epochs=1, batch_size=2))
     assert attack.energy_of(seen, truth.images, truth.labels, other) > 1e-4
+    with pytest.raises(UsageError, match="supposes no training"):
+        attack.energy_of(seen, truth.images, truth.labels, replace(found, supposed=None))
+
+
+def test_true_batches_are_not_those_of_a_supposed_training(toy: Any, attack: TryEpochs) -> None:
+    seen = toy.observation(Training(0.5, epochs=2, batch_size=2), Knows(training=False, steps=True, batch_labels=True))
+    told = TryEpochs(replace(attack.attack, labels=OracleBatchLabels()))
+    for refused in (told.run, told.check):
+        with pytest.raises(UsageError, match="OracleBatchLabels needs the true labels of each local batch"):
+            refused(seen)

@@ -15,6 +15,7 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
 from fedglass.audit.cases import Case
+from fedglass.audit.executors.processes import Processes
 from fedglass.audit.progress import Silent
 from fedglass.audit.simulated import Simulated
 from fedglass.cli.screen import outcome_in_words
@@ -99,12 +100,12 @@ def test_a_stopped_audit_continues_where_it_was(make_job: Make, tmp_path: Path) 
     assert timeless(result.records) == timeless(run(make_job(), tmp_path / "b").records)
 
 
-def test_records_do_not_depend_on_the_number_of_workers_or_the_callers_threads(make_job: Make, tmp_path: Path) -> None:
-    alone = run(make_job(), tmp_path / "one", workers=1)
+def test_records_do_not_depend_on_the_executor_or_the_callers_threads(make_job: Make, tmp_path: Path) -> None:
+    alone = run(make_job(), tmp_path / "one")
     torch.set_num_threads(2)
     try:
-        spread = run(make_job(), tmp_path / "two", workers=2)
-        again = run(make_job(), tmp_path / "again", workers=1)
+        spread = run(make_job(), tmp_path / "two", executor=Processes(2))
+        again = run(make_job(), tmp_path / "again")
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -138,6 +139,9 @@ class Moody:
         if self.error is not None:
             raise self.error
         return self.inner.run(observation, seed)
+
+    def check(self, observation: Observation) -> None:
+        self.inner.check(observation)
 
     def energy_of(self, *arguments: Any) -> float:
         return self.inner.energy_of(*arguments)
@@ -257,6 +261,18 @@ def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:
     assert [e[0] for e in events].count("finished") == 2
 
 
-def test_workers_must_be_positive(make_job: Make, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="workers must be at least 1, got 0"):
-        run(make_job(), tmp_path, workers=0)
+def test_a_record_says_where_unknowns_ended_and_what_was_supposed(make_job: Make, tmp_path: Path) -> None:
+    attacks = {
+        "sme": recipe("sme_published", iterations=3),
+        "epochs": recipe("dlfa_unknown_epochs", iterations=2),
+        "ig": recipe("inverting_gradients", iterations=2),
+    }
+    knows = Knows(training=False, steps=True)
+    sme, epochs, plain = run(make_job(views=(ServerView(0),), attacks=attacks, knows=knows), tmp_path).records
+    unknowns = sme.extra["unknowns"]
+    assert isinstance(unknowns, dict)
+    assert list(unknowns) == ["alpha"]
+    assert isinstance(unknowns["alpha"], float)
+    assert sme.extra["supposed"] is None
+    assert str(epochs.extra["supposed"]).startswith("Training(lr=0.1, epochs=1, batch_size=1")
+    assert (plain.extra["unknowns"], plain.extra["supposed"]) == ({}, None)

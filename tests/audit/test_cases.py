@@ -126,7 +126,7 @@ def test_an_audit_that_can_not_run_is_refused(change: dict[str, object], words: 
 
 def test_oracle_attacks_need_an_adversary_who_knows(make_federation: Callable[..., Federation]) -> None:
     attacks = {"ig": recipe("inverting_gradients", labels=OracleLabels())}
-    with pytest.raises(UsageError, match=r"'ig' uses the true labels.*adversary.knows_labels = true"):
+    with pytest.raises(UsageError, match=r"'ig' needs the true labels.*adversary.knows_labels = true"):
         Job([Simulated(make_federation())], attacks)
     Job([Simulated(make_federation(), knows=Knows(labels=True))], attacks)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.audit.isolation import handed, iterations_of, oracle_facts
-from fedglass.core.types import Observation
+from fedglass.audit.isolation import isolated, iterations_of, oracle_facts
+from fedglass.core.types import Observation, Own
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.observe import observe
@@ -26,17 +28,17 @@ def seen(make_federation: Callable[..., Federation]) -> Observation:
 
 
 def test_an_attack_without_an_oracle_part_is_told_nothing(seen: Observation) -> None:
-    knows = handed(seen, recipe("inverting_gradients"), CPU).knows
+    knows = isolated(seen, recipe("inverting_gradients"), CPU).knows
     assert knows.labels is None
     assert knows.batch_labels is None
     assert knows.training == seen.knows.training
 
 
 def test_an_oracle_part_gets_its_own_fact_alone(seen: Observation) -> None:
-    plain = handed(seen, recipe("inverting_gradients", labels=OracleLabels()), CPU).knows
+    plain = isolated(seen, recipe("inverting_gradients", labels=OracleLabels()), CPU).knows
     assert plain.labels is not None
     assert plain.batch_labels is None
-    batches = handed(seen, recipe("inverting_gradients", labels=OracleBatchLabels()), CPU).knows
+    batches = isolated(seen, recipe("inverting_gradients", labels=OracleBatchLabels()), CPU).knows
     assert batches.labels is None
     assert batches.batch_labels == seen.knows.batch_labels
 
@@ -48,12 +50,31 @@ def test_oracle_parts_are_found_inside_a_wrapped_attack() -> None:
     assert oracle_facts(recipe("dlg")) == frozenset()
 
 
-def test_a_copy_shares_no_memory(seen: Observation) -> None:
-    copied = handed(seen, recipe("inverting_gradients", labels=OracleLabels()), CPU)
-    for mine, theirs in ((seen.before, copied.before), (seen.update, copied.update)):
-        for name, tensor in mine.items():
-            assert torch.equal(tensor, theirs[name])
-            assert tensor.data_ptr() != theirs[name].data_ptr()
+def places(tensors: Iterable[Tensor]) -> set[int]:
+    return {tensor.data_ptr() for tensor in tensors}
+
+
+def tensors_of(seen: Observation) -> list[Tensor]:
     assert seen.knows.labels is not None
-    assert copied.knows.labels is not None
-    assert seen.knows.labels.data_ptr() != copied.knows.labels.data_ptr()
+    assert seen.own is not None
+    own = (seen.own.images, seen.own.labels, *seen.own.update.values())
+    named = (seen.before, seen.buffers, seen.update, seen.model.state_dict())
+    return [seen.knows.labels, *own, *(tensor for params in named for tensor in params.values())]
+
+
+def test_a_copy_shares_neither_a_tensor_nor_the_model(seen: Observation) -> None:
+    seen = replace(seen, own=Own(torch.rand(2, 1, 12, 12), torch.tensor([0, 1]), dict(seen.update)))
+    copied = isolated(seen, recipe("inverting_gradients", labels=OracleLabels()), CPU)
+    mine, theirs = tensors_of(seen), tensors_of(copied)
+    assert all(map(torch.equal, mine, theirs))
+    assert not places(mine) & places(theirs)
+    assert copied.model is not seen.model
+    assert list(copied.model.state_dict()) == list(seen.model.state_dict())
+
+
+def test_what_an_attack_does_to_its_model_stays_with_it(seen: Observation) -> None:
+    before = {name: tensor.clone() for name, tensor in seen.model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in isolated(seen, recipe("dlg"), CPU).model.parameters():
+            parameter.fill_(7.0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in seen.model.state_dict().items())

@@ -89,6 +89,23 @@ def test_refused_records(fields: dict[str, Any]) -> None:
 def test_pictures_stay_inside(path: str) -> None:
     with pytest.raises(ValidationError, match="inside the audit directory"):
         Picture(original=path, reconstruction="r.png")
+    with pytest.raises(ValidationError, match="inside the audit directory"):
+        Picture(original="o.png", reconstruction="r.png", raw=path)
+
+
+def test_a_record_from_before_images_were_kept_raw_is_read(tmp_path: Path) -> None:
+    record = make("a", metrics={"psnr": [20.5]}, pictures=[Picture(original="o.png", reconstruction="r.png")])
+    old = json.loads(record.line())
+    del old["metrics_raw"], old["energy_refined"], old["pictures"][0]["raw"]
+    file = RecordFile(tmp_path / "records.jsonl")
+    file.path.write_text(json.dumps(old) + "\n")
+    assert file.read() == [record]
+
+
+def test_raw_images_and_broken_refinements_are_recorded() -> None:
+    record = make(metrics={"psnr": [math.nan]}, metrics_raw={"psnr": [math.inf]}, energy=0.5, energy_refined=math.nan)
+    assert (record.metrics, record.metrics_raw) == ({"psnr": [None]}, {"psnr": [EXACT_PSNR]})
+    assert (record.energy, record.energy_refined) == (0.5, None)
 
 
 @settings(max_examples=40, deadline=None)

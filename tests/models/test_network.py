@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 
 import pytest
 import torch
@@ -197,18 +196,3 @@ def test_what_does_not_fit_is_said() -> None:
     wrong = buffers_of(norms()) | {"1.running_mean": torch.zeros(3)}
     with pytest.raises(ModelError, match=r"'1\.running_mean' of shape \(3,\) .* expected shape \(2,\)"):
         Network(norms(), wrong, BatchNorm.FROZEN)
-
-
-def test_a_call_costs_microseconds() -> None:
-    """The least of many timings differs by less than 15 microseconds from calling the module itself."""
-    model = build("lenet", shape=(3, 32, 32), classes=10).requires_grad_(False)
-    network = Network(model, {}, BatchNorm.FROZEN)
-    weights, image = list(weights_of(model).values()), given(1, 3, 32, 32)
-
-    def seconds(loaded: bool) -> float:
-        start = time.perf_counter()
-        _ = network(weights, image) if loaded else model(image)
-        return time.perf_counter() - start
-
-    pairs = [(seconds(True), seconds(False)) for _ in range(400)]
-    assert min(a for a, _ in pairs) - min(b for _, b in pairs) < 15e-6

@@ -236,7 +236,7 @@ def test_a_wrong_plan_gets_one_sentence(change: tuple[str, str], words: str) -> 
         (("iterations = 3", "tv = -0.1"), "tv must be a finite number of at least 0, got -0.1"),
         (("iterations = 3", "tv = inf"), "tv must be a finite number"),
         (("iterations = 3", 'labels = "sing_rule"'), "Unknown labels 'sing_rule': did you mean 'sign_rule'"),
-        (("iterations = 3", 'labels = "oracle"'), "uses the true labels.*knows_labels = true"),
+        (("iterations = 3", 'labels = "oracle"'), "'inverting_gradients' needs the true labels.*knows_labels = true"),
         (('"photos"', '"photo"'), "Unknown dataset 'photo': did you mean 'photos'"),
         (('"photos"', '"npz:nowhere.npz"'), "no such file or folder"),
         (("clients = 2", 'clients = 2\nmodel = "lenett"'), "Unknown model 'lenett': did you mean 'lenet'"),
@@ -322,7 +322,7 @@ def test_the_threat_model_names_every_assumption() -> None:
 @pytest.mark.parametrize("name", ["dlfa", "dlfa_shared", "dlfa_fedsgd"])
 def test_a_simulation_without_its_training_is_refused_before_anything_runs(name: str) -> None:
     text = "[adversary]\nknows_training = false\n" + SMALL.replace("inverting_gradients", name)
-    with pytest.raises(UsageError, match=f"attack '{name}' simulates the client.*adversary.knows_training = true"):
+    with pytest.raises(UsageError, match=f"attack '{name}': .*needs .*batch size.*adversary.knows_training = true"):
         compile_plan(parse_plan(text), Path())
 
 

@@ -24,7 +24,7 @@ from fedglass.attack.forward.segment import OnSegment
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Evaluation, binding_of
 from fedglass.attack.solvers.keep import Lowest, LowestFrom
 from fedglass.attack.solvers.schedules import Constant
 from fedglass.attack.terms.after import After
@@ -225,9 +225,8 @@ def test_the_gradient_reaches_the_unknowns(seen: Observation, name: str) -> None
         ]
         at = Candidate(images.decode(groups[0]), labels.decode(groups[1]))
         predicted = forward.predict(at, groups[2])
-        whitening = seen.knows.whitening
-        here = Evaluation(predicted, forward.target, forward.names, at, whitening, 0.5, forward.batches)
-        gradients = torch.autograd.grad(stage.objective.value(here), [t for group in groups for t in group])
+        energy = stage.objective.bind(binding_of(forward, seen.knows))(Evaluation(predicted, at, 0.5))
+        gradients = torch.autograd.grad(energy, [t for group in groups for t in group])
         assert all(bool(g.any()) and bool(torch.isfinite(g).all()) for g in gradients)
         assert gradients[0].flatten(2).any(-1).all()  # of every image
 
@@ -339,8 +338,8 @@ def test_a_simulation_under_told_batches_starts_from_images_under_their_own_labe
     start = stage.images.bind(seen, stream(0, "images"), first)
     at = Candidate(start.decode([u.start for u in start.unknowns]), labels)
     forward = stage.forward.bind(seen)
-    here = Evaluation(forward.predict(at, []), forward.target, forward.names, at, seen.knows.whitening)
-    assert float(stage.objective.value(here).detach()) < 1e-5
+    objective = stage.objective.bind(binding_of(forward, seen.knows))
+    assert float(objective(Evaluation(forward.predict(at, []), at)).detach()) < 1e-5
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

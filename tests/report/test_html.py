@@ -285,3 +285,47 @@ def rewritten(directory: Path, told: dict[str, object]) -> str:
     for record in records:
         file.append(record)
     return audit_page(directory, file.read())
+
+
+def test_a_refined_image_is_shown_beside_the_raw_one_with_both_scores_and_energies(
+    tmp_path: Path, build_audit: Callable[..., Path], make_case: Callable[..., Record]
+) -> None:
+    directory = build_audit(tmp_path, ("idlg",))
+    plain = page(directory)
+    assert "refined" not in plain.text
+    record = make_case(directory, "dlg", 0, 0)
+    pictures = [p.model_copy(update={"raw": p.original}) for p in record.pictures]
+    raw = {"psnr": [31.25, 8.0, 7.0, 6.0], "ssim": [0.875, 0.1, 0.1, 0.1]}
+    refined = record.model_copy(
+        update={"pictures": pictures, "metrics_raw": raw, "energy": 0.125, "energy_refined": 0.75}
+    )
+    RecordFile(directory / "records.jsonl").append(refined)
+    found = page(directory)
+    for words in (
+        "raw: PSNR 31.2 dB, SSIM 0.88",
+        "energy of the raw images",
+        "0.125",
+        "energy of the refined images",
+        "imagination",
+    ):
+        assert words in found.text
+    assert found.text.count("energy reached") == 4  # those that were not refined
+    alternatives = [value for tag, name, value in found.attributes if (tag, name) == ("img", "alt")]
+    assert alternatives.count("raw reconstruction by dlg") >= 4
+    assert ("div", "class", "two three") in found.attributes
+    assert "1 of 4 recovered, best 31.2 dB" in found.text
+
+
+def test_a_refined_image_without_a_truth_is_shown_beside_the_raw_one(
+    tmp_path: Path, build_audit: Callable[..., Path], make_case: Callable[..., Record]
+) -> None:
+    directory = build_audit(tmp_path, ("idlg",))
+    record = make_case(directory, "dlg", 0, 0)
+    paths: dict[str, object] = {
+        "pictures": [p.reconstruction for p in record.pictures],
+        "pictures_raw": [p.original for p in record.pictures],
+    }
+    unscored = record.model_copy(update={"pictures": [], "metrics": {}, "extra": paths})
+    RecordFile(directory / "records.jsonl").append(unscored)
+    alternatives = [value for tag, name, value in page(directory).attributes if (tag, name) == ("img", "alt")]
+    assert "raw reconstruction by dlg" in alternatives

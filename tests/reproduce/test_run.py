@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fedglass.audit.workers import Lost, Pool
+from fedglass.audit.executors.in_process import InProcess
+from fedglass.audit.executors.processes import Processes
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.ledger.lock import alone
@@ -58,7 +58,7 @@ def chosen(name: str, rows: Sequence[int], methods: Sequence[str], clients: int 
 def recreated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Cell], dict[str, Record], Heard]:
     directory, heard = tmp_path_factory.mktemp("reproduced"), Heard()
     asked = chosen("sme-table2", [1], ["ig", "sme"])
-    return directory, asked, run(asked, directory, 1, heard), heard
+    return directory, asked, run(asked, directory, InProcess(), heard), heard
 
 
 def test_records_hold_what_the_table_shows(
@@ -85,7 +85,7 @@ def test_nothing_finished_is_run_again(recreated: tuple[Path, list[Cell], dict[s
     directory, asked, records, _ = recreated
     heard = Heard()
     assert unfinished(asked, directory) == []
-    assert run(asked, directory, 1, heard) == records
+    assert run(asked, directory, InProcess(), heard) == records
     assert (heard.plan, heard.ran) == ((2, 2), [])
 
 
@@ -96,7 +96,7 @@ def test_only_what_is_missing_is_run(recreated: tuple[Path, list[Cell], dict[str
     kept = records[asked[0].cases[0].key]
     RecordFile(elsewhere / RECORDS).append(kept)
     heard = Heard()
-    found = run(asked, elsewhere, 1, heard)
+    found = run(asked, elsewhere, InProcess(), heard)
     assert heard.ran == [asked[1].cases[0].key]
     again = found[asked[1].cases[0].key]
     assert again.metrics == records[again.key].metrics, "a run does not depend on what was run before it"
@@ -146,17 +146,9 @@ def test_records_do_not_depend_on_the_number_of_workers(
     recreated: tuple[Path, list[Cell], dict[str, Record], Heard], tmp_path: Path
 ) -> None:
     _, asked, here, _ = recreated
-    apart = run(asked, tmp_path, 2, Heard())
+    apart = run(asked, tmp_path, Processes(2), Heard())
     assert [record.status for record in apart.values()] == ["done", "done"]
     assert {key: r.metrics for key, r in apart.items()} == {key: r.metrics for key, r in here.items()}
-
-
-def test_a_worker_that_dies_costs_its_own_job_only() -> None:
-    heard: list[int] = []
-    pool: Pool[int, bool] = Pool(operator.neg, 2, heard.append, lambda *way: None)  # type: ignore[arg-type] # dies
-    found = dict(pool.run([1, 2]))
-    assert heard == [1, 2]
-    assert all(isinstance(result, Lost) and "ended without a result" in result.why for result in found.values())
 
 
 def test_spreads_are_of_the_papers_kind() -> None:
@@ -203,7 +195,7 @@ def refuse_damaged(asked: list[Cell], directory: Path) -> None:
         path.write_bytes(content)
         run_module._accuracy_of.cache_clear()
         with pytest.raises(DataError, match="is damaged and can not be used: delete the file, and the network is trai"):
-            run(asked, directory, 1, Heard())
+            run(asked, directory, InProcess(), Heard())
     path.write_bytes(whole)
     (directory / "kept").rename(directory / RECORDS)
 
@@ -220,7 +212,7 @@ def test_the_iterations_of_every_stage_are_said() -> None:
 def test_one_command_at_a_time_in_a_directory(tmp_path: Path) -> None:
     heard = Heard()
     with alone(tmp_path), pytest.raises(UsageError, match="is running in the output directory"):
-        run(chosen("sme-table2", [1], ["ig"]), tmp_path, 1, heard)
+        run(chosen("sme-table2", [1], ["ig"]), tmp_path, InProcess(), heard)
     assert (heard.plan, heard.ran) == ((0, 0), [])
 
 
@@ -242,7 +234,7 @@ def test_later_rounds_say_how_far_the_network_was_trained(tmp_path: Path) -> Non
     case = replace(cell.cases[0], key="short", experiment=experiment)
     short = [replace(cell, experiment=experiment, cases=[case])]
     assert untrained([case], tmp_path) == [case]
-    records = run(short, tmp_path, 1, Heard())
+    records = run(short, tmp_path, InProcess(), Heard())
     assert untrained([case], tmp_path) == []
     refuse_damaged(short, tmp_path)
     accuracy = records["short"].utility["accuracy"]

@@ -121,3 +121,10 @@ def test_without_truth_nothing_is_claimed() -> None:
 def test_rank_correlation_is_spearmans(left: list[float], right: list[float]) -> None:
     assert rank_correlation(left, right) == pytest.approx(spearmanr(left, right).statistic)
     assert rank_correlation([1.0, 1.0], [1.0, 2.0]) == 0
+
+
+def test_images_that_were_recovered_before_they_were_refined_are_recovered() -> None:
+    missed = replace(RECOVERED, metrics={"psnr": [10.0, 11.0]}, energy=1.0, energy_truth=0.1, energy_decoys=(2.0,))
+    assert "optimiser failed" in names(missed)
+    assert "optimiser failed" in names(replace(missed, metrics_raw={"psnr": [25.0, 12.0]}))
+    assert "optimiser failed" not in names(replace(missed, metrics_raw={"psnr": [25.0, 26.0]}))

@@ -175,3 +175,20 @@ def test_oracle_knowledge_is_said() -> None:
 def test_gates_that_could_never_fail_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Gate(**fields)
+
+
+def test_an_image_that_a_refinement_destroyed_stays_recovered() -> None:
+    destroyed = make("fedleak", [12.0, 9.0], metrics_raw={"psnr": [25.0, 8.0]})
+    assert [(t.recovered, t.images, t.best) for t in Gate().tally([destroyed])] == [(1, 2, 25.0)]
+    verdict = Gate().judge([destroyed])
+    assert (verdict.passed, verdict.exit_code, verdict.state) == (False, 1, "leak")
+    assert "recovered 1 of 2 private images (PSNR above 20 dB; best 25.0 dB)" in verdict.lead
+
+
+def test_an_image_that_a_refinement_recovered_counts_and_a_broken_one_is_judged_by_the_raw() -> None:
+    assert Gate().judge([make("fedleak", [25.0], metrics_raw={"psnr": [12.0]})]).state == "leak"
+    assert Gate().judge([make("fedleak", [None], metrics_raw={"psnr": [12.0]})]).state == "clear"
+    assert Gate().judge([make("fedleak", [None], metrics_raw={"psnr": [None]})]).state == "incomplete"
+    low = Gate("lpips", 0.2)
+    assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.1]})]).state == "leak"
+    assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.3]})]).state == "clear"

@@ -141,6 +141,19 @@ def test_no_records() -> None:
     assert (summary.verdict["exit_code"], summary.attacks, summary.worst) == (3, [], [])
 
 
+def test_raw_images_count_as_recovered_and_are_ranked_by_what_leaked_more() -> None:
+    refined = make("b", [12.0, 11.0], metrics_raw={"psnr": [13.0, 28.0]})
+    records = [make("a", [22.0, 15.0]), refined]
+    (group,) = summarise(records, Gate()).attacks
+    assert (group.recovered, group.images) == (2, 4)
+    assert group.metrics["psnr"].mean == pytest.approx(15.0)  # of what was handed over
+    ranked = rank(records, Gate())
+    assert [(case.key, case.image) for case in ranked] == [("b", 1), ("a", 0), ("a", 1), ("b", 0)]
+    assert ranked[0].scores["psnr"] == 11.0
+    assert ranked[0].scores_raw == {"psnr": 28.0}
+    assert ranked[1].scores_raw == {}
+
+
 def test_the_scale_of_a_metric_of_others_is_kept_with_the_verdict(tmp_path: Path) -> None:
     blur = Scale("Blur", "px", 2, higher_leaks=False, range=(0.0, None))
     gate = Gate("blur", 3.0, known=blur)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.merge import MatchAndAverage
+from fedglass.attack.needs import NOTHING, Reads, check_needs
 from fedglass.attack.parts import (
     Bound,
     BoundForward,
+    Checked,
     Evaluation,
     Forward,
     Images,
@@ -21,12 +23,15 @@ from fedglass.attack.parts import (
     Problem,
     Progress,
     Refine,
+    Refinement,
     Solution,
     Solver,
+    binding_of,
     silent,
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Candidate, Observation, Reconstruction, Unknown
@@ -44,6 +49,10 @@ class Stage:
     images: Images
     objective: Term
     solver: Solver
+
+    def reads(self, observation: Observation) -> frozenset[Fact]:
+        """What the operator takes from the message itself, and no part of the stage need be told."""
+        return self.forward.reads(observation) if isinstance(self.forward, Reads) else NOTHING
 
 
 @dataclass(frozen=True)
@@ -63,33 +72,63 @@ class Attack:
             raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
-        """Reconstruct; `progress` hears of iterations over all restarts and stages."""
+        """Reconstruct; `progress` hears of iterations over all restarts and stages, then of each refinement's own."""
         check_observation(observation)
+        check_needs(self, observation)
         runs = [
             self._once(observation, derive(seed, "restart", i), part(progress, i, self.restarts))
             for i in range(self.restarts)
         ]
         best = min(runs, key=lambda run: rank(run.energy))
-        images = best.images
-        for i, refinement in enumerate(self.refine):
-            images = refinement.refine(images, stream(seed, "refine", i))
-        return Reconstruction(images, best.labels, best.energy, best.trace, best.notes, best.details)
+        return self._refined(observation, best, seed, progress) if self.refine else best
+
+    def check(self, observation: Observation) -> None:
+        """Refuse what `run` would refuse of any message with this knowledge and network, without its work."""
+        check_needs(self, observation)
+        draws = stream(0, "check")
+        if isinstance(self.labels, Checked):
+            self.labels.check(observation)
+        else:
+            self.labels.bind(observation, draws)
+        for stage in self.stages:
+            stage.forward.bind(observation)
+        knows = observation.knows
+        blank, first = torch.zeros(1, *knows.shape), torch.zeros(1, dtype=torch.int64)
+        for refinement in self.refine:
+            refinement.refine(Refinement(blank, first, knows, draws))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        """The last stage's energy at given images; the operator's own unknowns end where they do in `like`.
+        """The last stage's energy at the representable images next to the given ones.
 
-        For the audit, which may compare with the truth.  # pixels (n, c, h, w), labels (n,)
+        The operator's own unknowns end where they do in `like`. For the audit, which may compare with the truth:
+        of what can not be represented no search is to blame for not finding it.  # pixels (n, c, h, w), labels (n,)
         """
+        bound = self._representation(observation)
+        images = bound.nearest(_in_each_epoch(bound, observation.knows.whitening.whiten(pixels)))
+        return self._energy_at(observation, Candidate(images, labels), like)
+
+    def _refined(
+        self, observation: Observation, found: Reconstruction, seed: int, progress: Progress
+    ) -> Reconstruction:
+        """The images made better one refinement after another, and how well they still explain the message."""
+        images, knows = found.images, observation.knows
+        for i, refinement in enumerate(self.refine):
+            images = refinement.refine(Refinement(images, found.labels, knows, stream(seed, "refine", i), progress))
+        # Not the nearest representable ones: what the refinement added is what is asked about.
+        each = _in_each_epoch(self._representation(observation), knows.whitening.whiten(images))
+        energy = self._energy_at(observation, Candidate(each, found.labels), found)
+        return replace(found, images=images, raw=found.images, energy_refined=energy)
+
+    def _representation(self, observation: Observation) -> Bound:
+        """The unknowns of the last stage, from any start."""
+        return self.stages[-1].images.bind(observation, stream(0, "shape"), None)
+
+    def _energy_at(self, observation: Observation, candidate: Candidate, like: Reconstruction) -> float:
+        """The last stage's energy; the operator's own unknowns end where they do in `like`."""
         stage = self.stages[-1]
         forward = stage.forward.bind(observation)
-        own = [
-            u.start if (at := like.details.get(_detail(i))) is None else torch.full_like(u.start, at)
-            for i, u in enumerate(forward.unknowns)
-        ]
-        bound = stage.images.bind(observation, stream(0, "shape"), None)
-        epochs = len(bound.decode([u.start for u in bound.unknowns]))
-        images = observation.knows.whitening.whiten(pixels).expand(epochs, *pixels.shape)
-        return float(_energy(stage, observation, forward)(Candidate(images, labels), own, 1.0).detach())
+        own = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
+        return float(_energy(stage, observation, forward)(candidate, own, 1.0).detach())
 
     def _once(self, observation: Observation, seed: int, progress: Progress) -> Reconstruction:
         # All operators first: what the last one refuses is said before the first one has run for minutes.
@@ -108,7 +147,8 @@ class Attack:
             label_start = list(of_labels)
             notes += [] if solution.finite else ["non-finite"]
         assert images is not None, "an attack has at least one stage"
-        return self._reconstruction(observation, images, labels.decode(label_start).detach(), solution, own, notes)
+        ends = {u.name: t.detach() for u, t in zip(forward.unknowns, own, strict=True)}
+        return self._reconstruction(observation, images, labels.decode(label_start).detach(), solution, ends, notes)
 
     def _reconstruction(
         self,
@@ -116,13 +156,12 @@ class Attack:
         images: Tensor,
         labels: Tensor,
         solution: Solution,
-        own: Sequence[Tensor],
+        unknowns: Mapping[str, Tensor],
         notes: Sequence[str],
     ) -> Reconstruction:
         pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
         hard = labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
-        details = {_detail(i): float(t) for i, t in enumerate(own) if t.numel() == 1}
-        return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), details)
+        return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), unknowns)
 
 
 def rank(energy: float) -> float:
@@ -153,13 +192,10 @@ _Energy = Callable[[Candidate, Sequence[Tensor], float], Tensor]
 
 def _energy(stage: Stage, observation: Observation, forward: BoundForward) -> _Energy:
     """The objective as a function of candidate, operator's unknowns and progress."""
-    whitening = observation.knows.whitening
-    memo: dict[object, object] = {}
+    objective = stage.objective.bind(binding_of(forward, observation.knows))
 
     def energy(candidate: Candidate, own: Sequence[Tensor], share: float) -> Tensor:
-        predicted = forward.predict(candidate, own)
-        at = Evaluation(predicted, forward.target, forward.names, candidate, whitening, share, forward.batches, memo)
-        return stage.objective.value(at)
+        return objective(Evaluation(forward.predict(candidate, own), candidate, share))
 
     return energy
 
@@ -176,6 +212,12 @@ def _problem(stage: Stage, observation: Observation, forward: BoundForward, imag
     return Problem((*images.unknowns, *labels.unknowns, *forward.unknowns), of)
 
 
+def _in_each_epoch(bound: Bound, images: Tensor) -> Tensor:
+    """The same images in each epoch that the unknowns have.  # (n, c, h, w) -> (epochs, n, c, h, w)"""
+    epochs = len(bound.decode([u.start for u in bound.unknowns]))
+    return images.expand(epochs, *images.shape)
+
+
 def _split(
     tensors: Sequence[Tensor], images: Sequence[Unknown], labels: Sequence[Unknown]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
@@ -187,10 +229,6 @@ def _split(
 def part(progress: Progress, index: int, parts: int) -> Progress:
     """The share of a progress bar that one restart or stage owns."""
     return lambda done, total: progress(index * total + done, parts * total)
-
-
-def _detail(index: int) -> str:
-    return f"unknown {index}"
 
 
 def _thin(trace: Tensor) -> tuple[float, ...]:

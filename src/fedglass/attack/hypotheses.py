@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
 from fedglass.attack.attack import Attack, part, rank
+from fedglass.attack.needs import check_needs
 from fedglass.attack.parts import Progress, silent
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Observation, Reconstruction, Training
 
 
 class AnyAttack(Protocol):
     """What an audit runs: a composition of parts, or several under different hypotheses."""
+
+    def check(self, observation: Observation) -> None:
+        """Refuse what `run` would refuse of any message with this knowledge and network, without its work."""
+        ...
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction: ...
 
@@ -31,18 +37,27 @@ class TryEpochs:
 
     attack: Attack
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STEPS, Fact.LR})
+    supplies: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.STEPS, Fact.LR, Fact.SIZE})
+
+    def check(self, observation: Observation) -> None:
+        check_needs(self, observation)
+        for guess in hypotheses(observation):
+            self.attack.check(supposing(observation, guess))
+
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        check_needs(self, observation)
         guesses = hypotheses(observation)
         found = []
         for i, guess in enumerate(guesses):
             best = self.attack.run(supposing(observation, guess), seed, part(progress, i, len(guesses)))
-            found.append(replace(best, details={**best.details, "epochs": float(guess.epochs)}))
+            found.append(replace(best, supposed=guess))
         return min(found, key=lambda run: rank(run.energy))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        epochs = int(like.details["epochs"])
-        guess = next(g for g in hypotheses(observation) if g.epochs == epochs)
-        return self.attack.energy_of(supposing(observation, guess), pixels, labels, like)
+        if like.supposed is None:
+            raise UsageError("The reconstruction supposes no training: give one that this attack returned.")
+        return self.attack.energy_of(supposing(observation, like.supposed), pixels, labels, like)
 
 
 def hypotheses(observation: Observation) -> list[Training]:
@@ -50,11 +65,10 @@ def hypotheses(observation: Observation) -> list[Training]:
     knows = observation.knows
     if knows.training is not None:
         return [knows.training]
-    if knows.steps is None or knows.steps < 1 or knows.lr is None:
-        raise UsageError(
-            "Trying numbers of epochs needs the number of local steps and the learning rate: set "
-            "adversary.knows_steps = true."
-        )
+    if knows.steps is None or knows.lr is None:
+        raise refusal("Trying numbers of epochs", TryEpochs.needs - knows.facts)
+    if knows.steps < 1:
+        raise UsageError(f"knowledge.steps must be at least 1, got {knows.steps}.")
     return trainings(knows.lr, knows.steps, max(1, knows.examples // knows.clients))
 
 

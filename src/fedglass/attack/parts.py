@@ -6,14 +6,14 @@ observation gives closures over tensors, which is all that the hot loop sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedglass.core.types import Candidate, Observation, Unknown, Whitening
+from fedglass.core.types import Candidate, Knowledge, Observation, Unknown, Whitening
 
 Progress = Callable[[int, int], None]
 """Told now and then how many iterations are done, and of how many."""
@@ -23,18 +23,32 @@ def silent(done: int, total: int) -> None:
     """The progress callback that does nothing."""
 
 
+def unchanged(images: Tensor) -> Tensor:
+    """The images themselves, which are the nearest where every image can be represented."""
+    return images
+
+
 @dataclass(frozen=True, eq=False)
 class Bound:
     """A set of unknowns and how to turn their tensors into images or labels."""
 
     unknowns: tuple[Unknown, ...]
     decode: Callable[[Sequence[Tensor]], Tensor]
+    nearest: Callable[[Tensor], Tensor] = unchanged
+    """Of images: those next to the given ones that `decode` can give.  # (epochs, n, c, h, w), whitened, both"""
 
 
 class Labels(Protocol):
     """Observation -> labels, either at once or as unknowns to be optimised with the images."""
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound: ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """Labels whose `bind` is work: they can also say beforehand what it would refuse."""
+
+    def check(self, observation: Observation) -> None: ...
 
 
 class Images(Protocol):
@@ -65,20 +79,36 @@ class Forward(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Binding:
+    """All that a term of the objective is told before the first iteration."""
+
+    target: tuple[Tensor, ...]
+    """The message in the operator's units; its device and type are those of the candidate's images."""
+    names: tuple[str, ...]
+    whitening: Whitening
+    shape: tuple[int, int, int]
+    """Channels, height and width of one image."""
+    batches: int = 1
+    """How many local steps of one epoch the message sums up."""
+
+
+def binding_of(forward: BoundForward, knows: Knowledge) -> Binding:
+    """What the terms of a stage are told of its operator."""
+    return Binding(forward.target, forward.names, knows.whitening, knows.shape, forward.batches)
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """All that a term of the objective is told at one iteration."""
 
     predicted: Sequence[Tensor]
-    target: Sequence[Tensor]
-    names: tuple[str, ...]
     candidate: Candidate
-    whitening: Whitening
     progress: float = 1.0
     """Share of the solver's iterations that are done, in [0, 1]."""
-    batches: int = 1
-    """How many local steps of one epoch the message sums up."""
-    memo: dict[Any, Any] = field(default_factory=dict)
-    """Tensors that a term computes once for a stage, keyed by the term."""
+
+
+BoundTerm = Callable[[Evaluation], Tensor]
+"""The scalar energy of a term at one iteration, differentiable in the candidate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +127,6 @@ class Solution:
     energy: float
     trace: Tensor
     finite: bool = True
-    details: Mapping[str, float] = field(default_factory=dict)
 
 
 class Solver(Protocol):
@@ -114,7 +143,20 @@ class Merge(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Refinement:
+    """All that a refinement is told: what was found and what is known beside the message, but not the message."""
+
+    images: Tensor  # (n, c, h, w), pixels before whitening
+    labels: Tensor  # (n,)
+    knows: Knowledge
+    generator: torch.Generator
+    progress: Progress = silent
+
+
 class Refine(Protocol):
     """Images -> better images, without the message."""
 
-    def refine(self, images: Tensor, generator: torch.Generator) -> Tensor: ...
+    def refine(self, given: Refinement) -> Tensor:
+        """The images made better.  # (n, c, h, w), pixels before whitening"""
+        ...

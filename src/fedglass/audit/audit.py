@@ -11,13 +11,15 @@ import torch
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.cases import Case, enumerate_cases
+from fedglass.audit.executors.executor import Executor, Lost, Watch
+from fedglass.audit.executors.in_process import InProcess
 from fedglass.audit.isolation import oracle_facts
 from fedglass.audit.machine import one_thread
 from fedglass.audit.play import Outcome, Work, failed, play
 from fedglass.audit.progress import Progress, Silent
 from fedglass.audit.target import Source, Target
-from fedglass.audit.workers import Lost, Pool
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest
 from fedglass.core.scale import scale_of
@@ -29,6 +31,7 @@ from fedglass.verdict.gate import Gate, Verdict
 from fedglass.verdict.summary import Summary, summarise
 
 CPU = torch.device("cpu")
+HERE = InProcess()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,13 +66,13 @@ class Job:
 
     def _check_oracles(self) -> None:
         for name, attack in self.attacks.items():
-            for fact in sorted(oracle_facts(attack)):
-                if not all(getattr(source.knows, fact) for source in self.sources):
-                    raise UsageError(
-                        f"Attack {name!r} uses the true {fact.replace('_', ' ')}, but the adversary does not know "
-                        f"them: set adversary.knows_{fact} = true, or choose labels that are recovered from the "
-                        "message."
-                    )
+            missing = [
+                Fact(fact)
+                for fact in oracle_facts(attack)
+                if not all(getattr(source.knows, fact) for source in self.sources)
+            ]
+            if missing:
+                raise refusal(f"attack {name!r}", missing)
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
@@ -96,21 +99,19 @@ def run(
     job: Job,
     directory: Path,
     *,
-    workers: int = 1,
+    executor: Executor = HERE,
     device: torch.device = CPU,
     progress: Progress | None = None,
 ) -> Result:
     """Play every case that the directory has no finished record of, and judge them all.
 
-    Records do not depend on the number of workers: every attack runs on one thread.
+    Records do not depend on the executor: every attack runs on one thread.
     """
-    if workers < 1:
-        raise UsageError(f"workers must be at least 1, got {workers}.")
     with alone(directory):
-        return _run(job, directory, workers, device, Silent() if progress is None else progress)
+        return _run(job, directory, executor, device, Silent() if progress is None else progress)
 
 
-def _run(job: Job, directory: Path, workers: int, device: torch.device, said: Progress) -> Result:
+def _run(job: Job, directory: Path, executor: Executor, device: torch.device, said: Progress) -> Result:
     claim(directory, job.digest)
     if job.plan is not None:
         write_atomic(directory / PLAN, job.plan)
@@ -120,7 +121,7 @@ def _run(job: Job, directory: Path, workers: int, device: torch.device, said: Pr
     said.planned(len(job.cases), len(job.cases) - len(todo))
     # Written before the work too: a report of an audit that was stopped then knows what is missing.
     _summed_up(job, directory, file)
-    for work, outcome in _outcomes(job, todo, workers, device, said):
+    for work, outcome in _outcomes(job, todo, executor, device, said):
         record = save_evidence(directory, outcome.record, outcome.evidence)
         file.append(record)
         said.finished(work.case, record)
@@ -138,7 +139,7 @@ def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
 
 
 def _outcomes(
-    job: Job, todo: Sequence[Case], workers: int, device: torch.device, said: Progress
+    job: Job, todo: Sequence[Case], executor: Executor, device: torch.device, said: Progress
 ) -> Iterator[tuple[Work, Outcome]]:
     targets = _targets(job, {case.source for case in todo}, said)
     works = [Work(case, targets[case.source][case.target], job.metrics, job.gate, device) for case in todo]
@@ -149,8 +150,7 @@ def _outcomes(
     def moved(work: Work, done: int, total: int) -> None:
         said.moved(work.case, done, total)
 
-    pool: Pool[Work, Outcome] = Pool(play, workers, started, moved)
-    for work, result in pool.run(works):
+    for work, result in executor.run(play, works, Watch(started, moved)):
         yield work, Outcome(failed(work, result.why)) if isinstance(result, Lost) else result
 
 

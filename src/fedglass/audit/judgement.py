@@ -29,6 +29,9 @@ class Judgement:
     energy_decoys: tuple[float, ...]
     blind: Mapping[str, tuple[float, ...]]
     """Scores of a plain grey image: what anybody could have guessed."""
+    scores_raw: Scores | None = None
+    """Of the images before they were refined, where they were; matched on their own."""
+    shown_raw: Tensor | None = None  # (n, c, h, w)
 
 
 def judge(
@@ -46,6 +49,9 @@ def judge(
     partners = [p for p in scores.matching.partner if p is not None]
     order = [*partners, *(i for i in range(len(found.labels)) if i not in set(partners))]
     cheap = [name for name in metrics if name != "lpips"]
+    raw = None if found.raw is None else clipped(found.raw, seen)
+    # Matched anew: a refinement that destroyed its images says nothing of which original each belonged to.
+    scores_raw = None if raw is None else score(raw, truth.images, metrics)
     return Judgement(
         scores=scores,
         shown=scores.matching.apply(shown),
@@ -56,6 +62,8 @@ def judge(
         if attack is None
         else tuple(_energy(attack, seen, other, truth.labels, found) for other in decoys(truth.images)),
         blind=score(grey(seen, len(private.images)).cpu(), private.images, cheap).values,
+        scores_raw=scores_raw,
+        shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
     )
 
 

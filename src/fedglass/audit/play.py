@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedglass.audit.cases import Case
 from fedglass.audit.failures import FAILURES, in_words
-from fedglass.audit.isolation import handed, iterations_of, oracle_facts, told
+from fedglass.audit.isolation import isolated, iterations_of, oracle_facts, without_unused_oracles
 from fedglass.audit.judgement import Judgement, clipped, energy_blind, grey, judge
 from fedglass.audit.machine import peak_mib, reset_peak, versions
 from fedglass.audit.target import Target
@@ -71,7 +71,7 @@ def state_of(seen: Observation) -> State:
 
 def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     case, truth = work.case, work.target.truth
-    seen = handed(work.target.observation, case.attack, work.device)
+    seen = isolated(work.target.observation, case.attack, work.device)
     state = state_of(seen)
     attack = case.attack if state == "sound" else None
     found = _guess(seen) if attack is None else attack.run(seen, case.seed, progress)
@@ -90,13 +90,15 @@ def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     if truth is None:
         fields["skipped_metrics"] = dict.fromkeys(work.metrics, NO_TRUTH)
         fields["flags"] = flags_of(replace(findings, truth=False))
-        return Outcome(Record.model_validate(fields), _evidence(found, clipped(found.images, seen)))
+        raw = None if found.raw is None else clipped(found.raw, seen)
+        return Outcome(Record.model_validate(fields), _evidence(found, clipped(found.images, seen), raw))
     judged = judge(attack, seen, found, truth, work.metrics)
     fields |= _of_truth(judged, truth.labels.tolist(), fields["extra"])
     fields["flags"] = flags_of(
         replace(
             findings,
             metrics=judged.scores.values,
+            metrics_raw={} if judged.scores_raw is None else judged.scores_raw.values,
             energy_truth=judged.energy_truth,
             energy_decoys=judged.energy_decoys,
             label_errors=judged.label_errors,
@@ -105,14 +107,19 @@ def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     names = work.target.class_names
     private = truth.private
     labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
-    return Outcome(Record.model_validate(fields), _evidence(found, judged.shown, private.images, labels))
+    evidence = _evidence(found, judged.shown, judged.shown_raw)
+    return Outcome(Record.model_validate(fields), replace(evidence, originals=private.images.numpy(), labels=labels))
 
 
-def _evidence(
-    found: Reconstruction, shown: Tensor, originals: Tensor | None = None, labels: tuple[str, ...] = ()
-) -> Evidence:
-    images, numbers = found.images.detach().cpu().numpy(), found.labels.detach().cpu().numpy()
-    return Evidence(images, numbers, shown.numpy(), None if originals is None else originals.numpy(), labels)
+def _evidence(found: Reconstruction, shown: Tensor, raw: Tensor | None) -> Evidence:
+    """The images to keep, with the raw ones where they were refined."""
+    return Evidence(
+        found.images.detach().cpu().numpy(),
+        found.labels.detach().cpu().numpy(),
+        shown.numpy(),
+        raw=None if raw is None else raw.numpy(),
+        found_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
+    )
 
 
 def _guess(seen: Observation) -> Reconstruction:
@@ -128,12 +135,22 @@ def _of_run(case: Case, found: Reconstruction) -> dict[str, Any]:
         "trace": list(found.trace),
         "labels_recovered": found.labels.tolist(),
         "iterations": iterations_of(case.attack),
-        "extra": {"notes": list(found.notes), "details": dict(found.details)},
+        "energy_refined": found.energy_refined,
+        "extra": told_of(found),
+    }
+
+
+def told_of(found: Reconstruction) -> dict[str, Any]:
+    """What an attack says of its own run, as JSON: notes, where the operator's unknowns ended, what it supposed."""
+    return {
+        "notes": list(found.notes),
+        "unknowns": {name: tensor.tolist() for name, tensor in found.unknowns.items()},
+        "supposed": None if found.supposed is None else repr(found.supposed),
     }
 
 
 def _of_truth(judged: Judgement, labels: list[int], extra: dict[str, Any]) -> dict[str, Any]:
-    scores = judged.scores
+    scores, raw = judged.scores, judged.scores_raw
     more = {
         "matching": list(scores.matching.partner),
         "energy_decoys": list(judged.energy_decoys),
@@ -141,6 +158,7 @@ def _of_truth(judged: Judgement, labels: list[int], extra: dict[str, Any]) -> di
     }
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
+        "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
         "skipped_metrics": dict(scores.skipped),
         "labels_true": labels,
         "labels_recovered": list(judged.labels),
@@ -162,7 +180,7 @@ def _identity(work: Work) -> dict[str, Any]:
         "client": ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else ""),
         "repeat": case.repeat,
         "seed": case.seed,
-        "knows": knowledge_in_words(told(target.observation.knows, case.attack)),
+        "knows": knowledge_in_words(without_unused_oracles(target.observation.knows, case.attack)),
         "utility": dict(target.utility),
         "defences": None if target.defences is None else list(target.defences),
         "behaviours": list(target.behaviours),

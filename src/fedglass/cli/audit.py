@@ -41,11 +41,12 @@ def audit(ctx: click.Context, plan: Path, output: Path | None, workers: int | No
     \b
     Exit codes: 0 gate passed, 1 gate failed, 2 bad usage or plan, 3 could not complete.
     """
-    from fedglass.plan.compile import read_job
-
     directory = output or Path("audits") / plan.stem
     if not resume:
         refuse_records(directory)
+    warm_up(workers, device)
+    from fedglass.plan.compile import read_job
+
     make_importable(plan.resolve().parent)
     result = perform(read_job(plan), directory, workers, device)
     ctx.exit(result.verdict.exit_code)
@@ -64,6 +65,14 @@ def perform(job: Job, directory: Path, workers: int | None, device: str) -> Resu
         result = run_and_report(job, directory, workers=count, device=kind, progress=screen)
     say_result(result, kind)
     return result
+
+
+def warm_up(workers: int | None, device: str, work: str = "fedglass.audit.play") -> None:
+    """Let the workers' imports run beside those of this process: called before anything that imports torch."""
+    from fedglass.audit.executors.fork_server import warm
+
+    if (workers or (cores() if device in ("auto", "cpu") else 1)) > 1:
+        warm(work)
 
 
 def cores() -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fedglass.cli.audit import DEVICES
+from fedglass.cli.audit import DEVICES, perform, warm_up
 
 
 @click.command(short_help="Audit a small embedded federation, in a minute or two.")
@@ -22,7 +22,7 @@ def demo(output: Path, workers: int | None, device: str) -> None:
     Example:
       fedglass demo -o demo
     """
-    from fedglass.cli.audit import perform
+    warm_up(workers, device)
     from fedglass.cli.template import DEMO
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import parse_plan

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedglass.cli.audit import cores, warm_up
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.reproduce.tables import Figure, Table, choose_rows, figure, names, table
 
@@ -106,6 +107,8 @@ def reproduce(
     options = {"iterations": iterations or printed.default.get("iterations"), "restarts": restarts, "side": int(size)}
     _refuse_options(printed, restarts, weights)
     request = {**options, "weights": named(weights), "own_labels": own_labels}
+    if not dry_run:
+        warm_up(workers, "auto", "fedglass.reproduce.play")
     cells, absent = _cells(printed, chosen, wanted, count, data, stand_ins, request, seed)
     return _run(asked, printed, cells, absent, output, workers, dry_run)
 
@@ -163,7 +166,7 @@ def _run(
     workers: int | None,
     dry_run: bool,
 ) -> None:
-    from fedglass.cli.audit import cores
+    from fedglass.audit.executors.processes import executor_for
     from fedglass.cli.reproduced import RecreationScreen, say_before, say_plan, say_table
     from fedglass.reproduce.compare import lines
     from fedglass.reproduce.page import write_recreation
@@ -178,7 +181,7 @@ def _run(
         say_plan(of, cells)
         return
     with RecreationScreen() as screen:
-        records = run(cells, output, count, screen)
+        records = run(cells, output, executor_for(count), screen)
     found = lines(of, cells, records)
     say_table(of, cells, found, records)
     click.echo(f"Page: {write_recreation(output, asked, of, cells, records, _command())}")

@@ -51,7 +51,10 @@ class Fact(enum.Enum):
 
 
 _DIRECTION = "attack by direction alone, with inverting_gradients or coarse_stage"
-_STEPS = "set adversary.knows_training or adversary.knows_steps = true (for a recording, give recording.training)"
+_STEPS = (
+    "set adversary.knows_training or adversary.knows_steps = true (for a recording, give recording.training, or "
+    "recording.lr and recording.steps)"
+)
 _WORDS = {
     Fact.TRAINING: (
         "the clients' learning rate, epochs and batch size",
@@ -67,8 +70,9 @@ _WORDS = {
         f'{_STEPS}, attack with inverting_gradients, or choose labels = "minimum_rule"',
     ),
     Fact.SIZE: (
-        "the size of the gradient behind the message (learning rate and number of local steps)",
-        f"{_STEPS}, or {_DIRECTION}",
+        "the size of the gradients behind the message",
+        f"{_STEPS}; where the clients' optimiser hides it, as Adam does, simulate the training with dlfa; or "
+        f'{_DIRECTION}, and labels = "minimum_rule"',
     ),
     Fact.EQUAL_CLIENTS: (
         "an aggregate of clients with equally many examples",

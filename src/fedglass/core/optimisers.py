@@ -276,23 +276,19 @@ def _pull_moments(at: _Moments, along: Tensors, adjoint: Adjoint) -> tuple[list[
     zero has never had a gradient; its step is taken to stay zero, as the derivative of a sign is.
     """
     (one, two), full = at.betas, at.fullness
-    pulled: list[tuple[Tensor, Tensor, Tensor]] = []
+    gradient, means, squares = [], [], []
     columns = along, *at.move.state.slots, *at.of(along), adjoint.weights, *adjoint.slots
+    # In place from here on, in tensors made here: fresh memory costs more than the arithmetic.
     for d, m, v, mean, square, a, to_mean, to_square in zip(*columns, strict=True):
-        root = (square / full).sqrt_()
+        root = square.div_(full).sqrt_()
+        dead = root == 0
         below = root + at.eps
-        alive = root > 0
-        rate = torch.where(alive, -at.length * a / below.square(), 0.0)
-        safe = torch.where(alive, root, 1.0) * full
-        left = ((1 - one) * two * v - (1 - two) * one * m * d) / safe
-        pulled.append(
-            (
-                rate * ((1 - one) * at.eps + left) + (1 - one) * to_mean + 2 * (1 - two) * d * to_square,
-                one * (rate * below + to_mean),
-                two * (to_square - 0.5 * rate * (mean / safe)),
-            )
-        )
-    gradient, means, squares = (list(column) for column in zip(*pulled, strict=True))
+        rate = (a * -at.length).div_(below).div_(below).masked_fill_(dead, 0.0)
+        safe = root.mul_(full).masked_fill_(dead, 1.0)
+        left = (v * ((1 - one) * two)).addcmul_(m, d, value=(two - 1) * one).div_(safe).add_((1 - one) * at.eps)
+        gradient.append(left.mul_(rate).add_(to_mean, alpha=1 - one).addcmul_(d, to_square, value=2 * (1 - two)))
+        means.append(below.mul_(rate).add_(to_mean).mul_(one))
+        squares.append(mean.div_(safe).mul_(rate).mul_(-0.5).add_(to_square).mul_(two))
     return gradient, (means, squares)
 
 

@@ -249,6 +249,8 @@ class Unknown:
     high: Tensor | None = None
     rate: float = 1.0
     every: int = 1
+    name: str = ""
+    """An operator's own unknown has one, under which a reconstruction tells where it ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,9 +260,16 @@ class Reconstruction:
     images: Tensor  # (n, c, h, w), pixels before whitening
     labels: Tensor  # (n,)
     energy: float
+    """How badly the images explain the message before they were refined; the lower the better."""
     trace: tuple[float, ...] = ()
     """Energies of the chosen restart, thinned."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """Things the audit must know, such as `non-finite`."""
-    details: Mapping[str, float] = field(default_factory=dict)
+    unknowns: Mapping[str, Tensor] = field(default_factory=dict)
     """Where the operator's own unknowns ended, such as SME's alpha."""
+    supposed: Training | None = None
+    """The clients' training that the attack found to fit, where it had to guess."""
+    raw: Tensor | None = None
+    """The images before they were refined; None where nothing was.  # (n, c, h, w)"""
+    energy_refined: float | None = None
+    """That of the refined images: one that no longer explains the message is imagination."""

@@ -31,22 +31,29 @@ class Evidence:
     originals: Array | None = None  # (n, c, h, w)
     labels: tuple[str, ...] = ()
     """The true classes in words or digits."""
+    raw: Array | None = None  # (n, c, h, w): as `shown`, before the images were refined; None where nothing was
+    found_raw: Array | None = None  # (m, c, h, w): as `found`, before the images were refined
 
 
 def save_evidence(directory: Path, record: Record, evidence: Evidence | None) -> Record:
     """Write the images, and return the record that points at them."""
     if evidence is None:
         return record
-    tensors = {"images": np.ascontiguousarray(evidence.found), "labels": np.ascontiguousarray(evidence.found_labels)}
-    write_bytes(directory / RECONSTRUCTIONS / f"{record.key}.safetensors", save(tensors))
+    tensors = {"images": evidence.found, "labels": evidence.found_labels, "raw": evidence.found_raw}
+    held = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
+    write_bytes(directory / RECONSTRUCTIONS / f"{record.key}.safetensors", save(held))
     shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(evidence.shown)]
+    before = [] if evidence.raw is None else list(evidence.raw)
+    raw = [store_picture(directory, f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
     if evidence.originals is None:
-        return record.model_copy(update={"extra": {**record.extra, "pictures": shown}})
+        paths = {"pictures": shown, "pictures_raw": raw} if raw else {"pictures": shown}
+        return record.model_copy(update={"extra": {**record.extra, **paths}})
     scores = {name: record.metrics.get(name, []) for name in ("psnr", "ssim")}
     pictures = [
         Picture(
             original=_original(directory, original),
             reconstruction=shown[i],
+            raw=raw[i] if raw else None,
             label=evidence.labels[i],
             psnr=scores["psnr"][i] if scores["psnr"] else None,
             ssim=scores["ssim"][i] if scores["ssim"] else None,

@@ -59,10 +59,14 @@ class Picture(_Frozen):
     ssim: float | None = None
     label: str | None = None
     """The true class in words or digits, where there is one."""
+    raw: str | None = None
+    """The reconstruction before it was refined, where it was."""
 
-    @field_validator("original", "reconstruction")
+    @field_validator("original", "reconstruction", "raw")
     @classmethod
-    def _inside(cls, value: str) -> str:
+    def _inside(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         path = PurePosixPath(value)
         if not value or path.is_absolute() or ".." in path.parts or "\\" in value:
             raise ValueError(f"a picture's path must be relative and inside the audit directory, got {value!r}")
@@ -87,12 +91,17 @@ class Record(_Frozen):
     error: str | None = None
     metrics: dict[str, list[float | None]] = Field(default_factory=dict)
     """Per image, after matching."""
+    metrics_raw: dict[str, list[float | None]] = Field(default_factory=dict)
+    """The same before the images were refined, matched on their own; empty where nothing was refined."""
     skipped_metrics: dict[str, str] = Field(default_factory=dict)
     """Metric -> why it was left out."""
     labels_true: list[int] = Field(default_factory=list)
     labels_recovered: list[int] = Field(default_factory=list)
     label_errors: int | None = None
     energy: float | None = None
+    """Of the images as the search left them, before any refinement."""
+    energy_refined: float | None = None
+    """Of the refined images, where some were refined."""
     energy_truth: float | None = None
     energy_blind: float | None = None
     trace: list[float] = Field(default_factory=list)
@@ -123,9 +132,10 @@ class Record(_Frozen):
         if not isinstance(data, dict):
             return data
         data = dict(data)
-        if isinstance(metrics := data.get("metrics"), dict) and isinstance(metrics.get("psnr"), list | tuple):
-            psnr = [EXACT_PSNR if v == math.inf else v for v in metrics["psnr"]]
-            data["metrics"] = {**metrics, "psnr": psnr}
+        for field in ("metrics", "metrics_raw"):
+            if isinstance(metrics := data.get(field), dict) and isinstance(metrics.get("psnr"), list | tuple):
+                psnr = [EXACT_PSNR if v == math.inf else v for v in metrics["psnr"]]
+                data[field] = {**metrics, "psnr": psnr}
         if isinstance(trace := data.get("trace"), list | tuple):
             data["trace"] = [v for v in trace if _finite(v) is not None]
         return _finite(data)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedglass.attack.hypotheses import AnyAttack, TryEpochs
+from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.needs import needs_of, uses_of
 from fedglass.audit.audit import Job
-from fedglass.audit.isolation import needs_training, oracle_facts, simulates_batches
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.registry import factory, takes
 from fedglass.metrics.catalogue import metric, why_not
 from fedglass.plan.federation import Protection, defences_of, simulated
@@ -32,7 +33,6 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     """Load the data, build the models and compose the attacks of a plan."""
     # Names are cheap to check and often wrong: they come before the data.
     attacks = {a.label or a.name: attack_of(a, plan.adversary) for a in plan.attacks}
-    _check_recordings(plan, attacks)
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
@@ -62,55 +62,22 @@ def attack_of(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
     elif takes_labels and adversary.knows_labels:
         options["labels"] = OracleLabels()
     attack = recipe(table.name, **options)
-    if table.labels is None and takes_labels and adversary.knows_batch_labels and simulates_batches(attack):
+    if table.labels is None and takes_labels and adversary.knows_batch_labels and _takes_batch_labels(attack):
         attack = recipe(table.name, **options | {"labels": OracleBatchLabels()})
-    if not adversary.knows_training:
-        _check_ignorant(where, attack, adversary)
     return attack
 
 
-def _check_ignorant(where: str, attack: AnyAttack, adversary: AdversaryTable) -> None:
-    """Refuse an attack for which the adversary would have to know the training, or at least its length."""
-    if needs_training(attack):
-        steps = "" if adversary.knows_steps else "adversary.knows_steps = true and "
-        raise UsageError(
-            f"{where} simulates the client, whose learning rate, epochs and batch size the adversary does not know: "
-            f"set adversary.knows_training = true, or {steps}attack with sme or dlfa_unknown_epochs, or attack with "
-            "inverting_gradients."
-        )
-    if isinstance(attack, TryEpochs) and not adversary.knows_steps:
-        raise UsageError(
-            f"{where} tries the trainings that have the client's number of local steps, which the adversary does not "
-            "know: set adversary.knows_steps = true, or attack with inverting_gradients."
-        )
-    if isinstance(attack, TryEpochs) and "batch_labels" in oracle_facts(attack):
-        raise UsageError(
-            f"{where} supposes other batches than the client's, to which the labels of each true batch can not "
-            'belong: set adversary.knows_labels = true and labels = "oracle", or attack with dlfa_published and '
-            "adversary.knows_training = true."
-        )
+def _takes_batch_labels(attack: AnyAttack) -> bool:
+    """Whether the labels of each true batch belong to the batches that an attack simulates.
 
-
-def _check_recordings(plan: Plan, attacks: Mapping[str, AnyAttack]) -> None:
-    """Refuse a simulation of a client of whose training the recording says nothing."""
-    untold = [table for table in plan.recording if table.training is None]
-    for name, attack in attacks.items():
-        if needs_training(attack) and untold:
-            raise UsageError(
-                f"attack {name!r} simulates the client, whose learning rate, epochs and batch size are missing: add "
-                "recording.training = { lr = ..., epochs = ..., batch_size = ... }, or attack with "
-                "inverting_gradients."
-            )
-        if isinstance(attack, TryEpochs) and any(table.steps is None for table in untold):
-            raise UsageError(
-                f"attack {name!r} tries the trainings of a number of local steps, which is missing: add recording.lr "
-                "and recording.steps, or attack with inverting_gradients."
-            )
+    An attack that supposes a training, so that it need not be told, supposes batches of its own.
+    """
+    return Fact.BATCH_LABELS in uses_of(attack) and Fact.TRAINING in needs_of(attack)
 
 
 def _check_batch_labels(adversary: AdversaryTable, attacks: Mapping[str, AnyAttack]) -> None:
     """Refuse knowledge that the report would state and no attack has a use for."""
-    if adversary.knows_batch_labels and not any("batch_labels" in oracle_facts(a) for a in attacks.values()):
+    if adversary.knows_batch_labels and not any(Fact.BATCH_LABELS in needs_of(a) for a in attacks.values()):
         raise UsageError(
             f"adversary.knows_batch_labels is of no use to {' and '.join(map(repr, attacks))}: leave it out "
             "(knows_labels tells labels without their batches), or attack with dlfa or dlfa_published."

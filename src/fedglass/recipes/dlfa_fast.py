@@ -6,7 +6,7 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.unroll import BUDGET_MIB, Unroll, UnrollEpochs
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.given import OracleBatchLabels
+from fedglass.attack.needs import needs_of
 from fedglass.attack.parts import Images, Labels
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay
@@ -14,6 +14,7 @@ from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.epoch_prior import SquaredEpochPrior
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.facts import Fact
 from fedglass.core.papers import DLFA
 from fedglass.core.registry import register
 from fedglass.recipes.dlfa_settings import settings
@@ -52,4 +53,4 @@ def dlfa(
 
 def _separate(labels: Labels) -> Images:
     """Images of each epoch's own; in its own order where the labels are."""
-    return OrderedEpochPixels() if isinstance(labels, OracleBatchLabels) else BoundedEpochPixels()
+    return OrderedEpochPixels() if Fact.BATCH_LABELS in needs_of(labels) else BoundedEpochPixels()

@@ -13,7 +13,7 @@ from fedglass.report import sections
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
-from fedglass.verdict.gate import Gate
+from fedglass.verdict.gate import Gate, leaked_most
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_summary, scales_of
 
 WORST = 12
@@ -76,6 +76,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),
         plots=sections.metric_plots(groups, gate, scales),
         skipped=sections.skipped_metrics(records, scales),
+        refined=any(record.metrics_raw for record in records),
         utility=utility,
         utility_plot=utility_plot,
         energies=energies,
@@ -130,13 +131,15 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
     scores = {name: scales[name].show(value) for name, value in case.scores.items()}
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
     label = [] if picture.label is None else [f"label {picture.label}"]
-    value = case.scores.get(gate.metric)
+    raw = [f"{scales[name].title} {scales[name].show(case.scores_raw.get(name))}" for name in first]
+    (value,) = leaked_most(gate.scale, [case.scores.get(gate.metric)], [case.scores_raw.get(gate.metric)])
     return Pair(
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
         scores=[f"{scales[name].title} {scores[name]}" for name in first],
-        lines=[*lines, *label],
+        lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *lines, *label],
         leaked=value is not None and gate.recovered(value),
+        raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
     )
 
 
@@ -151,7 +154,7 @@ def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: 
 
 
 def _evidence(record: Record, cases: Sequence[Case], gate: Gate, scales: Scales, album: Album) -> Evidence:
-    values = [v for v in record.metrics.get(gate.metric, []) if v is not None]
+    values = [v for v in gate.scores(record) if v is not None]
     hits = sum(map(gate.recovered, values))
     doubtful = any(flag.severity == "serious" for flag in record.flags)
     score = f"{hits} of {len(values)} recovered"
@@ -176,25 +179,28 @@ def _found(records: Sequence[Record], album: Album) -> tuple[list[Pair], int]:
 
 def _unscored(record: Record, album: Album, lines: Sequence[str] = (), most: int | None = None) -> list[Pair]:
     """The reconstructions of a record whose true images nobody gave; `lines` say whose they are."""
+    raw = _unscored_paths(record, "pictures_raw")
     return [
         Pair(
             original=None,
             reconstruction=album.inline(path, f"reconstruction by {record.attack}"),
             lines=[*lines, f"image {i}", *(f"recovered label {n}" for n in record.labels_recovered[i : i + 1])],
+            raw=album.inline(raw[i], f"raw reconstruction by {record.attack}") if i < len(raw) else None,
         )
         for i, path in enumerate(_unscored_paths(record)[:most])
     ]
 
 
-def _unscored_paths(record: Record) -> list[str]:
-    paths = record.extra.get("pictures")
+def _unscored_paths(record: Record, kind: str = "pictures") -> list[str]:
+    paths = record.extra.get(kind)
     return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
 def _record_facts(record: Record) -> Table:
     labels = {"labels, true": record.labels_true, "labels, recovered": record.labels_recovered}
     numbers = {
-        "energy reached": record.energy,
+        "energy reached" if record.energy_refined is None else "energy of the raw images": record.energy,
+        "energy of the refined images": record.energy_refined,
         "energy of the true data": record.energy_truth,
         "energy of a blind guess": record.energy_blind,
         "iterations": record.iterations,

@@ -13,7 +13,7 @@ import torch
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.failures import FAILURES
-from fedglass.audit.isolation import handed, oracle_facts
+from fedglass.audit.isolation import isolated, oracle_facts
 from fedglass.audit.machine import device_named, peak_mib, reset_peak, versions
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.rng import derive
@@ -63,7 +63,7 @@ def play(work: Work, progress: Progress) -> Played:
     case, start = work.case, time.perf_counter()
     try:
         seen, truth = observe(case.experiment, work.clients, case.seed, work.weights)
-        seen = handed(seen, case.experiment.probe, device_of(case.experiment.probe))
+        seen = isolated(seen, case.experiment.probe, device_of(case.experiment.probe))
         _return_memory()
         reset_peak()
         start = time.perf_counter()

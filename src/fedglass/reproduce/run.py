@@ -1,4 +1,4 @@
-"""Run what a re-creation still lacks, on all cores, and keep every record."""
+"""Run what a re-creation still lacks, and keep every record."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Protocol
 
 from safetensors.torch import save
 
+from fedglass.audit.executors.executor import Executor, Lost, Watch
 from fedglass.audit.machine import one_thread
-from fedglass.audit.workers import Lost, Pool
-from fedglass.core.errors import UsageError
 from fedglass.ledger.evidence import write_bytes
 from fedglass.ledger.lock import alone
 from fedglass.ledger.records import RECORDS, Record, RecordFile
@@ -47,27 +46,25 @@ def unfinished(cells: Sequence[Cell], directory: Path) -> list[Case]:
     return list({case.key: case for case in every if case.key not in done}.values())
 
 
-def run(cells: Sequence[Cell], directory: Path, workers: int, progress: Progress) -> dict[str, Record]:
+def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Progress) -> dict[str, Record]:
     """Run the unfinished cases; the records of all of them by key. Failed ones are tried again.
 
     One command at a time in a directory: two would run the same cases and train the same networks twice.
     """
-    if workers < 1:
-        raise UsageError(f"workers must be at least 1, got {workers}.")
     with alone(directory):
-        return _run(cells, directory, workers, progress)
+        return _run(cells, directory, executor, progress)
 
 
-def _run(cells: Sequence[Cell], directory: Path, workers: int, progress: Progress) -> dict[str, Record]:
+def _run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Progress) -> dict[str, Record]:
     file = RecordFile(directory / RECORDS)
     todo = unfinished(cells, directory)
     keys = {case.key for cell in cells for case in cell.cases}
     progress.planned(len(keys), len(keys) - len(todo))
     works = [_work(case, directory, progress) for case in todo]
-    pool: Pool[Work, Played] = Pool(
-        play, workers, lambda work: progress.started(work.case), lambda work, *way: progress.moved(work.case, *way)
+    watch: Watch[Work] = Watch(
+        lambda work: progress.started(work.case), lambda work, *way: progress.moved(work.case, *way)
     )
-    for work, result in pool.run(works):
+    for work, result in executor.run(play, works, watch):
         record = _kept(directory, lost(work, result.why) if isinstance(result, Lost) else result)
         file.append(record)
         progress.finished(work.case, record)

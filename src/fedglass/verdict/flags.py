@@ -14,7 +14,7 @@ from typing import Literal
 
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Flag
-from fedglass.verdict.gate import NO_MESSAGE, Gate
+from fedglass.verdict.gate import NO_MESSAGE, Gate, leaked_most
 
 State = Literal["sound", "zero", "non-finite"]
 
@@ -31,6 +31,8 @@ class Findings:
     gate: Gate
     update: State = "sound"
     metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    metrics_raw: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """The same before the images were refined; empty where nothing was."""
     energy: float = math.nan
     energy_truth: float | None = None
     energy_decoys: Sequence[float] = ()
@@ -43,13 +45,10 @@ class Findings:
     """Whether it is known that nothing protects the message."""
 
     @property
-    def hits(self) -> int:
-        return sum(map(self.gate.recovered, self.metrics.get(self.gate.metric, [])))
-
-    @property
     def all_recovered(self) -> bool:
-        values = self.metrics.get(self.gate.metric, [])
-        return bool(values) and self.hits == len(values)
+        name = self.gate.metric
+        values = leaked_most(self.gate.scale, self.metrics.get(name, []), self.metrics_raw.get(name, []))
+        return bool(values) and all(value is not None and self.gate.recovered(value) for value in values)
 
     @property
     def hidden(self) -> bool:

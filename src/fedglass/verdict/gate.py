@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import Literal
 
 from fedglass.core.errors import UsageError
@@ -20,6 +22,23 @@ REMEDIES = (
 """What to do about each of them."""
 
 State = Literal["leak", "clear", "inconclusive", "incomplete"]
+
+
+def leaked_most(scale: Scale, *versions: Sequence[float | None]) -> list[float | None]:
+    """Image by image the value of the version that leaked most, None where none has one.
+
+    A refinement may destroy what the attack had recovered: the images before it count as well.
+
+    >>> leaked_most(Scale("PSNR"), [12.0, 25.0, None], [21.0, 24.0, None])
+    [21.0, 25.0, None]
+    """
+    each = [[v for v in image if v is not None and not math.isnan(v)] for image in zip_longest(*versions)]
+    return [scale.best(known) if known else None for known in each]
+
+
+def scores_of(record: Record, metric: str, scale: Scale) -> list[float | None]:
+    """The metric of each image of a record, of the raw or the refined one, whichever leaked more."""
+    return leaked_most(scale, record.metrics.get(metric, []), record.metrics_raw.get(metric, []))
 
 
 @dataclass(frozen=True)
@@ -58,7 +77,8 @@ class Gate:
     """Fails when any attack recovers more than a share of the images.
 
     An image is recovered when its metric lies beyond the threshold: above it for PSNR and SSIM, below it for
-    LPIPS and RMSE, and for any other metric on the side that its scale calls leaking. A serious flag (the attack
+    LPIPS and RMSE, and for any other metric on the side that its scale calls leaking; of an image that was refined,
+    that of the raw or of the refined one. A serious flag (the attack
     itself went wrong) makes a pass inconclusive; with `inconclusive_fails` such an audit counts as not completed.
 
     >>> Gate().judge([]).sentence
@@ -107,12 +127,16 @@ class Gate:
     def recovered(self, value: float) -> bool:
         return self.scale.beyond(value, self.threshold)
 
+    def scores(self, record: Record) -> list[float | None]:
+        """What each image of a record is judged by."""
+        return scores_of(record, self.metric, self.scale)
+
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """The attacks that have judged images, the one that leaked most first."""
         scores: dict[str, list[float]] = {}
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
-            found = [v for v in record.metrics.get(self.metric, []) if v is not None]
+            found = [v for v in self.scores(record) if v is not None]
             if record.status == "done" and found and not is_mute(record):
                 scores.setdefault(record.attack, []).extend(found)
         tallies = [
@@ -169,7 +193,7 @@ class Gate:
         return problems
 
     def _judged(self, record: Record) -> bool:
-        values = record.metrics.get(self.metric, [])
+        values = self.scores(record)
         return bool(values) and None not in values
 
     def _leak_sentence(self, tallies: Sequence[Tally]) -> str:

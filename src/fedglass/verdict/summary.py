@@ -68,6 +68,8 @@ class Case(_Frozen):
     repeat: int
     image: int
     scores: dict[str, float | None]
+    scores_raw: dict[str, float | None] = Field(default_factory=dict)
+    """The same before the image was refined; empty where it was not."""
     picture: Picture | None
     oracle: bool
 
@@ -153,16 +155,16 @@ def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
 
 
 def rank(records: Iterable[Record], gate: Gate) -> list[Case]:
-    """Every scored image, the one that leaked most by the gate's metric first."""
-    cases = [
-        _case(record, index)
+    """Every scored image, the one that leaked most by the gate's metric, raw or refined, first."""
+    found = [
+        (value, _case(record, index))
         for record in records
         if record.status == "done"
-        for index, value in enumerate(record.metrics.get(gate.metric, []))
+        for index, value in enumerate(gate.scores(record))
         if value is not None
     ]
     sign = -1 if gate.scale.higher_leaks else 1
-    return sorted(cases, key=lambda case: sign * (case.scores[gate.metric] or 0.0))
+    return [case for _, case in sorted(found, key=lambda pair: sign * pair[0])]
 
 
 def interval(samples: Sequence[Sequence[float]]) -> Interval:
@@ -208,7 +210,7 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
     done = [record for record in records if record.status == "done"]
     names = dict.fromkeys(name for record in done for name in record.metrics)
     values = {name: [_known(record.metrics.get(name, [])) for record in done] for name in names}
-    hits = [[gate.recovered(v) for v in sample] for sample in values.get(gate.metric, [])]
+    hits = [[gate.recovered(v) for v in _known(gate.scores(record))] for record in done]
     labelled = [record for record in done if record.label_errors is not None]
     return Group(
         attack=attack,
@@ -238,8 +240,8 @@ def _split(
 
 def _leakage(group: Group, gate: Gate) -> tuple[float, float]:
     """A key that grows with what leaked; attacks without a score come last."""
-    if group.share is None:
-        return -1.0, 0.0
+    if group.share is None or gate.metric not in group.metrics:
+        return -1.0 if group.share is None else group.share.mean, 0.0
     mean = group.metrics[gate.metric].mean
     return group.share.mean, mean if gate.scale.higher_leaks else -mean
 
@@ -259,6 +261,7 @@ def _case(record: Record, index: int) -> Case:
         **{name: getattr(record, name) for name in ("key", "attack", "view", "client", "round", "repeat")},
         image=index,
         scores={name: values[index] for name, values in record.metrics.items() if index < len(values)},
+        scores_raw={name: values[index] for name, values in record.metrics_raw.items() if index < len(values)},
         picture=record.pictures[index] if index < len(record.pictures) else None,
         oracle=record.oracle,
     )

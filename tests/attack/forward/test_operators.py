@@ -151,8 +151,8 @@ def test_a_simulation_needs_the_training(toy: Any, forward: Forward) -> None:
 
 
 def test_clients_of_unequal_size_can_not_be_simulated(seen: Observation) -> None:
-    odd = replace(seen, knows=replace(seen.knows, examples=5, clients=2))
-    with pytest.raises(UsageError, match="2 clients holds 5 examples"):
+    odd = replace(seen, knows=replace(seen.knows, examples=5, clients=2, sizes=(3, 2)))
+    with pytest.raises(UsageError, match="clients with equally many examples, which"):
         Unroll().bind(odd)
 
 

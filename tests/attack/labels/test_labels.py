@@ -188,9 +188,9 @@ def test_counts_come_in_an_order_of_their_own(toy: Any) -> None:
 @pytest.mark.parametrize("part", COUNTS, ids=repr)
 def test_counts_say_what_they_lack(toy: Any, part: Labels) -> None:
     seen = toy.observation(FEDAVG, Knows(training=False))
-    with pytest.raises(UsageError, match=r"number of local steps.*knows_training"):
+    with pytest.raises(UsageError, match=r"needs the size of the gradients.*knows_training"):
         labels_of(part, seen)
-    with pytest.raises(UsageError, match=r"learning rate.*knows_training"):
+    with pytest.raises(UsageError, match=r"needs the size of the gradients.*knows_training"):
         labels_of(part, replace(seen, knows=replace(seen.knows, steps=3)))
 
 
@@ -292,7 +292,7 @@ def test_counts_know_smoothing_and_momentum(toy: Any, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("optimiser", [Adam(), SGD(weight_decay=0.1)], ids=repr)
 def test_counts_need_an_update_that_tells_sizes(toy: Any, part: Any, optimiser: Optimiser) -> None:
     seen = toy.observation(Training(0.1, optimiser=optimiser), Knows())
-    with pytest.raises(UsageError, match=r'Label counts need an update that tells .*, which with .* "sign_rule"'):
+    with pytest.raises(UsageError, match=r'needs the size of the gradients.* as Adam does.* "minimum_rule"'):
         part.check(seen)
 
 

@@ -19,6 +19,7 @@ from fedglass.attack.forward.target import (
     network_of,
 )
 from fedglass.attack.parts import BoundForward
+from fedglass.core.facts import Fact
 from fedglass.core.types import Candidate, Observation
 
 MISSING = 0.2
@@ -44,9 +45,13 @@ class ObservedResidual:
 
     sized: bool = False
 
+    def reads(self, observation: Observation) -> frozenset[Fact]:
+        """The size of a single example's gradient: with r it is known how long J(x)^T r is."""
+        alone = is_alone(observation) and head_of(observation, network_of(observation))[1] is not None
+        return frozenset({Fact.SIZE}) if alone else frozenset()
+
     def bind(self, observation: Observation) -> BoundForward:
-        knows = observation.knows
-        if knows.examples != 1 or local_steps(observation) not in (None, 1) or not is_gradient(observation):
+        if not is_alone(observation):
             return OneGradient().bind(observation)
         network = network_of(observation)
         weights = leaves(observation, network)
@@ -61,11 +66,17 @@ class ObservedResidual:
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             if candidate.labels.is_floating_point():
-                return full_gradient(network, weights, candidate, knows.training)
+                return full_gradient(network, weights, candidate, observation.knows.training)
             error = (network(weights, candidate.images[0]) * residual).sum()
             return torch.autograd.grad(error, weights, create_graph=True, materialize_grads=True)
 
         return BoundForward(target, predict, network.names)
+
+
+def is_alone(observation: Observation) -> bool:
+    """Whether the message is one gradient of one example, as far as is known."""
+    knows = observation.knows
+    return knows.examples == 1 and local_steps(observation) in (None, 1) and is_gradient(observation)
 
 
 def is_residual(found: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from fedglass.attack.forward.target import (
     step_length,
 )
 from fedglass.attack.parts import BoundForward
+from fedglass.core.facts import Fact
 from fedglass.core.types import Candidate, Observation
 
 
@@ -46,6 +48,8 @@ class RepeatedGradient:
     The same direction as `OneGradient`, in the units in which the release of that paper weighs its priors. Under Adam
     and with weight decay, where the update does not tell the sum of the gradients, it stands beside -update / lr.
     """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
 
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)

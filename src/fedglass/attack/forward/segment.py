@@ -38,7 +38,7 @@ class OnSegment:
             return full_gradient(network, weights, candidate, training)
 
         zero, one = (before[0].new_tensor(value) for value in (0.0, 1.0))
-        alpha = Unknown(torch.full_like(zero, self.start), zero, one, self.rate, self.every)
+        alpha = Unknown(torch.full_like(zero, self.start), zero, one, self.rate, self.every, name="alpha")
         return BoundForward(mean_gradient(observation, network), predict, network.names, (alpha,))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 from fedglass.fl.local import MeanGradient, Step, local_gradient
 from fedglass.fl.trajectory import per_epoch
@@ -30,11 +30,7 @@ def known_training(observation: Observation) -> Training:
     """The client's training, which a simulation can not do without."""
     training = observation.knows.training
     if training is None:
-        raise UsageError(
-            "Simulating the client needs its learning rate, epochs and batch size, which the adversary does not "
-            "know: set adversary.knows_training = true (for a recording, give recording.training), or attack with "
-            "inverting_gradients, or with sme where adversary.knows_steps = true."
-        )
+        raise refusal("Simulating the client", [Fact.TRAINING])
     return training
 
 

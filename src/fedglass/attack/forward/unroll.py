@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import gradient_sum, known_training, leaves, network_of
 from fedglass.attack.parts import BoundForward
-from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.fl.local import schedule
 from fedglass.fl.memory import fit
@@ -31,7 +32,14 @@ class Unroll:
     `budget_mib` bounds what the simulation keeps in memory, see `fl.memory`.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.BATCH_LABELS})
+
     budget_mib: float = BUDGET_MIB
+
+    def reads(self, observation: Observation) -> frozenset[Fact]:
+        """A simulated message has the size of the true one, whatever the optimiser."""
+        return frozenset({Fact.SIZE})
 
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)
@@ -47,7 +55,13 @@ class UnrollEpochs:
     as long as its number of steps. Momentum and moments fade with each simulated step, thus more slowly.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
+
     budget_mib: float = BUDGET_MIB
+
+    def reads(self, observation: Observation) -> frozenset[Fact]:
+        """A simulated message has the size of the true one, whatever the optimiser."""
+        return frozenset({Fact.SIZE})
 
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)
@@ -81,13 +95,9 @@ def steps_of_an_epoch(training: Training, examples: int) -> int:
 
 def examples_per_client(observation: Observation) -> int:
     """N, the same for all clients of an aggregate."""
-    knows = observation.knows
-    if knows.examples % knows.clients:
-        raise UsageError(
-            f"The aggregate of {knows.clients} clients holds {knows.examples} examples, expected a multiple: "
-            "simulating an aggregate needs equal numbers of examples per client; sme and inverting_gradients do not."
-        )
-    return knows.examples // knows.clients
+    if Fact.EQUAL_CLIENTS not in observation.facts:
+        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
+    return observation.knows.examples // observation.knows.clients
 
 
 def simulate(observation: Observation, training: Training, budget_mib: float) -> BoundForward:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedglass.attack.images.pixels import like
+from fedglass.attack.images.pixels import like, whitened_bounds
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Unknown
@@ -52,7 +52,9 @@ class GeneratorWeights:
             pixels = knows.low + (knows.high - knows.low) * shares
             return knows.whitening.whiten(pixels)[None]  # (1, n, c, h, w)
 
-        return Bound(tuple(Unknown(t) for t in starts), decode)
+        low, high = whitened_bounds(observation)
+        # With weights enough for every pixel, what limits the pictures is the sigmoid at their end.
+        return Bound(tuple(Unknown(t) for t in starts), decode, lambda images: images.clamp(low, high))
 
     def weights(self, shape: tuple[int, int, int], generator: torch.Generator) -> list[Tensor]:
         """The start: Kaiming normal for what is convolved, one and zero for what is normalised.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from fedglass.attack.forward.unroll import in_each_order
 from fedglass.attack.images.pixels import whitened_bounds, whitened_noise
 from fedglass.attack.labels.given import told_in_batches
 from fedglass.attack.parts import Bound
+from fedglass.core.facts import Fact
 from fedglass.core.types import Observation, Unknown
 
 
@@ -23,6 +25,8 @@ class EpochPixels:
     need not be the n-th of another. Starts from N(0, 1) in whitened coordinates.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING})
+
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         return Bound((Unknown(_first(observation, generator, start)),), lambda tensors: tensors[0])
 
@@ -31,10 +35,12 @@ class EpochPixels:
 class BoundedEpochPixels:
     """As `EpochPixels`, but kept inside the pixel bounds by projection."""
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING})
+
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         low, high = whitened_bounds(observation)
         first = _first(observation, generator, start).clamp(low, high)
-        return Bound((Unknown(first, low, high),), lambda tensors: tensors[0])
+        return Bound((Unknown(first, low, high),), lambda tensors: tensors[0], lambda images: images.clamp(low, high))
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class OrderedEpochPixels:
 
     The previous stage's images are in the order of the first epoch: in the others an image goes where its label is.
     """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.BATCH_LABELS})
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         ordered = None if start is None else in_each_order(start, told_in_batches(observation))

@@ -21,7 +21,8 @@ class Pixels:
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         low, high = whitened_bounds(observation)
         first = whitened_noise(observation, generator, epochs=1) if start is None else start[:1]
-        return Bound((Unknown(first.clamp(low, high), low, high),), lambda tensors: tensors[0])
+        unknown = Unknown(first.clamp(low, high), low, high)
+        return Bound((unknown,), lambda tensors: tensors[0], lambda images: images.clamp(low, high))
 
 
 @dataclass(frozen=True)

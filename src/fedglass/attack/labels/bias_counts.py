@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import head_of, network_of
-from fedglass.attack.labels.counts import GENG, head_statistics, no_size, unsmoothed
+from fedglass.attack.labels.counts import GENG, head_statistics, unsmoothed
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
@@ -29,8 +31,10 @@ class BiasCounts:
     a guessed impact of one example instead, and miscounts where the network answers evenly: it is not followed.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
     def check(self, observation: Observation) -> None:
-        """Raise what `bind` would raise for want of a fact, without its work."""
+        """Raise what `bind` would raise of this network, without its work."""
         mean_bias_gradient(observation)
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
@@ -52,5 +56,5 @@ def mean_bias_gradient(observation: Observation) -> Tensor:
         )
     travel = observation.knows.travel
     if travel is None:
-        raise no_size(observation, "the learning rate and the number of local steps")
+        raise refusal("Counting labels", [Fact.SIZE])
     return observation.update[bias] / -travel

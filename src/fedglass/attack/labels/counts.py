@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.papers import DLFA
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -30,17 +32,15 @@ GENG = (
     "Geng, Mou, Li, Li, Beyan, Decker, Rong: Towards General Deep Leakage in Federated Learning, 2021, "
     "https://arxiv.org/abs/2110.09074"
 )
-REMEDY = (
-    "set adversary.knows_training or adversary.knows_steps = true (for a recording, give recording.training), or "
-    'choose labels that need neither, such as labels = "minimum_rule".'
-)
 
 
 class Counts:
     """What all counts have in common."""
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
     def check(self, observation: Observation) -> None:
-        """Raise what `bind` would raise for want of a fact, without its work."""
+        """Raise what `bind` would raise of this network, without its work."""
         known_steps(observation)
         accumulated_head_gradient(observation)
 
@@ -94,7 +94,7 @@ def known_steps(observation: Observation) -> int:
     """T, or what to do where it is not known."""
     steps = local_steps(observation)
     if steps is None:
-        raise no_size(observation, "the number of local steps")
+        raise refusal("Counting labels", [Fact.SIZE])
     return steps
 
 
@@ -121,7 +121,7 @@ def accumulated_head_gradient(observation: Observation) -> Tensor:
     """
     length = step_length(observation)
     if length is None:
-        raise no_size(observation, "the client's learning rate")
+        raise refusal("Counting labels", [Fact.SIZE])
     return observation.update[head_weight(observation)] / -length
 
 
@@ -132,17 +132,6 @@ def unsmoothed(counts: Tensor, observation: Observation) -> Tensor:
         return counts
     spread = training.label_smoothing * observation.knows.examples / len(counts)
     return (counts - spread) / (1 - training.label_smoothing)
-
-
-def no_size(observation: Observation, missing: str) -> UsageError:
-    """The refusal of a message that does not tell the size of the gradients behind it."""
-    if observation.knows.training is None:
-        return UsageError(f"Label counts need {missing}, which the adversary does not know: {REMEDY}")
-    return UsageError(
-        "Label counts need an update that tells the size of the gradients behind it, which with "
-        f"{observation.knows.training.optimiser} it does not: choose labels that do not need it, such as labels = "
-        '"sign_rule".'
-    )
 
 
 def head_statistics(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:

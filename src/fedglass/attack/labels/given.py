@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from fedglass.attack.images.pixels import device_of
 from fedglass.attack.labels.known import known
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.registry import register
 from fedglass.core.types import Observation, Training
 
@@ -23,13 +25,12 @@ from fedglass.core.types import Observation, Training
 class OracleLabels:
     """The true labels in random order: how often each occurs is known, in which batches is not."""
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.LABELS})
+
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         knows = observation.knows
         if knows.labels is None:
-            raise UsageError(
-                "OracleLabels needs the true labels, but the adversary does not know them: set "
-                "adversary.knows_labels = true, or choose labels that are recovered from the message."
-            )
+            raise refusal("OracleLabels", [Fact.LABELS])
         told = knows.labels.to(device_of(observation))
         if told.shape != (knows.examples,):
             raise UsageError(
@@ -54,6 +55,8 @@ class OracleLabels:
 class OracleBatchLabels:
     """The true labels of each local batch [Dimitrov et al., 2022, App. C.3].  # (epochs, n)"""
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.BATCH_LABELS})
+
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         return known(told_in_batches(observation))
 
@@ -64,11 +67,8 @@ def told_in_batches(observation: Observation) -> Tensor:
     The examples that a last epoch, cut short, did not take come at its end.
     """
     batches, training = observation.knows.batch_labels, observation.knows.training
-    if batches is None or training is None:
-        raise UsageError(
-            "OracleBatchLabels needs the true labels of each batch and the training: set "
-            "adversary.knows_batch_labels and adversary.knows_training = true. Of an aggregate they can not be told."
-        )
+    if batches is None or training is None or observation.knows.clients > 1:
+        raise refusal("OracleBatchLabels", [Fact.BATCH_LABELS])
     examples = observation.knows.examples
     _check_batches(batches, training, examples)
     each = _epochs(batches, len(training.batches(examples)))

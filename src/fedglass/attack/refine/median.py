@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedglass.attack.parts import Refinement
 from fedglass.core.errors import UsageError
 
 
@@ -24,8 +24,8 @@ class MedianFilter:
         if self.size < 1 or self.size % 2 == 0:
             raise UsageError(f"The median filter's size must be odd and at least 1, got {self.size}.")
 
-    def refine(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        pad = self.size // 2
+    def refine(self, given: Refinement) -> Tensor:
+        images, pad = given.images, self.size // 2
         if pad >= min(images.shape[-2:]):
             raise UsageError(f"MedianFilter(size={self.size}) needs pictures larger than {pad} x {pad} pixels.")
         around = F.pad(images, (pad, pad, pad, pad), mode="reflect") if pad else images

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
 
 
@@ -21,5 +21,10 @@ class After(Term):
     term: Term
     start: float
 
-    def value(self, at: Evaluation) -> Tensor:
-        return self.term.value(at) if at.progress >= self.start else at.candidate.images.new_zeros(())
+    def bind(self, binding: Binding) -> BoundTerm:
+        start, term = self.start, self.term.bind(binding)
+
+        def value(at: Evaluation) -> Tensor:
+            return term(at) if at.progress >= start else at.candidate.images.new_zeros(())
+
+        return value

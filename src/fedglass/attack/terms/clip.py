@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
 
 
@@ -20,7 +20,10 @@ class ClipPenalty(Term):
     low: float = 0.0
     high: float = 1.0
 
-    def value(self, at: Evaluation) -> Tensor:
-        x = at.candidate.images
-        pixels = at.whitening.unwhiten(x)
-        return (pixels - pixels.clamp(self.low, self.high)).square().sum() / (x.shape[0] * x.shape[1])
+    def bind(self, binding: Binding) -> BoundTerm:
+        def value(at: Evaluation) -> Tensor:
+            x = at.candidate.images
+            pixels = binding.whitening.unwhiten(x)
+            return (pixels - pixels.clamp(self.low, self.high)).square().sum() / (x.shape[0] * x.shape[1])
+
+        return value

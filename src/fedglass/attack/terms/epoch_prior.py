@@ -9,6 +9,7 @@ sum of the sorted values.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,33 +17,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm
 from fedglass.attack.terms.term import Term
 from fedglass.core.rng import stream
+
+BoundSummary = Callable[[Tensor], Tensor]
+"""(epochs, n, c, h, w) -> (epochs, ...)"""
 
 
 class Summary(Protocol):
     """g: a summary of each epoch's images that does not depend on their order."""
 
-    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
-        """(epochs, n, c, h, w) -> (epochs, ...)"""
-        ...
+    def bind(self, binding: Binding) -> BoundSummary: ...
 
 
 @dataclass(frozen=True)
 class Mean:
     """The mean image."""
 
-    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
-        return images.mean(1)
+    def bind(self, binding: Binding) -> BoundSummary:
+        return lambda images: images.mean(1)
 
 
 @dataclass(frozen=True)
 class Max:
     """The pixelwise maximum."""
 
-    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
-        return images.amax(1)
+    def bind(self, binding: Binding) -> BoundSummary:
+        return lambda images: images.amax(1)
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class ConvMean:
     channels: int = 96
     seed: int = 0
 
-    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
+    def bind(self, binding: Binding) -> BoundSummary:
+        kernel = random_kernel(self.channels, self.seed, binding)
         # The convolution is linear: that of the mean is the mean of those, for 1/n of the work.
-        return F.conv2d(images.mean(1), _kernel(self, images, memo), padding=1)
+        return lambda images: F.conv2d(images.mean(1), kernel, padding=1)
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,22 @@ class ConvMax:
     channels: int = 96
     seed: int = 0
 
-    def summarise(self, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
-        kernel = _kernel(self, images, memo)
-        # `max` remembers where the maximum was, `amax` the whole convolution, which for many epochs is gigabytes.
-        return torch.stack([F.conv2d(epoch, kernel, padding=1).max(0).values for epoch in images])
+    def bind(self, binding: Binding) -> BoundSummary:
+        kernel = random_kernel(self.channels, self.seed, binding)
+
+        def summarise(images: Tensor) -> Tensor:
+            # `max` remembers where the maximum was, `amax` the whole convolution, which for many epochs is gigabytes.
+            return torch.stack([F.conv2d(epoch, kernel, padding=1).max(0).values for epoch in images])
+
+        return summarise
 
 
 class _EpochPrior(Term, ABC):
     summary: Summary
 
-    def value(self, at: Evaluation) -> Tensor:
-        return self.spread(self.summary.summarise(at.candidate.images, at.memo))
+    def bind(self, binding: Binding) -> BoundTerm:
+        summarise = self.summary.bind(binding)
+        return lambda at: self.spread(summarise(at.candidate.images))
 
     @abstractmethod
     def spread(self, values: Tensor) -> Tensor:
@@ -104,10 +112,9 @@ class AbsoluteEpochPrior(_EpochPrior):
         return (weight @ values.sort(0).values.flatten(1)).mean()
 
 
-def _kernel(spec: ConvMean | ConvMax, images: Tensor, memo: dict[object, Tensor]) -> Tensor:
-    """The random kernel, drawn once: N(0, 1 / fan in).  # (channels, c, 3, 3)"""
-    if spec not in memo:
-        c = images.shape[2]
-        kernel = torch.randn(spec.channels, c, 3, 3, generator=stream(spec.seed, "epoch prior")) / (9 * c) ** 0.5
-        memo[spec] = kernel.to(images)
-    return memo[spec]
+def random_kernel(channels: int, seed: int, binding: Binding) -> Tensor:
+    """A convolution drawn from N(0, 1 / fan in).  # (channels, c, 3, 3)"""
+    c = binding.shape[0]
+    drawn = torch.randn(channels, c, 3, 3, generator=stream(seed, "epoch prior"))
+    kernel: Tensor = drawn / (9 * c) ** 0.5
+    return kernel.to(binding.target[0])

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
+from fedglass.attack.terms.cosine import products
 from fedglass.attack.terms.term import Term
 from fedglass.core.rng import stream
 
@@ -29,19 +30,21 @@ class GrowingCosine(Term):
     kept: float = 0.7
     seed: int = 0
 
-    def value(self, at: Evaluation) -> Tensor:
-        n = self.tensors(len(at.target), at.progress)
-        draw = stream(self.seed, "growing cosine", repr(at.progress))
-        product: Tensor | float = 0.0
-        squares: Tensor | float = 0.0
-        norms: Tensor | float = 0.0
-        for g, y in zip(at.predicted[-n:], at.target[-n:], strict=True):
-            mask = torch.empty(y.numel(), dtype=torch.bool).bernoulli_(self.kept, generator=draw).to(y.device)
-            flat, target = g.reshape(-1) * mask, y.reshape(-1) * mask
-            product = product + torch.dot(flat, target)
-            squares = squares + torch.dot(flat, flat)
-            norms = norms + torch.dot(target, target)
-        return 1 - product / torch.sqrt(torch.as_tensor(squares)) / torch.sqrt(torch.as_tensor(norms))
+    def bind(self, binding: Binding) -> BoundTerm:
+        target = [y.reshape(-1) for y in binding.target]
+
+        def value(at: Evaluation) -> Tensor:
+            last = target[-self.tensors(len(target), at.progress) :]
+            draw = stream(self.seed, "growing cosine", repr(at.progress))
+            masks = [
+                torch.empty(len(y), dtype=torch.bool).bernoulli_(self.kept, generator=draw).to(y.device) for y in last
+            ]
+            kept = [y * mask for y, mask in zip(last, masks, strict=True)]
+            predicted = zip(at.predicted[-len(last) :], masks, strict=True)
+            product, square = products((g.reshape(-1) * mask for g, mask in predicted), kept)
+            return 1 - product / torch.sqrt(square) / torch.sqrt(products(kept, kept)[1])
+
+        return value
 
     def tensors(self, of: int, progress: float) -> int:
         """How many of that many tensors count at a share of the way.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.layers import layer_depths
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -26,24 +29,27 @@ class GaussianKernel(Term):
     (github.com/NielsFuglsang/02460-advanced-machine-learning), and could not be confirmed.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
     width: float = 1.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.width) and self.width > 0):
             raise UsageError(f"kernel.width must be a finite number above 0, got {self.width!r}.")
 
-    def value(self, at: Evaluation) -> Tensor:
-        scales, weights = self._layers(at)
-        rows = zip(at.predicted, at.target, scales, weights, strict=True)
-        return torch.stack([q * -torch.expm1(-(g - y).square().mean() / s) for g, y, s, q in rows]).sum()
+    def bind(self, binding: Binding) -> BoundTerm:
+        target = binding.target
+        scales = self._bandwidths(target)
+        weights = [1 / (1 + depth) for depth in layer_depths(binding.names)]
 
-    def _layers(self, at: Evaluation) -> tuple[list[Tensor], list[float]]:
-        """Bandwidths and weights of the tensors, computed once for a stage."""
-        found: tuple[list[Tensor], list[float]] | None = at.memo.get(self)
-        if found is None:
-            overall = torch.cat([y.reshape(-1) for y in at.target]).var(unbiased=False)
-            spreads = [y.var(unbiased=False) for y in at.target]
-            # A layer whose entries are all the same has no width of its own.
-            scales = [self.width * torch.where(v > 0, v, overall) for v in spreads]
-            found = at.memo[self] = scales, [1 / (1 + d) for d in layer_depths(at.names)]
-        return found
+        def value(at: Evaluation) -> Tensor:
+            rows = zip(at.predicted, target, scales, weights, strict=True)
+            return torch.stack([q * -torch.expm1(-(g - y).square().mean() / s) for g, y, s, q in rows]).sum()
+
+        return value
+
+    def _bandwidths(self, target: Sequence[Tensor]) -> list[Tensor]:
+        overall = torch.cat([y.reshape(-1) for y in target]).var(unbiased=False)
+        spreads = [y.var(unbiased=False) for y in target]
+        # A layer whose entries are all the same has no width of its own.
+        return [self.width * torch.where(v > 0, v, overall) for v in spreads]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
+from fedglass.core.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,20 @@ class LayeredSquaredError(Term):
     epoch where the epochs share them.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
     decay: float = 1.0
 
-    def value(self, at: Evaluation) -> Tensor:
-        depth: list[int] | None = at.memo.get(self)
-        if depth is None:
-            depth = at.memo[self] = layer_depths(at.names)
-        errors = [
-            math.exp(-self.decay * d) * (g - y).square().sum()
-            for d, g, y in zip(depth, at.predicted, at.target, strict=True)
-        ]
-        return torch.stack(errors).sum() / (at.batches * at.candidate.images.shape[0])
+    def bind(self, binding: Binding) -> BoundTerm:
+        target, batches = binding.target, binding.batches
+        weights = [math.exp(-self.decay * depth) for depth in layer_depths(binding.names)]
+
+        def value(at: Evaluation) -> Tensor:
+            rows = zip(weights, at.predicted, target, strict=True)
+            errors = [w * (g - y).square().sum() for w, g, y in rows]
+            return torch.stack(errors).sum() / (batches * at.candidate.images.shape[0])
+
+        return value
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,15 @@ class Ramp(Term):
     last: float
     until: float = 0.5
 
-    def value(self, at: Evaluation) -> Tensor:
-        share = min(1.0, at.progress / self.until)
-        weight: float = self.first * (self.last / self.first) ** share
-        return weight * self.term.value(at)
+    def bind(self, binding: Binding) -> BoundTerm:
+        term = self.term.bind(binding)
+
+        def value(at: Evaluation) -> Tensor:
+            share = min(1.0, at.progress / self.until)
+            weight: float = self.first * (self.last / self.first) ** share
+            return weight * term(at)
+
+        return value
 
 
 def layer_depths(names: tuple[str, ...]) -> list[int]:

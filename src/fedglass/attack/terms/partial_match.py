@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
+from fedglass.core.facts import Fact
 from fedglass.core.selection import kth_smallest
 
 
@@ -22,11 +24,18 @@ class PartialMatch(Term):
     first cut are all zero: that changes nothing and is left out. The 1 in front of the cosine is ours.
     """
 
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
     dropped: float = 0.5
 
-    def value(self, at: Evaluation) -> Tensor:
-        pairs = zip(at.predicted, at.target, strict=True)
-        return torch.stack([self._one(g.reshape(-1), y.reshape(-1)) for g, y in pairs]).sum()
+    def bind(self, binding: Binding) -> BoundTerm:
+        target = [y.reshape(-1) for y in binding.target]
+
+        def value(at: Evaluation) -> Tensor:
+            pairs = zip(at.predicted, target, strict=True)
+            return torch.stack([self._one(g.reshape(-1), y) for g, y in pairs]).sum()
+
+        return value
 
     def _one(self, g: Tensor, y: Tensor) -> Tensor:
         size = g.detach().abs()

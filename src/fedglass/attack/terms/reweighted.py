@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
+from fedglass.core.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -22,26 +25,42 @@ class ReweightedL1(Term):
     the learning rate and the number of local steps, without which the message has no size.
     """
 
-    def value(self, at: Evaluation) -> Tensor:
-        weights: list[Tensor] | None = at.memo.get(self)
-        if weights is None:
-            weights = at.memo[self] = [self.weight(y.reshape(-1)) / len(at.target) for y in at.target]
-        total: Tensor | float = 0.0
-        for g, y, weight in zip(at.predicted, at.target, weights, strict=True):
-            total = total + torch.dot((g - y).abs().reshape(-1), weight)
-        return torch.as_tensor(total)
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
-    def weight(self, y: Tensor) -> Tensor:
-        """Of each entry of a gradient's tensor.  # (m,) -> (m,)"""
-        return 1 / (1 + y.abs())
+    def bind(self, binding: Binding) -> BoundTerm:
+        return _weighed(binding.target, relative)
 
 
 @dataclass(frozen=True)
-class SupportReweightedL1(ReweightedL1):
+class SupportReweightedL1(Term):
     """`ReweightedL1` where the observed message is not zero.
 
     For messages that were pruned: a zero that was sent there says nothing of the gradient.
     """
 
-    def weight(self, y: Tensor) -> Tensor:
-        return super().weight(y) * (y != 0)
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
+    def bind(self, binding: Binding) -> BoundTerm:
+        return _weighed(binding.target, lambda y: relative(y) * (y != 0))
+
+
+def relative(y: Tensor) -> Tensor:
+    """1 / (1 + |y_j|), the weight of each entry of a gradient's tensor.  # (m,) -> (m,)
+
+    >>> relative(torch.tensor([0.0, -1.0, 3.0]))
+    tensor([1.0000, 0.5000, 0.2500])
+    """
+    return 1 / (1 + y.abs())
+
+
+def _weighed(target: Sequence[Tensor], weight: Callable[[Tensor], Tensor]) -> BoundTerm:
+    """Sum over entries of weight(y)_j |g_j - y_j|, over the number of tensors."""
+    weights = [weight(y.reshape(-1)) / len(target) for y in target]
+
+    def value(at: Evaluation) -> Tensor:
+        total: Tensor | float = 0.0
+        for g, y, w in zip(at.predicted, target, weights, strict=True):
+            total = total + torch.dot((g - y).abs().reshape(-1), w)
+        return torch.as_tensor(total)
+
+    return value

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm
 from fedglass.attack.terms.term import Term
 
 
@@ -25,8 +23,9 @@ class ScaleRule(Term):
     offset: float = 0.0005
     slope: float = -0.00008
 
-    def value(self, at: Evaluation) -> Tensor:
-        return self.weight(*at.candidate.images.shape[-2:]) * self.term.value(at)
+    def bind(self, binding: Binding) -> BoundTerm:
+        weight, term = self.weight(*binding.shape[1:]), self.term.bind(binding)
+        return lambda at: weight * term(at)
 
     def weight(self, height: int, width: int) -> float:
         """The weight for pictures of that size.

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
+from fedglass.attack.terms.cosine import norm, products
 from fedglass.attack.terms.term import Term
 
 
@@ -19,22 +20,16 @@ class SupportCosine(Term):
     longer counts what the candidate sends where nothing was observed.
     """
 
-    def value(self, at: Evaluation) -> Tensor:
-        target, masks, norm = self._target(at)
-        product: Tensor | float = 0.0
-        square: Tensor | float = 0.0
-        for g, y, mask in zip(at.predicted, target, masks, strict=True):
-            flat = g.reshape(-1) if mask is None else g.reshape(-1) * mask
-            product = product + torch.dot(flat, y)
-            square = square + torch.dot(flat, flat)
-        return 1 - product / (torch.sqrt(torch.as_tensor(square)) * norm)
+    def bind(self, binding: Binding) -> BoundTerm:
+        target = [y.reshape(-1) for y in binding.target]
+        # None for a tensor that was sent as a whole: it need not be masked.
+        masks = [None if bool((y != 0).all()) else y != 0 for y in target]
+        length = norm(target)
 
-    def _target(self, at: Evaluation) -> tuple[list[Tensor], list[Tensor | None], Tensor]:
-        """The target's tensors as vectors, their supports (None: everything) and their norm, once for a stage."""
-        found: tuple[list[Tensor], list[Tensor | None], Tensor] | None = at.memo.get(self)
-        if found is None:
-            flat = [y.reshape(-1) for y in at.target]
-            masks = [None if bool((y != 0).all()) else y != 0 for y in flat]
-            norm = torch.stack([torch.dot(y, y) for y in flat]).sum().sqrt()
-            found = at.memo[self] = flat, masks, norm
-        return found
+        def value(at: Evaluation) -> Tensor:
+            pairs = zip(at.predicted, masks, strict=True)
+            sent = (g.reshape(-1) if mask is None else g.reshape(-1) * mask for g, mask in pairs)
+            product, square = products(sent, target)
+            return 1 - product / (torch.sqrt(square) * length)
+
+        return value

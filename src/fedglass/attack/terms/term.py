@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 
 
 class Term(ABC):
     """A summand of the objective, a frozen dataclass without tensors."""
 
     @abstractmethod
-    def value(self, at: Evaluation) -> Tensor:
-        """The scalar energy of this term, differentiable in the candidate."""
+    def bind(self, binding: Binding) -> BoundTerm:
+        """The term's energy as a function of the iteration; what depends on the message alone is computed here."""
 
     def __add__(self, other: Term) -> Sum:
         return Sum((*_summands(self), *_summands(other)))
@@ -37,11 +37,16 @@ class Sum(Term):
 
     terms: tuple[Term, ...]
 
-    def value(self, at: Evaluation) -> Tensor:
-        total = self.terms[0].value(at)
-        for term in self.terms[1:]:
-            total = total + term.value(at)
-        return total
+    def bind(self, binding: Binding) -> BoundTerm:
+        first, *rest = (term.bind(binding) for term in self.terms)
+
+        def value(at: Evaluation) -> Tensor:
+            total = first(at)
+            for term in rest:
+                total = total + term(at)
+            return total
+
+        return value
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.terms))
@@ -54,8 +59,9 @@ class Scaled(Term):
     weight: float
     term: Term
 
-    def value(self, at: Evaluation) -> Tensor:
-        return self.weight * self.term.value(at)
+    def bind(self, binding: Binding) -> BoundTerm:
+        weight, term = self.weight, self.term.bind(binding)
+        return lambda at: weight * term(at)
 
     def __repr__(self) -> str:
         inner = f"({self.term!r})" if isinstance(self.term, Sum | Scaled) else repr(self.term)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Evaluation
+from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
 
 
@@ -24,11 +24,16 @@ class TotalVariation(Term):
 
     share: float = 1.0
 
-    def value(self, at: Evaluation) -> Tensor:
-        x = at.candidate.images
-        across = (x[..., :, 1:] - x[..., :, :-1]).abs().mean()
-        down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
-        return across + down if self.share == 1 else self.share * (across + down)
+    def bind(self, binding: Binding) -> BoundTerm:
+        share = self.share
+
+        def value(at: Evaluation) -> Tensor:
+            x = at.candidate.images
+            across = (x[..., :, 1:] - x[..., :, :-1]).abs().mean()
+            down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
+            return across + down if share == 1 else share * (across + down)
+
+        return value
 
 
 @dataclass(frozen=True)
@@ -38,26 +43,14 @@ class CircularTotalVariation(Term):
     As in the release of Data Leakage in Federated Averaging [Dimitrov et al., 2022]: no root.
     """
 
-    def value(self, at: Evaluation) -> Tensor:
-        x = at.candidate.images
-        across = (x - x.roll(1, dims=-1)).square().sum()
-        down = (x - x.roll(1, dims=-2)).square().sum()
-        return (across + down) / (x.shape[0] * x.shape[1])
+    def bind(self, binding: Binding) -> BoundTerm:
+        def value(at: Evaluation) -> Tensor:
+            x = at.candidate.images
+            across = (x - x.roll(1, dims=-1)).square().sum()
+            down = (x - x.roll(1, dims=-2)).square().sum()
+            return (across + down) / (x.shape[0] * x.shape[1])
 
-
-@dataclass(frozen=True)
-class IsotropicTotalVariation(Term):
-    """Mean over pixels of (|dx|^2 + |dy|^2 + eps)^(exponent / 2), each pixel's differences together.
-
-    `exponent=1` is the rotation-invariant total variation [Rudin et al., 1992], `exponent=2` a smoothness
-    prior. The eps keeps the gradient finite where the picture is flat.
-    """
-
-    exponent: float = 1.0
-    eps: float = 1e-8
-
-    def value(self, at: Evaluation) -> Tensor:
-        return _power(at.candidate.images, self.exponent, self.eps).mean()
+        return value
 
 
 @dataclass(frozen=True)
@@ -71,10 +64,13 @@ class PixelVariation(Term):
     exponent: float = 4.0
     eps: float = 1e-8
 
-    def value(self, at: Evaluation) -> Tensor:
-        x = at.candidate.images
-        pixels = at.whitening.unwhiten(x)
-        return _power(pixels, self.exponent, self.eps).sum() / (x.shape[0] * x.shape[1])
+    def bind(self, binding: Binding) -> BoundTerm:
+        def value(at: Evaluation) -> Tensor:
+            x = at.candidate.images
+            pixels = binding.whitening.unwhiten(x)
+            return _power(pixels, self.exponent, self.eps).sum() / (x.shape[0] * x.shape[1])
+
+        return value
 
 
 def _power(x: Tensor, exponent: float, eps: float) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fedglass.analysis.sparsity import sparsity
 from fedglass.attack.attack import Attack
 from fedglass.attack.parts import Progress
+from fedglass.audit.play import told_of
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.metrics.catalogue import Scores, score
 from fedglass.metrics.labels import label_errors
@@ -55,5 +56,6 @@ class Invert:
             "energy_truth": self.attack.energy_of(seen, images, labels, found),
             "trace": list(found.trace),
             "iterations": self.iterations,
-            "extra": {"notes": list(found.notes), "skipped": dict(scores.skipped)},
+            "energy_refined": found.energy_refined,
+            "extra": {**told_of(found), "skipped": dict(scores.skipped)},
         }

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from fedglass.analysis.segment import cosine
 from fedglass.attack.attack import Attack
-from fedglass.attack.labels.given import OracleBatchLabels
 from fedglass.attack.merge import MatchAndAverage
+from fedglass.attack.needs import needs_of
 from fedglass.attack.parts import Progress
+from fedglass.audit.play import told_of
 from fedglass.core.assignment import assign, squared_distances
+from fedglass.core.facts import Fact
 from fedglass.core.types import Candidate, Observation, Reconstruction
 from fedglass.metrics.labels import label_errors
 from fedglass.metrics.matching import Matching, match, match_by_psnr
@@ -85,7 +87,8 @@ class Reconstruct:
             "energy_truth": self.attack.energy_of(seen, truth.images, truth.labels, found),
             "trace": list(found.trace),
             "iterations": getattr(self.attack.stages[-1].solver, "iterations", None),
-            "extra": {"notes": list(found.notes), "details": dict(found.details)},
+            "energy_refined": found.energy_refined,
+            "extra": told_of(found),
         }
 
 
@@ -101,11 +104,10 @@ class _Watch:
 
 def _similarity(attack: Attack, seen: Observation, found: Reconstruction, images: Tensor) -> float | None:
     """1 - cosine between the message and what the reconstruction would have sent, each epoch's images its own."""
-    if isinstance(attack.labels, OracleBatchLabels):
+    if Fact.BATCH_LABELS in needs_of(attack.labels):
         return None  # the order of the labels in each epoch is not part of a reconstruction
     forward = attack.stages[-1].forward.bind(seen)
-    ends = [found.details[f"unknown {i}"] for i in range(len(forward.unknowns))]
-    own = [torch.full_like(u.start, end) for u, end in zip(forward.unknowns, ends, strict=True)]
+    own = [found.unknowns[u.name] for u in forward.unknowns]
     whitened = seen.knows.whitening.whiten(images)
     predicted = forward.predict(Candidate(whitened, found.labels), own)
     return 1 - cosine(predicted, forward.target)

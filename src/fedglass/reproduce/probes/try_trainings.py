@@ -42,4 +42,8 @@ def _told(guesses: list[Training], found: list[Finding], best: int) -> dict[str,
     own, epochs = found[best].record["extra"], guesses[best].epochs
     assert isinstance(own, dict)
     each = ", ".join(f"E={g.epochs} {_energy(f):.4g}" for g, f in zip(guesses, found, strict=True))
-    return {**own, "epochs": epochs, "notes": [*own["notes"], f"E={epochs} was chosen by its energy: {each}."]}
+    return {
+        **own,
+        "supposed": repr(guesses[best]),
+        "notes": [*own["notes"], f"E={epochs} was chosen by its energy: {each}."],
+    }

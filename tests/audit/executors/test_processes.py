@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 import torch
 
 from fedglass.audit.audit import Job, run
+from fedglass.audit.executors.executor import Lost, Watch
+from fedglass.audit.executors.in_process import InProcess
+from fedglass.audit.executors.processes import Processes, executor_for
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.workers import Throttled
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training, Whitening
 from fedglass.recipes.catalogue import recipe
@@ -45,7 +48,7 @@ def test_a_killed_worker_is_one_failed_record(
     deadly = importlib.import_module("deadly_attack_part").Deadly()
     attacks: dict[str, Any] = {"deadly": deadly, "ig": recipe("inverting_gradients", iterations=3)}
     job = make_job(views=(ServerView(0),), attacks=attacks)
-    result = run(job, tmp_path / "out", workers=2)
+    result = run(job, tmp_path / "out", executor=Processes(2))
     status = {record.attack: record for record in result.records}
     assert status["ig"].status == "done"
     assert status["deadly"].status == "failed"
@@ -67,17 +70,21 @@ def test_what_can_not_be_sent_is_said_so(tmp_path: Path) -> None:
     attacks = {name: recipe(name, iterations=2) for name in ("idlg", "dlg")}
     job = Job([Simulated(federation)], attacks, metrics=("psnr",))
     with pytest.raises(UsageError, match=r"importable module, or set workers to 1"):
-        run(job, tmp_path, workers=2)
-    assert len(run(job, tmp_path, workers=1).records) == 2
+        run(job, tmp_path, executor=Processes(2))
+    assert len(run(job, tmp_path, executor=InProcess()).records) == 2
 
 
-def test_progress_is_throttled_but_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("fedglass.audit.workers.time.monotonic", lambda: now[0])
-    said: list[tuple[int, int]] = []
-    say = Throttled(lambda done, total: said.append((done, total)))
-    for done in range(10):
-        say(done, 10)
-        now[0] += 0.125
-    say(10, 10)
-    assert said == [(0, 10), (2, 10), (4, 10), (6, 10), (8, 10), (10, 10)]
+def test_a_worker_that_dies_costs_its_own_job_only() -> None:
+    heard: list[int] = []
+    silent: Watch[int] = Watch(heard.append, lambda *way: None)
+    found = dict(Processes(2).run(operator.neg, [1, 2], silent))  # type: ignore[arg-type] # dies of two arguments
+    assert heard == [1, 2]
+    assert all(isinstance(result, Lost) and "ended without a result" in result.why for result in found.values())
+
+
+def test_one_worker_is_this_process_and_none_is_refused() -> None:
+    assert executor_for(1) == InProcess()
+    assert executor_for(3) == Processes(workers=3)
+    for make in (executor_for, Processes):
+        with pytest.raises(UsageError, match="workers must be at least 1, got 0"):
+            make(0)

@@ -1,0 +1,177 @@
+"""Worker processes of one thread each, which live as long as there is work and no longer than their parent.
+
+Jobs and results travel as bytes through a pipe of each worker's own: no shared memory is needed, and a worker that
+is killed (out of memory, say) takes only its own job with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic
+
+import torch
+
+from fedglass.attack.parts import Progress
+from fedglass.audit.executors.executor import Executor, Job, Lost, Result, Throttled, Watch
+from fedglass.audit.executors.fork_server import context, refuse_while_loading, warm
+from fedglass.audit.executors.in_process import InProcess
+from fedglass.core.errors import UsageError
+
+PATIENCE = 5.0
+"""Seconds that a worker is given to end by itself."""
+
+
+def executor_for(workers: int) -> Executor:
+    """This process for one worker, processes of their own for more.
+
+    >>> executor_for(1), executor_for(2)
+    (InProcess(), Processes(workers=2))
+    """
+    return InProcess() if workers == 1 else Processes(workers)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Runs the jobs in so many processes of this machine. A single job, or a single worker, stays in this process."""
+
+    workers: int
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"workers must be at least 1, got {self.workers}.")
+        if self.workers > 1:
+            refuse_while_loading()
+
+    def run(
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
+    ) -> Iterator[tuple[Job, Result | Lost]]:
+        """Jobs with their results, in the order in which they end."""
+        count = min(self.workers, len(jobs))
+        return InProcess().run(work, jobs, watch) if count <= 1 else _apart(work, jobs, watch, count)
+
+
+def _apart(
+    work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job], count: int
+) -> Iterator[tuple[Job, Result | Lost]]:
+    waiting = deque(jobs)
+    _packed(jobs[0])  # what can not be sent is said before processes are started
+    team: list[_Worker[Job]] = []
+    try:
+        for _ in range(count):
+            team.append(_Worker.hired(work))
+            team[-1].take(waiting, watch.started)
+        while busy := {worker.pipe: worker for worker in team if worker.job is not None}:
+            for pipe in wait(list(busy)):
+                worker = next(w for p, w in busy.items() if p is pipe)
+                heard, job = worker.hear(), worker.job
+                assert job is not None, "only busy workers are waited for"
+                if isinstance(heard, _Moved):
+                    watch.moved(job, heard.done, heard.total)
+                    continue
+                if isinstance(heard, Lost) and waiting:
+                    team[team.index(worker)] = worker = _Worker.hired(work)
+                worker.take(waiting, watch.started)
+                yield job, heard if isinstance(heard, Lost) else heard.result
+    finally:
+        for worker in team:
+            worker.dismiss()
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """A worker's word on how far it is."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Ended:
+    """A worker's last word on a job."""
+
+    result: Any
+
+
+@dataclass(eq=False)
+class _Worker(Generic[Job]):
+    """A process, our end of its pipe, and what it is working on."""
+
+    process: BaseProcess
+    pipe: Connection
+    job: Job | None = None
+
+    @classmethod
+    def hired(cls, work: Callable[[Job, Progress], Any]) -> _Worker[Job]:
+        warm(work.__module__)
+        start = context()
+        ours, theirs = start.Pipe()
+        process = start.Process(target=_serve, args=(theirs, work, dict(os.environ)), daemon=True)
+        process.start()
+        theirs.close()
+        return cls(process, ours)
+
+    def take(self, waiting: deque[Job], started: Callable[[Job], None]) -> None:
+        self.job = waiting.popleft() if waiting else None
+        if self.job is not None:
+            started(self.job)
+            # A worker that is already gone is noticed when it is listened to.
+            with contextlib.suppress(OSError):
+                self.pipe.send_bytes(_packed(self.job))
+
+    def hear(self) -> _Moved | _Ended | Lost:
+        """Progress, the result, or `Lost` from a worker that is no more."""
+        try:
+            heard: _Moved | _Ended = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            self.process.join(PATIENCE)
+            code = self.process.exitcode
+            cause = "it was killed, perhaps because memory ran out" if code == -signal.SIGKILL else "see its last words"
+            return Lost(
+                f"The worker process ended without a result (exit code {code}; {cause}). Use fewer workers or "
+                "smaller batches, then run the same command again."
+            )
+        return heard
+
+    def dismiss(self) -> None:
+        self.pipe.close()
+        if self.job is not None:
+            self.process.terminate()
+        self.process.join(PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def _packed(job: object) -> bytes:
+    try:
+        return pickle.dumps(job)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"The case can not be sent to a worker process ({error}): define the model and the parts in an "
+            "importable module, or set workers to 1."
+        ) from error
+
+
+def _serve(pipe: Connection, work: Callable[[Any, Progress], Any], environment: Mapping[str, str]) -> None:
+    """The life of a worker. It ends when its parent closes the pipe, or is no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    # A fork server keeps the environment in which it was started, perhaps long ago.
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+
+    def say(done: int, total: int) -> None:
+        pipe.send_bytes(pickle.dumps(_Moved(done, total)))
+
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            job = pickle.loads(pipe.recv_bytes())
+            pipe.send_bytes(pickle.dumps(_Ended(work(job, Throttled(say)))))
