@@ -91,10 +91,12 @@ class Source(Protocol):
 
 
 def infos_of(name: str, views: Iterable[View]) -> list[TargetInfo]:
-    before = f"{name}: " if name else ""
-    return [
-        TargetInfo(identity_text(v, "The adversary's view"), before + v.describe(), v.rounds()[-1] + 1) for v in views
-    ]
+    """What is known of the views' targets; a view that can not be written down is refused."""
+    before, found = f"{name}: " if name else "", []
+    for view in views:
+        identity_text(view, "The adversary's view")
+        found.append(TargetInfo(repr(view), before + view.describe(), view.rounds()[-1] + 1))
+    return found
 
 
 def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:
