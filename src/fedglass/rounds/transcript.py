@@ -79,14 +79,21 @@ class Attendance:
             )
         return self.rounds[index]
 
-    def name(self, position: int) -> str:
-        """The client at a position, or that there is none."""
+    def participant(self, position: int, index: int) -> str:
+        """The client at a position, or that there is none, or that it took no part in that round."""
+        present = self.present(index)
         if not 0 <= position < len(self.clients):
             raise UsageError(
                 f"adversary.client must be one of 0 to {len(self.clients) - 1}, got {position}: choose another client "
                 "or raise federation.clients."
             )
-        return self.clients[position]
+        name = self.clients[position]
+        if name not in present:
+            raise UsageError(
+                f"Client {position} ({name}) did not take part in round {index}: choose another client or round, or "
+                "raise federation.participation."
+            )
+        return name
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,7 @@ class PeerView:
         return (self.round,)
 
     def check(self, attendance: Attendance) -> None:
-        present = attendance.present(self.round)
-        name = attendance.name(self.client)
-        if name not in present:
-            raise UsageError(
-                f"Client {self.client} ({name}) did not take part in round {self.round}, so that it sees no two "
-                "consecutive models: choose another client or round, or raise federation.participation."
-            )
+        name, present = attendance.participant(self.client, self.round), attendance.present(self.round)
         if len(present) < 2:
             raise UsageError(
                 f"Client {self.client} ({name}) is alone in round {self.round}: a peer needs others whose data it "
