@@ -111,7 +111,7 @@ class TermsFacts(_Table):
     clients: Names
     rule: Text
     class_names: Names | None
-    defences: Names | None
+    defences: dict[Text, Names] | None
     behaviours: Names
 
     @classmethod
@@ -128,7 +128,7 @@ class TermsFacts(_Table):
             tuple(self.clients),
             self.rule,
             None if self.class_names is None else tuple(self.class_names),
-            None if self.defences is None else tuple(self.defences),
+            None if self.defences is None else {name: tuple(words) for name, words in self.defences.items()},
             tuple(self.behaviours),
         )
 
