@@ -54,7 +54,7 @@ class Simulated:
     def identity(self) -> str:
         test = self.test
         measured = [] if test is None else [str(self.rounds), of_tensor(test.images), of_tensor(test.labels)]
-        return digest("source", self.name, self._origin(), identity_text(self.knows), *measured)
+        return digest("source", self.name, self._origin(), self.truths().identity, identity_text(self.knows), *measured)
 
     def _origin(self) -> str:
         return digest(self.federation.identity, identity_text(self.class_names))
