@@ -42,7 +42,8 @@ def undefended(client: Client) -> Client:
 
 def rehearse_defences(federation: Federation) -> None:
     """One local step of a few examples, and the release of its update, by one client of each kind of protection."""
-    kinds = {str(defences_of(c)): c for c in sorted(federation.clients, key=lambda c: len(c.labels)) if defences_of(c)}
+    clients = sorted(federation.clients, key=lambda c: len(c.labels))
+    kinds = {f"{defences_of(c)} {c.training or federation.training}": c for c in clients if defences_of(c)}
     for client in kinds.values():
         with blaming("defences"):
             _rehearse(client, federation)
