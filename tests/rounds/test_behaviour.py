@@ -95,5 +95,5 @@ class Crowd:
 
 @pytest.mark.parametrize("times", [0, 2])
 def test_examples_that_no_batch_would_hold_are_refused(toy: Any, times: int) -> None:
-    with pytest.raises(DataError, match="behaviour of 'client 0' gave .* expected as many as the client has"):
+    with pytest.raises(DataError, match=r"behaviour of 'client 0' gave .* expected as many as the client has"):
         acting(toy, Crowd(times)).run()
