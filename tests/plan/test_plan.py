@@ -55,10 +55,12 @@ def test_every_setting_that_the_template_comments_out_is_sound() -> None:
     start = PLAN.index("# [recording]")
     end = PLAN.index("# ----", start)
     lines = (PLAN[:start] + PLAN[end:]).splitlines()
-    settings = [line.removeprefix("# ") if re.match(r"# (\[\[defences|[a-z_]+ = )", line) else line for line in lines]
+    settings = [line.removeprefix("# ") if re.match(r"# (\[\[|[a-z_]+ = )", line) else line for line in lines]
     plan = parse_plan("\n".join(settings))
     assert plan.federation[0].training.batch_size == 8
     assert plan.federation[0].relabel_classes == 100
+    assert plan.federation[0].rule is not None
+    assert [(g.clients, g.behaviour[0].name, g.defences) for g in plan.federation[0].group] == [([1], "sign_flip", [])]
     recording = "".join(line.removeprefix("# ") for line in PLAN[start:end].splitlines(keepends=True))
     assert parse_plan(recording + '[[attacks]]\nname = "idlg"').recording[0].after == "after.safetensors"
 
