@@ -94,7 +94,6 @@ class Simulated:
             self.federation.terms,
             class_names=self.class_names,
             defences=self.protection(),
-            behaviours=tuple(self.behaviours()),
         )
         return Transcript(self.federation.model, terms, rounds, self._origin())
 
@@ -107,11 +106,6 @@ class Simulated:
     def protection(self) -> dict[str, tuple[str, ...]]:
         """What protects each client and what that promises, in words."""
         return protection_of(self.federation, self.rounds)
-
-    def behaviours(self) -> list[str]:
-        """What those clients do that are not honest, in words."""
-        told = {client.name: client.behaviour.describe() for client in self.federation.clients}
-        return [f"{name[0].upper()}{name[1:]} {words}." for name, words in told.items() if words]
 
     def _utility(self, last: Round, progress: Said) -> dict[str, float]:
         """The model's accuracy, and what it would be without the defences."""
@@ -138,7 +132,7 @@ class Simulated:
             f"{f.aggregator!r}.",
             *(f"{who} training: {training_in_words(how)}." for who, how in _trainings(f).items()),
             *(together(self.protection()) or ["No defence."]),
-            *self.behaviours(),
+            *f.terms.behaviours,
         ]
         sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
         more = [f"... and {len(sees) - SHOWN + 1} more of this kind."]
