@@ -13,8 +13,8 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.data.whitening import CIFAR100, FEMNIST
 from fedglass.reproduce.experiment import WarmUp
-from fedglass.reproduce.messages import _crowd
 from fedglass.reproduce.populations import Population, populations
+from fedglass.reproduce.warm_ups import crowd
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def test_a_client_of_the_papers_own_data_has_its_writers_first_images(tmp_path: 
 def test_a_warm_up_passes_over_them_too(tmp_path: Path) -> None:
     source = leaf(tmp_path / "data.json", [4, 1, 3])
     found = populations(["femnist"], [source], None, 0)["femnist"]
-    crowd = _crowd(WarmUp(1, Training(0.1), examples=3), found)
-    assert [client.labels.tolist() for client in crowd] == [[0] * 3, [2] * 3]
+    clients = crowd(WarmUp(1, Training(0.1), examples=3), found)
+    assert [client.labels.tolist() for client in clients] == [[0] * 3, [2] * 3]
 
 
 def test_data_are_given_once_and_used(tmp_path: Path) -> None:

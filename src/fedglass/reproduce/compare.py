@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedglass.analysis.sparsity import pearson
 from fedglass.ledger.records import Record
-from fedglass.reproduce.cases import Case, Cell, known_methods
+from fedglass.reproduce.cases import Cell, TrialCase
 from fedglass.reproduce.tables import Printed, Table
 
 DEVIATION = "standard deviation"
@@ -32,8 +32,7 @@ class Line:
 
 def lines(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Line]:
     """The table of all cells, in order."""
-    titles = known_methods(of)
-    return [_line(of, cell, titles[cell.method], records) for cell in cells]
+    return [_line(of, cell, records) for cell in cells]
 
 
 def measures_of(record: Record) -> dict[str, float]:
@@ -48,12 +47,12 @@ def measures_of(record: Record) -> dict[str, float]:
 
 def spread_in_words(of: Table, cells: Sequence[Cell]) -> str:
     """What stands after ± in the measured columns, or that nothing does."""
-    if all(len({case.client for case in cell.cases}) == 1 for cell in cells):
+    if all(len({case.subject.client for case in cell.cases}) == 1 for cell in cells):
         return "of a single client, which has no spread"
     return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
 
 
-def is_done(case: Case, records: Mapping[str, Record]) -> bool:
+def is_done(case: TrialCase, records: Mapping[str, Record]) -> bool:
     """Whether the case was run and did not fail."""
     return case.key in records and records[case.key].status == "done"
 
@@ -66,7 +65,7 @@ def by_client(cell: Cell, records: Mapping[str, Record], measure: str) -> list[f
     values: dict[int, list[float]] = {}
     for case in cell.cases:
         if is_done(case, records) and measure in (known := measures_of(records[case.key])):
-            values.setdefault(case.client, []).append(known[measure])
+            values.setdefault(case.subject.client, []).append(known[measure])
     return [statistics.fmean(own) for own in values.values()]
 
 
@@ -76,7 +75,7 @@ def correlation(cell: Cell, records: Mapping[str, Record]) -> float | None:
     for case in cell.cases:
         known = measures_of(records[case.key]) if case.key in records else {}
         if "sparsity" in known and "psnr" in known:
-            points.setdefault(case.client, []).append((known["sparsity"], known["psnr"]))
+            points.setdefault(case.subject.client, []).append((known["sparsity"], known["psnr"]))
     whole = [pairs for pairs in points.values() if len(pairs) > 2]  # two points always lie on a line
     found = [pearson([x for x, _ in pairs], [y for _, y in pairs]) for pairs in whole]
     values = [value for value in found if value is not None]
@@ -108,18 +107,18 @@ def summarised(values: Sequence[float], of: Table) -> Printed | None:
     return Printed(statistics.fmean(values), deviation if of.spread == DEVIATION else deviation / len(values) ** 0.5)
 
 
-def _line(of: Table, cell: Cell, title: str, records: Mapping[str, Record]) -> Line:
+def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
     found = [records[case.key] for case in cell.cases if case.key in records]
     done = [record for record in found if record.status == "done"]
     printed = cell.row.values.get(cell.method, {})
     values = {name: by_client(cell, records, name) for name in of.measures}
     if "pearson" in of.measures and (coefficient := correlation(cell, records)) is not None:
         values["pearson"] = [coefficient]
-    clients = len({case.client for case in cell.cases if is_done(case, records)})
+    clients = len({case.subject.client for case in cell.cases if is_done(case, records)})
     peaks = [record.peak_mib for record in done if record.peak_mib is not None]
     return Line(
         [shown(cell.row.setting[field]) for field in of.columns],
-        title,
+        cell.title,
         {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
         {
             name: number(summarised(values[name], of), measure.digits) + _share(len(values[name]), clients, name)

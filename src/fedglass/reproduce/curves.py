@@ -1,14 +1,23 @@
-"""The curves of SME's figures as drawings: share along the local steps, cosine along the segment."""
+"""What was measured along an axis in one case, as a drawing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 300, 170, 38, 28, 10, 8
-TITLES = {"share": ("share in the 2-D subspace", "local step t"), "cosine": ("cosine", "α")}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values at equal distances along an axis from 0 to `last`, none above 1."""
+
+    title: str
+    axis: str
+    last: float
+    values: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -20,23 +29,13 @@ class Chart:
     note: str = ""
 
 
-def charts(setting: str, curves: Mapping[str, object]) -> list[Chart]:
-    """One chart for each curve of a client."""
-    found = []
-    for name, (title, axis) in TITLES.items():
-        values = curves.get(name)
-        if isinstance(values, list) and len(values) > 1:
-            last = 1.0 if name == "cosine" else float(len(values) - 1)
-            found.append(Chart(title, line(title, axis, [float(v) for v in values], last), setting))
-    return found
+def drawn(curve: Curve) -> Markup:
+    """The curve as a polyline; the vertical axis ends at 1.
 
-
-def line(title: str, axis: str, values: Sequence[float], last: float) -> Markup:
-    """A polyline over an axis from 0 to `last`; the vertical axis ends at 1.
-
-    >>> "polyline" in line("cosine", "alpha", [0.8, 0.9, 0.7], 1.0)
+    >>> "polyline" in drawn(Curve("cosine", "alpha", 1.0, [0.8, 0.9, 0.7]))
     True
     """
+    values = curve.values
     low = min(0.9, *values)
     low = max(-1.0, (low * 10 // 1) / 10)
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
@@ -50,11 +49,13 @@ def line(title: str, axis: str, values: Sequence[float], last: float) -> Markup:
         f'<text x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end" font-size="11" fill="var(--muted)">{value:.2f}</text>'
         for value, y in ((1.0, TOP), ((1 + low) / 2, TOP + high / 2), (low, base))
     ]
-    ends = ((LEFT, "start", "0"), (WIDTH - RIGHT, "end", f"{last:g}"), (LEFT + wide / 2, "middle", axis))
+    ends = ((LEFT, "start", "0"), (WIDTH - RIGHT, "end", f"{curve.last:g}"), (LEFT + wide / 2, "middle", curve.axis))
     parts += [
         f'<text x="{x:.0f}" y="{HEIGHT - 10}" text-anchor="{anchor}" font-size="11" fill="var(--muted)">'
         f"{escape(text)}</text>"
         for x, anchor, text in ends
     ]
     parts.append(f'<polyline points="{points}" fill="none" stroke="var(--accent)" stroke-width="1.8"/>')
-    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>')
+    return Markup(
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(curve.title)}">{"".join(parts)}</svg>'
+    )

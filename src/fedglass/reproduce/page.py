@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from markupsafe import Markup
-
 from fedglass.ledger.records import Record
-from fedglass.report.charts import trade_off
 from fedglass.report.page import Cell as TableCell
 from fedglass.report.page import Table as PageTable
 from fedglass.report.page import render, write_page
 from fedglass.report.pictures import Album, Inlined
-from fedglass.reproduce.against import against
-from fedglass.reproduce.cases import Case, Cell, known_methods
-from fedglass.reproduce.compare import Line, by_client, lines, measures_of, shown, spread_in_words
-from fedglass.reproduce.curves import Chart, charts
+from fedglass.reproduce.cases import Cell, TrialCase
+from fedglass.reproduce.compare import Line, lines, measures_of, shown, spread_in_words
+from fedglass.reproduce.curves import Chart, Curve, drawn
+from fedglass.reproduce.drawn_over import charts_over
 from fedglass.reproduce.estimate import duration
 from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.tables import Figure, Table
@@ -54,17 +51,17 @@ def write_recreation(
         title=figure.title,
         source=of.source,
         data=data_in_words(cells),
-        stand_in=any(case.population.stand_in for cell in cells for case in cell.cases),
+        stand_in=any(case.subject.population.stand_in for cell in cells for case in cell.cases),
         progress=f"{sum(line.done for line in found)} of {sum(line.planned for line in found)} runs are done.",
         spread=spread_in_words(of, cells),
         clients=of.clients,
         table=_table(of, found),
         notes=remarks(of, cells, records),
         charts=_charts(of, cells, records),
-        averaged=bool(of.against),
+        averaged=bool(of.drawn_over),
         groups=[group for row in _by_row(cells) for group in _groups(of, row, records, album)],
         failures=[(case.title, r.error) for case, r in _failed(cells, records)],
-        attacks=PageTable(["method", "exactly as run"], _reprs(of, cells)),
+        attacks=PageTable(["method", "exactly as run"], _reprs(cells)),
         command=command,
     )
     return write_page(directory / f"{figure.name}.html", html)
@@ -72,7 +69,9 @@ def write_recreation(
 
 def data_in_words(cells: Sequence[Cell]) -> list[str]:
     """What the clients' images were, each once."""
-    each = ((case.population, cell.experiment.setup.warm_up is not None) for cell in cells for case in cell.cases)
+    each = (
+        (case.subject.population, cell.experiment.setup.warm_up is not None) for cell in cells for case in cell.cases
+    )
     return list(dict.fromkeys(population.words(trained) for population, trained in dict.fromkeys(each)))
 
 
@@ -122,12 +121,12 @@ def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], alb
         known = [(cell, record) for cell in cells if (record := _pictured(cell, client, records)) is not None]
         if known:
             original = Strip("original", "", album.inline(_place(known[0][1], "original"), "originals"))
-            strips = [original, *(_strip(of, cell, record, album) for cell, record in known)]
+            strips = [original, *(_strip(cell, record, album) for cell, record in known)]
             # Of one client only: they are many.
-            epochs = [s for cell, record in known for s in _epochs(of, cell, record, album)] if client == 0 else []
-            case = cells[0].cases[client]
-            part = f" ({case.part})" if case.part else ""
-            found.append(Group(f"{_setting(of, cells[0])}: client {case.client}{part}", strips, epochs))
+            epochs = [s for cell, record in known for s in _epochs(cell, record, album)] if client == 0 else []
+            trial = cells[0].cases[client].subject
+            part = f" ({trial.part})" if trial.part else ""
+            found.append(Group(f"{_setting(of, cells[0])}: client {trial.client}{part}", strips, epochs))
     return found
 
 
@@ -141,51 +140,38 @@ def _place(record: Record, name: str) -> str:
     return str(places[name]) if isinstance(places, dict) else ""
 
 
-def _strip(of: Table, cell: Cell, record: Record, album: Album) -> Strip:
-    method, measures = known_methods(of)[cell.method], measures_of(record)
+def _strip(cell: Cell, record: Record, album: Album) -> Strip:
+    measures = measures_of(record)
     told = [f"{measures['psnr']:.1f} dB"]
     told += [f"{measures['recovered']:.0f} % recovered"] if "recovered" in measures else []
     told += [f"{name.upper()} {measures[name]:.3f}" for name in ("ssim", "lpips") if name in measures]
     score = ", ".join(told)
-    return Strip(method, score, album.inline(_place(record, "reconstruction"), f"reconstructed by {method}"))
+    return Strip(cell.title, score, album.inline(_place(record, "reconstruction"), f"reconstructed by {cell.title}"))
 
 
-def _epochs(of: Table, cell: Cell, record: Record, album: Album) -> list[Strip]:
+def _epochs(cell: Cell, record: Record, album: Album) -> list[Strip]:
     places = record.extra["strips"]
     paths = places.get("epochs") if isinstance(places, dict) else None
     if not isinstance(paths, list):
         return []
-    titles = [f"{known_methods(of)[cell.method]}, epoch {i}" for i in range(1, len(paths) + 1)]
+    titles = [f"{cell.title}, epoch {i}" for i in range(1, len(paths) + 1)]
     return [Strip(title, "", album.inline(str(path), title)) for title, path in zip(titles, paths, strict=True)]
 
 
 def _charts(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
-    drawn = [Chart("PSNR against N", svg)] if (svg := _against_examples(of, cells, records)) is not None else []
-    drawn += against(of, cells, records)
+    found = charts_over(of, cells, records)
     for cell in cells:
         record = records.get(cell.cases[0].key)
-        if record is not None and isinstance(curves := record.extra.get("curves"), dict) and curves:
-            drawn += charts(_setting(of, cell), curves)
-    return drawn
+        curves = None if record is None else record.extra.get("curves")
+        for curve in (Curve(**each) for each in curves or []):  # type: ignore[union-attr, arg-type] # JSON of a Curve
+            found.append(Chart(curve.title, drawn(curve), _setting(of, cell)))
+    return found
 
 
-def _against_examples(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> Markup | None:
-    """The mean PSNR of each method over the number of examples, where that is all that changes."""
-    if set(of.columns) != {"examples", "steps"}:
-        return None
-    series: dict[str, list[tuple[float, float]]] = {}
-    for cell in cells:
-        if values := by_client(cell, records, "psnr"):
-            point = (float(cell.row.setting["examples"]), sum(values) / len(values))
-            series.setdefault(known_methods(of)[cell.method], []).append(point)
-    return trade_off("PSNR against the number of examples", series, "N", "dB") if series else None
-
-
-def _failed(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[tuple[Case, Record]]:
+def _failed(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[tuple[TrialCase, Record]]:
     cases = [case for cell in cells for case in cell.cases]
     return [(case, records[case.key]) for case in cases if case.key in records and records[case.key].status == "failed"]
 
 
-def _reprs(of: Table, cells: Sequence[Cell]) -> list[list[TableCell | str]]:
-    titles = known_methods(of)
-    return [list(pair) for pair in dict.fromkeys((titles[c.method], repr(c.experiment.probe)) for c in cells)]
+def _reprs(cells: Sequence[Cell]) -> list[list[TableCell | str]]:
+    return [list(pair) for pair in dict.fromkeys((c.title, repr(c.experiment.probe)) for c in cells)]

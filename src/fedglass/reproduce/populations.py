@@ -19,10 +19,8 @@ from fedglass.data.catalogue import load
 from fedglass.data.dataset import Dataset
 from fedglass.data.photos import photos
 from fedglass.data.whitening import CIFAR10, CIFAR100, FEMNIST
+from fedglass.reproduce.request import PUBLISHED, REDUCED
 from fedglass.reproduce.samples import read_samples
-
-PUBLISHED, REDUCED = 224, 96
-"""Sides of photographs: those of the coarse-to-fine paper, and those that a CPU can bear."""
 
 IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedglass.attack.attack import Attack
@@ -20,11 +21,13 @@ from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.models.init import FromFile, Initialisation, KaimingNormal, KaimingUniform, Orthogonal
 from fedglass.models.transfer import Transfer
-from fedglass.reproduce.experiment import Defended, Experiment
-from fedglass.reproduce.populations import KIND_OF, KINDS, PUBLISHED
+from fedglass.reproduce.cases import Cell
+from fedglass.reproduce.experiment import Experiment, Setup
+from fedglass.reproduce.paper import Method, Paper, Recreation, Trained
+from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.invert import Invert
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import Row, Setting
+from fedglass.reproduce.request import PUBLISHED, Request
+from fedglass.reproduce.tables import Row, Setting, Table
 
 STEP_LR = 0.0001
 """Of several local steps (Section 5.4)."""
@@ -43,36 +46,25 @@ NETWORKS = {
     "DenseNet-121": "densenet121",
     "MobileNet-V2": "mobilenet_v2",
 }
-RECIPES = {
-    "ours": "coarse_to_fine_published",
-    "fast": "coarse_to_fine",
-    "fast-pruned": "coarse_to_fine_pruned",
-    "fedleak": "fedleak",
-    "hfgradinv": "hfgradinv",
-    "agic": "agic",
-    "sapag": "sapag",
-    "invg": "invg",
-    "idlg": "idlg_adam",
-    "tv": "invg_scaled",
-    "coarse": "coarse_stage_published",
-    "fast-coarse": "coarse_stage",
+METHODS = {
+    "ours": Method("coarse_to_fine_published", "coarse-to-fine"),
+    "fast": Method("coarse_to_fine", "this package's coarse_to_fine"),
+    "fast-pruned": Method("coarse_to_fine_pruned", "this package's coarse_to_fine_pruned"),
+    "fedleak": Method("fedleak", "FedLeak"),
+    "hfgradinv": Method("hfgradinv", "HFGradInv"),
+    "agic": Method("agic", "AGIC"),
+    "sapag": Method("sapag", "SAPAG"),
+    "invg": Method("invg", "InvG"),
+    "idlg": Method("idlg_adam", "iDLG with Adam"),
+    "tv": Method("invg_scaled", "InvG with the rescaled total variation"),
+    "coarse": Method("coarse_stage_published", "the coarse stage alone"),
+    "fast-coarse": Method("coarse_stage", "the coarse stage of this package's coarse_to_fine alone"),
 }
-"""Method of the tables -> recipe."""
 TWO_STAGES = ("ours", "fast", "fast-pruned")
-EXTRA = {
-    "ours": "coarse-to-fine",
-    "fast": "this package's coarse_to_fine",
-    "fast-pruned": "this package's coarse_to_fine_pruned",
-    "fedleak": "FedLeak",
-    "hfgradinv": "HFGradInv",
-    "agic": "AGIC",
-    "sapag": "SAPAG",
-    "invg": "InvG",
-    "idlg": "iDLG with Adam",
-    "tv": "InvG with the rescaled total variation",
-    "coarse": "the coarse stage alone",
-    "fast-coarse": "the coarse stage of this package's coarse_to_fine alone",
-}
+MADE_FOR_LESS = (
+    "Methods named `fast` are this package's coarse_to_fine, made for such budgets, at which the paper's own rates do "
+    "not arrive."
+)
 
 
 def inverted(row: Row, method: str, request: Request) -> Experiment:
@@ -80,7 +72,7 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
     setting = row.setting
     steps = setting.get("steps", 1)
     gradient, release = _defence(setting)
-    setup = Defended(
+    setup = Setup(
         _data(setting["dataset"], request.side),
         NETWORKS[setting.get("network", "ResNet-18")],
         Training(SHARED_LR if steps == 1 else STEP_LR, epochs=steps),
@@ -92,21 +84,34 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
     return Experiment(setup, Invert(_attack(method, request)))
 
 
-def needed(setting: Setting) -> str | None:
-    """The name of the trained network without which the setting can not be run.
+def network(setting: Setting) -> Trained | None:
+    """Without which the setting can not be run, or that an untrained one may stand in for in some figures.
 
-    >>> needed({"init": "transfer"}), needed({"init": "normal", "stage": "50"}), needed({"init": "normal"})
-    ('transfer', '50', None)
+    >>> network({"init": "transfer"}), network({"init": "normal", "stage": "50"}), network({"init": "normal"})
+    (Trained(name='transfer', needed=True), Trained(name='50', needed=True), None)
     """
     stage = setting.get("stage", UNTRAINED)
     if stage != UNTRAINED:
-        return str(stage)
-    return TRANSFER if setting.get("init") == TRANSFER else None
+        return Trained(str(stage))
+    if setting.get("init") == TRANSFER:
+        return Trained(TRANSFER)
+    return Trained(setting["trained"], needed=False) if "trained" in setting else None
 
 
-def available(setting: Setting, request: Request) -> bool:
-    """Whether the setting needs no trained network, or it was given."""
-    return (name := needed(setting)) is None or name in request.weights
+def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
+    """How the runs differ from the paper's in size."""
+    setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
+    sides = sorted({KINDS[setup.data].shape[1] for setup in setups})
+    counts = sorted({sum(cell.experiment.probe.stages) for cell in cells})
+    here = [
+        f"{' or '.join(map(str, counts))} iterations in all, which coarse-to-fine halves between its stages",
+        f"restarts: {max(cell.request.restarts for cell in cells)}",
+        f"trials: {max(len({case.subject.client for case in cell.cases}) for cell in cells)}",
+        *(f"{side} x {side} pixels in place of 224 x 224" for side in sides if 32 < side < PUBLISHED),
+    ]
+    paper = f"30,000 iterations (coarse-to-fine 30,000 + 30,000), the best of 5 restarts, {of.clients} trials"
+    ours = any(cell.method.startswith("fast") for cell in cells)
+    return [f"Reduced here: {'; '.join(here)}. The paper: {paper}.", *([MADE_FOR_LESS] if ours else [])]
 
 
 def _data(title: str, side: int) -> str:
@@ -116,22 +121,18 @@ def _data(title: str, side: int) -> str:
 
 def _attack(method: str, request: Request) -> Attack:
     """The iterations asked for are those of all stages together, so that methods are compared at one cost."""
-    name = RECIPES[method]
-    if request.iterations is None:
-        return request.attack(name, restarts=request.restarts)
-    share = max(1, request.iterations // 2) if method in TWO_STAGES else request.iterations
-    return Request(share).attack(name, restarts=request.restarts)
+    halved = request.iterations is not None and method in TWO_STAGES
+    share = max(1, (request.iterations or 0) // 2) if halved else request.iterations
+    return METHODS[method].attack(replace(request, iterations=share), restarts=request.restarts)
 
 
 def _initialisation(setting: Setting, request: Request) -> Initialisation:
-    # Some figures have a trained network that an untrained one may stand in for.
-    name = needed(setting) or setting.get("trained", "")
-    if name in request.weights:
-        path = request.weights[name]
-        # A checkpoint is a stage of this very network: layers drawn anew would belie the accuracy it is given for.
-        kind = Transfer if name == TRANSFER else FromFile
-        return kind(path, _sha256(path))
-    return INITS[setting["init"]]
+    trained = network(setting)
+    if trained is None or trained.name not in request.weights:
+        return INITS[setting["init"]]
+    path = request.weights[trained.name]
+    # A checkpoint is a stage of this very network: layers drawn anew would belie the accuracy it is given for.
+    return (Transfer if trained.name == TRANSFER else FromFile)(path, _sha256(path))
 
 
 @functools.cache
@@ -165,8 +166,7 @@ def _private(clip: float, epsilon: float | str) -> Release:
     return Chain((Clip(clip), GaussianNoise(multiplier * clip)))
 
 
-C2F: Mapping[str, Callable[[Row, str, Request], Experiment]] = dict.fromkeys(
-    [f"c2f-table{number}" for number in (1, 2, 3, 5, 6)]
-    + [f"c2f-figure{number}" for number in (3, 9, 11, 13, 14, 15, 16)],
-    inverted,
-)
+NAMES = [f"c2f-table{number}" for number in (1, 2, 3, 5, 6)] + [
+    f"c2f-figure{number}" for number in (3, 9, 11, 13, 14, 15, 16)
+]
+PAPER = Paper(dict.fromkeys(NAMES, Recreation(inverted, METHODS)), network=network, restarts=True, remarks=reduced)

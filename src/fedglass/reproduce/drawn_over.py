@@ -1,4 +1,4 @@
-"""The figures of coarse-to-fine as drawings: PSNR and SSIM over what changes from row to row."""
+"""PSNR and SSIM drawn over the field of the setting that changes from row to row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from fedglass.ledger.records import Record
 from fedglass.report.charts import trade_off
-from fedglass.reproduce.cases import Cell, known_methods
+from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import by_client, shown
 from fedglass.reproduce.curves import Chart
 from fedglass.reproduce.tables import Table
@@ -20,9 +20,9 @@ UNDEFENDED = "none"
 Points = dict[str, list[tuple[float, float]]]
 
 
-def against(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
+def charts_over(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
     """One chart for each measure, where the table says over what."""
-    if not of.against:
+    if not of.drawn_over:
         return []
     title, found = _title(of), []
     for measure, (name, unit) in DRAWN.items():
@@ -39,7 +39,7 @@ def _series(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], mea
     found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for cell, mean in means:
         for label in _lines(of, cell, [other for other, _ in means]):
-            found.setdefault(label, []).append((_place(of, cell.row.setting[of.against["x"]]), mean))
+            found.setdefault(label, []).append((_place(of, cell.row.setting[of.drawn_over["x"]]), mean))
     return {label: found[words] for words, label in zip(found, _distinct(list(found)), strict=True)}
 
 
@@ -68,15 +68,16 @@ def _alike(one: Cell, other: Cell) -> bool:
 
 
 def _label(of: Table, cell: Cell) -> tuple[str, ...]:
-    others = [shown(cell.row.setting[field]) for field in of.columns if field != of.against["x"]]
-    return *others, known_methods(of)[cell.method]  # the end is cut off first
+    along = (of.drawn_over["x"], *of.drawn_over.get("along", ()))
+    others = [shown(cell.row.setting[field]) for field in of.columns if field not in along]
+    return *others, cell.title  # the end is cut off first
 
 
 def _title(of: Table) -> str:
     """The axis, and what stands at its edge."""
-    values = dict.fromkeys(str(row.setting[of.against["x"]]) for row in of.rows)
+    values = dict.fromkeys(str(row.setting[of.drawn_over["x"]]) for row in of.rows)
     told = [f"; {EDGE[value]} is drawn at {_edge(of):g}" for value in values if value in EDGE]
-    return f"{of.against['title']}{''.join(told)}"
+    return f"{of.drawn_over['title']}{''.join(told)}"
 
 
 def _place(of: Table, value: object) -> float:
@@ -87,7 +88,7 @@ def _place(of: Table, value: object) -> float:
 
 def _edge(of: Table) -> float:
     """One step beyond the last number of the table: where values are drawn that have none."""
-    values = {_number(of, row.setting[of.against["x"]]) for row in of.rows}
+    values = {_number(of, row.setting[of.drawn_over["x"]]) for row in of.rows}
     *_, before, last = sorted(value for value in values if value is not None)
     return last + (last - before)
 
@@ -97,4 +98,4 @@ def _number(of: Table, value: object) -> float | None:
     if str(value) in EDGE:
         return None
     number = 0.0 if value == "untrained" else float(str(value))
-    return math.log10(number) if of.against.get("log") else number
+    return math.log10(number) if of.drawn_over.get("log") else number

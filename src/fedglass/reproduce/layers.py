@@ -1,45 +1,10 @@
-"""The networks of DLFA's Table 5 beside those that are attacked here."""
+"""The layers of a network in a paper's words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import nn
-
-from fedglass.models.catalogue import build
-from fedglass.reproduce.dlfa import NETWORKS
-from fedglass.reproduce.populations import KINDS
-from fedglass.reproduce.tables import Table
-
-STRUCTURE = "dlfa-table5"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer as printed and as built."""
-
-    data: str
-    number: int
-    published: str
-    built: str
-
-    @property
-    def same(self) -> bool:
-        return self.published == self.built
-
-
-def compare_layers(of: Table) -> list[Layer]:
-    """Every printed layer beside the one that takes its place."""
-    found = []
-    for data in of.methods:
-        kind = KINDS[data]
-        model = build(NETWORKS[data], shape=kind.shape, classes=kind.classes)
-        ours = list(layers(model))
-        for row in of.rows:
-            printed = str(row.values[data]["layer"])
-            found.append(Layer(data, row.number, printed, ours[row.number - 1]))
-    return found
 
 
 def layers(model: nn.Module) -> Iterator[str]:
