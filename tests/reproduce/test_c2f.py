@@ -27,6 +27,7 @@ from fedglass.models.init import FromFile, KaimingNormal, KaimingUniform, Orthog
 from fedglass.models.transfer import Transfer
 from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, known_methods
 from fedglass.reproduce.compare import correlation, lines
+from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.drawn_over import _place, _title, charts_over
 from fedglass.reproduce.experiment import Setup
 from fedglass.reproduce.papers.c2f import DELTA, NAMES, inverted
@@ -63,7 +64,7 @@ def test_every_cell_is_an_experiment_on_data_of_the_right_shape(name: str) -> No
             for method in known_methods(of):
                 made = inverted(part, method, Request(10, weights=given))
                 assert isinstance(made.probe, Invert)
-                assert sum(made.probe.stages) == 10
+                assert sum(iterations_of_stages(made.probe.attack)) == 10
                 assert not made.knows.labels
                 assert made.setup.training.local_steps(made.setup.examples) == part.setting.get("steps", 1)
                 assert made.setup.examples == part.setting.get("batch", 1)

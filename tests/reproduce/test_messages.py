@@ -18,7 +18,7 @@ from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
 from fedglass.reproduce.messages import Message, members, network_of
 from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.warm_ups import Checkpoint, warmed_up
+from fedglass.reproduce.warm_ups import warmed_up
 from fedglass.rounds.client import Client
 from fedglass.rounds.truth import Truth
 from fedglass.rounds.views.view import Knows
@@ -94,8 +94,7 @@ def test_a_longer_warm_up_goes_through_a_shorter_one(population: Population, tmp
     short, long = (replace(SETUP, warm_up=WarmUp(n, Training(0.1), examples=20, called=2)) for n in (1, 2))
     path = tmp_path / "short.safetensors"
     path.write_bytes(save(warmed_up(short, population, 0, lambda done, total: None).state_dict()))
-    since = Checkpoint(1, str(path))
-    continued = warmed_up(long, population, 0, lambda done, total: None, since)
+    continued = warmed_up(long, population, 0, lambda done, total: None, 1, str(path))
     straight = warmed_up(long, population, 0, lambda done, total: None)
     assert torch.equal(flatten(weights_of(continued)), flatten(weights_of(straight)))
 

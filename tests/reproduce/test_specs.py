@@ -110,7 +110,7 @@ def test_networks_of_smes_table_7() -> None:
 
 def test_iterations_can_be_changed() -> None:
     for method in ("dlfa", "ig", "sme"):
-        assert made("sme-table2", 1, method, Request(7)).probe.stages == (7,)
+        assert attack_of(made("sme-table2", 1, method, Request(7))).stages[0].solver.iterations == 7
 
 
 def test_methods_are_chosen_in_the_papers_order() -> None:

@@ -89,7 +89,7 @@ def cells(
             experiments = _experiments(of, row, method, request)
             _check_data(experiments.values(), clients, populations)
             cases = [
-                _case(of, row, method, Trial(experiment, populations[experiment.setup.data], client, seed, part))
+                _case(of, row, method, Trial(experiment, _population(experiment, populations), client, seed, part))
                 for part, experiment in experiments.items()
                 for client in range(clients)
             ]
@@ -97,6 +97,12 @@ def cells(
                 first = cases[0].subject.experiment
                 found.append(Cell(row, method, titles[method], first, cases, request))
     return found
+
+
+def _population(experiment: Experiment, populations: Mapping[str, Population]) -> Population:
+    """The images of the experiment, under their own labels where a network has been trained on them."""
+    found = populations[experiment.setup.data]
+    return found if experiment.setup.warm_up is None else found.with_own_labels()
 
 
 def _check_data(experiments: Iterable[Experiment], clients: int, populations: Mapping[str, Population]) -> None:
@@ -152,7 +158,7 @@ def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
             "table": of.name,
             "row": row.number,
             "method": method,
-            "data": population.words(setup.warm_up is not None),
+            "data": population.words(),
             "stand_in": population.stand_in,
             "experiment": repr(experiment),
             "seed": trial.seed,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedglass.analysis.sparsity import pearson
 from fedglass.ledger.records import Record
 from fedglass.reproduce.cases import Cell, TrialCase
+from fedglass.reproduce.curves import Curve
 from fedglass.reproduce.tables import Printed, Table
 
 DEVIATION = "standard deviation"
@@ -43,6 +45,18 @@ def measures_of(record: Record) -> dict[str, float]:
     if record.peak_mib is not None:
         known["gigabytes"] = record.peak_mib * 2**20 / 1e9
     return known
+
+
+def curves_of(record: Record) -> list[Curve]:
+    """What was measured along an axis in one case."""
+    found: Any = record.extra.get("curves", [])
+    return [Curve(**each) for each in found]
+
+
+def strips_of(record: Record) -> dict[str, Any]:
+    """Where the pictures of one case are: of the originals, of the reconstruction, and of each epoch."""
+    found: Any = record.extra.get("strips", {})
+    return dict(found)
 
 
 def spread_in_words(of: Table, cells: Sequence[Cell]) -> str:

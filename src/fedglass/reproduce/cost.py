@@ -60,9 +60,9 @@ def attack_seconds(attack: Attack, load: Load) -> float:
     return attack.restarts * sum(_stage_seconds(stage, load) for stage in attack.stages)
 
 
-def iterations_of_stages(attack: Attack) -> tuple[int, ...]:
-    """How many iterations each stage makes; one where its solver does not say."""
-    return tuple(int(getattr(stage.solver, "iterations", 1)) for stage in attack.stages)
+def iterations_of_stages(attack: Attack | None) -> tuple[int, ...]:
+    """How many iterations each stage makes, one where its solver does not say; none without an attack."""
+    return () if attack is None else tuple(int(getattr(stage.solver, "iterations", 1)) for stage in attack.stages)
 
 
 def _stage_seconds(stage: Stage, load: Load) -> float:

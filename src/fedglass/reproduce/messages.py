@@ -56,8 +56,8 @@ class Message:
 
 def members(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
     """The clients behind the message at that position: one, or as many as are averaged in it."""
-    first, own_labels = index * setup.clients, setup.warm_up is not None
-    drawn = [population.client(first + i, setup.examples, own_labels) for i in range(setup.clients)]
+    first = index * setup.clients
+    drawn = [population.client(first + i, setup.examples) for i in range(setup.clients)]
     return tuple(Client(name, images, labels, setup.gradient, setup.release) for name, images, labels in drawn)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fedglass.ledger.records import Record
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import is_done
+from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Table
 
@@ -38,7 +39,7 @@ def _iterations(cells: Sequence[Cell]) -> list[str]:
     """What was made of --iterations: a recipe gives them to its main stage, others keep their own."""
     asked: dict[int, dict[str, str]] = {}
     for cell in cells:
-        stages, iterations = cell.experiment.probe.stages, cell.request.iterations
+        stages, iterations = iterations_of_stages(cell.experiment.probe.attack), cell.request.iterations
         if iterations is not None and stages:
             told = asked.setdefault(iterations, {})
             if len(stages) > 1:

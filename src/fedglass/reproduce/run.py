@@ -26,24 +26,32 @@ def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Pr
     keys = {case.key for case in cases}
 
     def prepared(todo: Sequence[TrialCase]) -> list[Work]:
-        networks: dict[Path, TrainedNetwork] = {}
-        return [_work(case, directory, networks, progress) for case in todo]
+        networks = _networks(todo, directory, progress)
+        return [_work(case, networks[network_file(case.subject, directory)]) for case in todo]
 
     with alone(directory):
         play_unfinished(cases, directory, executor, prepared, progress)
     return {record.key: record for record in RecordFile(directory / RECORDS).read() if record.key in keys}
 
 
-def _work(case: TrialCase, directory: Path, networks: dict[Path, TrainedNetwork], progress: Progress) -> Work:
-    """All that a worker needs; the network is trained here, where the cases share it."""
+def _networks(
+    cases: Sequence[TrialCase], directory: Path, progress: Progress
+) -> dict[Path | None, TrainedNetwork | None]:
+    """By file the networks that the cases start from, which are trained here, where the cases share them."""
+    found: dict[Path | None, TrainedNetwork | None] = {None: None}
+    for trial in (case.subject for case in cases):
+        path, network = network_file(trial, directory), trial.experiment.setup.network
+
+        def trained(done: int, total: int, network: str = network) -> None:
+            progress.trained(f"{network} for {total} rounds", done, total)
+
+        if path not in found:
+            found[path] = trained_network(trial, directory, trained)
+    return found
+
+
+def _work(case: TrialCase, network: TrainedNetwork | None) -> Work:
     trial, experiment = case.subject, case.subject.experiment
-    setup, path = experiment.setup, network_file(trial, directory)
-
-    def trained(done: int, total: int) -> None:
-        progress.trained(f"{setup.network} for {total} rounds", done, total)
-
-    if path is not None and path not in networks:
-        networks[path] = trained_network(trial, path, trained)
-    clients = members(setup, trial.population, trial.client)
-    message = Message(experiment, clients, trial.seed, None if path is None else networks[path])
+    clients = members(experiment.setup, trial.population, trial.client)
+    message = Message(experiment, clients, trial.seed, network)
     return Work(case, message, device_named("auto" if experiment.probe.accelerated else "cpu"))

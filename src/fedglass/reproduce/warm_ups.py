@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import save
 from torch import nn
 
 from fedglass.audit.machine import one_thread
+from fedglass.audit.target import Said
 from fedglass.audit.utility import accuracy, sample
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
@@ -23,14 +24,6 @@ from fedglass.rounds.client import Client
 TRAINED = "trained"
 MOST_WRITERS = 100
 """Clients that a warm-up draws from, where the data have more writers."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A network that a shorter warm-up has left."""
-
-    rounds: int
-    weights: str
 
 
 def network_file(trial: Trial, directory: Path, rounds: int | None = None) -> Path | None:
@@ -50,28 +43,26 @@ def untrained(cases: Sequence[TrialCase], directory: Path) -> list[TrialCase]:
     return [case for path, case in warm.items() if not path.is_file()]
 
 
-def trained_network(trial: Trial, path: Path, progress: Callable[[int, int], None]) -> TrainedNetwork:
-    """The network of that file, which is trained here where there is none yet."""
+def trained_network(trial: Trial, directory: Path, progress: Said) -> TrainedNetwork | None:
+    """The network after the trial's warm-up, which is trained here where it has no file yet; none without a warm-up."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
+    path = network_file(trial, directory)
+    if path is None:
+        return None
     with one_thread():
         if not path.is_file():
-            model = warmed_up(setup, population, seed, progress, _checkpoint(trial, path.parent.parent))
+            model = warmed_up(setup, population, seed, progress, *_shorter(trial, directory))
             write_bytes(path, save(model.state_dict()))
-        data = population.dataset(own_labels=True)
+        data = population.dataset()
         share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample(data, seed))
     return TrainedNetwork(str(path), share)
 
 
 def warmed_up(
-    setup: Setup,
-    population: Population,
-    seed: int,
-    progress: Callable[[int, int], None],
-    since: Checkpoint | None = None,
+    setup: Setup, population: Population, seed: int, progress: Said, done: int = 0, weights: str | None = None
 ) -> nn.Module:
-    """The network after the rounds of the setup's warm-up, which keeps the data's own labels."""
-    warm_up, done = setup.warm_up, 0 if since is None else since.rounds
-    model = network_of(setup, seed, None if since is None else since.weights)
+    """The network after the rounds of the setup's warm-up, some of which may be `done` and have left `weights`."""
+    model, warm_up = network_of(setup, seed, weights), setup.warm_up
     if warm_up is None:
         return model
     clients = crowd(warm_up, population)
@@ -90,15 +81,15 @@ def crowd(warm_up: WarmUp, population: Population) -> list[Client]:
     found = population.writers(warm_up.examples)
     population.check(1, warm_up.examples)
     count = MOST_WRITERS if found is None else min(found, MOST_WRITERS)
-    members = (population.client(i, warm_up.examples, own_labels=True) for i in range(count))
+    members = (population.client(i, warm_up.examples) for i in range(count))
     return [Client(name, images, labels) for name, images, labels in members]
 
 
-def _checkpoint(trial: Trial, directory: Path) -> Checkpoint | None:
-    """The longest of the shorter warm-ups that are there: a warm-up of 10 rounds goes through that of 5."""
+def _shorter(trial: Trial, directory: Path) -> tuple[int, str | None]:
+    """The longest of the shorter warm-ups that are there: one of 10 rounds goes through that of 5."""
     warm_up = trial.experiment.setup.warm_up
     for rounds in range(0 if warm_up is None else warm_up.rounds - 1, 0, -1):
         path = network_file(trial, directory, rounds)
         if path is not None and path.is_file():
-            return Checkpoint(rounds, str(path))
-    return None
+            return rounds, str(path)
+    return 0, None

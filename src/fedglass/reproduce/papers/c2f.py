@@ -22,6 +22,7 @@ from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.models.init import FromFile, Initialisation, KaimingNormal, KaimingUniform, Orthogonal
 from fedglass.models.transfer import Transfer
 from fedglass.reproduce.cases import Cell
+from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.paper import Method, Paper, Recreation, Trained
 from fedglass.reproduce.populations import KIND_OF, KINDS
@@ -102,7 +103,7 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     """How the runs differ from the paper's in size."""
     setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
     sides = sorted({KINDS[setup.data].shape[1] for setup in setups})
-    counts = sorted({sum(cell.experiment.probe.stages) for cell in cells})
+    counts = sorted({sum(iterations_of_stages(cell.experiment.probe.attack)) for cell in cells})
     here = [
         f"{' or '.join(map(str, counts))} iterations in all, which coarse-to-fine halves between its stages",
         f"restarts: {max(cell.request.restarts for cell in cells)}",

@@ -166,18 +166,18 @@ def networks(of: Table) -> Comparison:
     return Comparison(("data set", "layer"), lines)
 
 
+METHOD_TABLES = {
+    "dlfa-table3": recovered_counts,
+    "dlfa-table6": defended,
+    "dlfa-table8": batch_counts,
+    "dlfa-table9": supposed_training,
+    **{f"dlfa-table{number}": known_counts for number in (1, 7, 10, 11)},
+}
 PAPER = Paper(
     tables={
-        "dlfa-table1": Recreation(known_counts, BESIDE),
         "dlfa-table2": Recreation(counted_labels),
-        "dlfa-table3": Recreation(recovered_counts, BESIDE),
         "dlfa-table4": Recreation(priors),
-        "dlfa-table6": Recreation(defended, BESIDE),
-        "dlfa-table7": Recreation(known_counts, BESIDE),
-        "dlfa-table8": Recreation(batch_counts, BESIDE),
-        "dlfa-table9": Recreation(supposed_training, BESIDE),
-        "dlfa-table10": Recreation(known_counts, BESIDE),
-        "dlfa-table11": Recreation(known_counts, BESIDE),
+        **{name: Recreation(experiment, BESIDE) for name, experiment in METHOD_TABLES.items()},
     },
     compared={"dlfa-table5": networks},
 )

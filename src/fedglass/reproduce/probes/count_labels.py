@@ -18,7 +18,7 @@ class CountLabels:
     """Half the L1 distance between the recovered label counts and the true ones [Dimitrov et al., 2022, Table 2]."""
 
     accelerated: ClassVar[bool] = False
-    stages: ClassVar[tuple[int, ...]] = ()
+    attack: ClassVar[None] = None
 
     labels: Labels
 

@@ -25,7 +25,7 @@ class Geometry:
     """Trains the client step by step and measures along its way [Zhu, Yao, Blaschko, 2023, Sec. 5.1]."""
 
     accelerated: ClassVar[bool] = False
-    stages: ClassVar[tuple[int, ...]] = ()
+    attack: ClassVar[None] = None
 
     points: int = 51
     """Values of alpha, from the weights before to those after."""

@@ -29,10 +29,6 @@ class Invert:
 
     attack: Attack
 
-    @property
-    def stages(self) -> tuple[int, ...]:
-        return iterations_of_stages(self.attack)
-
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
         seen, truth = target.observation, target.known_truth
         found = self.attack.run(seen, seed, progress)
@@ -42,7 +38,7 @@ class Invert:
         measures["label_errors"] = float(fields["label_errors"])
         measures["sparsity"] = sparsity(seen.update.values())  # of the message, as the attack was given it
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
-        told = {"metrics": dict(scores.values), "iterations": sum(self.stages), "extra": extra}
+        told = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
         shown = scores.matching.apply(found.images.detach().cpu())
         return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.numpy()))
 

@@ -23,8 +23,8 @@ class PublishedProbe(Probe, Protocol):
         ...
 
     @property
-    def stages(self) -> tuple[int, ...]:
-        """The iterations of each stage of its attack; none where it has no attack."""
+    def attack(self) -> Attack | None:
+        """What it plays, where it plays an attack."""
         ...
 
     def seconds(self, load: Load) -> float:

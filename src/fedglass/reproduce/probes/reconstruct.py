@@ -22,7 +22,7 @@ from fedglass.ledger.evidence import Strips
 from fedglass.metrics.matching import Matching, match, match_by_psnr
 from fedglass.metrics.psnr import psnr
 from fedglass.metrics.recovered import share_above
-from fedglass.reproduce.cost import Load, attack_seconds, iterations_of_stages
+from fedglass.reproduce.cost import Load, attack_seconds
 from fedglass.reproduce.probes.probe import of_attack
 
 
@@ -58,10 +58,6 @@ class Reconstruct:
     threshold: float
     """PSNR above which an image counts as recovered."""
     pairing: Pairing
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        return iterations_of_stages(self.attack)
 
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
         seen, truth, watch = target.observation, target.known_truth, _Watch()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from fedglass.attack.attack import part, rank
+from fedglass.attack.attack import Attack, part, rank
 from fedglass.attack.hypotheses import hypotheses, supposing, trainings
 from fedglass.attack.parts import Progress
 from fedglass.audit.probe import Finding
@@ -21,15 +22,13 @@ class TryTrainings:
     The way out that the paper names but does not measure [Dimitrov et al., 2022, App. C.4].
     """
 
+    accelerated: ClassVar[bool] = False
+
     probe: Reconstruct
 
     @property
-    def accelerated(self) -> bool:
-        return self.probe.accelerated
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        return self.probe.stages
+    def attack(self) -> Attack:
+        return self.probe.attack
 
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
         seen, found = target.observation, []
