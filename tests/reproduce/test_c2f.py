@@ -26,11 +26,11 @@ from fedglass.models.catalogue import build
 from fedglass.models.init import FromFile, KaimingNormal, KaimingUniform, Orthogonal
 from fedglass.models.transfer import Transfer
 from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, known_methods
-from fedglass.reproduce.compare import correlation, lines
+from fedglass.reproduce.compare import lines
 from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.drawn_over import _place, _title, charts_over
 from fedglass.reproduce.experiment import Setup
-from fedglass.reproduce.papers.c2f import DELTA, NAMES, inverted
+from fedglass.reproduce.papers.c2f import DELTA, NAMES, correlation, inverted
 from fedglass.reproduce.populations import KINDS, populations
 from fedglass.reproduce.probes.invert import Invert
 from fedglass.reproduce.remarks import remarks

@@ -52,12 +52,18 @@ CLIENTS = 3
 @click.option(
     "--iterations",
     type=click.IntRange(1),
-    help="The option `iterations` of each recipe, beside which warm-up and finishing stages keep their own; of c2f: of "
-    "all stages together.  [default: the release's; c2f: an hour on 2 cores]",
+    help="The option `iterations` of each recipe, beside which warm-up and finishing stages keep their own; where the "
+    "page says so, of all stages together.  [default: the release's, or the table's own: an hour on 2 cores]",
 )
-@click.option("--restarts", type=click.IntRange(1), default=1, show_default=True, help="Of each attack (c2f).")
-@click.option("--size", type=click.Choice(["96", "224"]), default="96", show_default=True, help="Of photographs (c2f).")
-@click.option("--weights", multiple=True, help="Trained networks (c2f), such as transfer=FILE or 50=FILE.")
+@click.option(
+    "--restarts", type=click.IntRange(1), default=1, show_default=True, help="Of each attack, if its paper restarts."
+)
+@click.option(
+    "--size", type=click.Choice(["96", "224"]), default="96", show_default=True, help="Of photographs, 224 in papers."
+)
+@click.option(
+    "--weights", multiple=True, help="Trained networks that rows start from, such as transfer=FILE or 50=FILE."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
 @click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")

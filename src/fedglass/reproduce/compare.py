@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedglass.analysis.sparsity import pearson
 from fedglass.ledger.records import Record
 from fedglass.reproduce.cases import Cell, TrialCase
 from fedglass.reproduce.curves import Curve
+from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table
 
 DEVIATION = "standard deviation"
@@ -83,19 +83,6 @@ def by_client(cell: Cell, records: Mapping[str, Record], measure: str) -> list[f
     return [statistics.fmean(own) for own in values.values()]
 
 
-def correlation(cell: Cell, records: Mapping[str, Record]) -> float | None:
-    """Pearson's coefficient of sparsity and PSNR over the settings of a cell, averaged over its clients."""
-    points: dict[int, list[tuple[float, float]]] = {}
-    for case in cell.cases:
-        known = measures_of(records[case.key]) if case.key in records else {}
-        if "sparsity" in known and "psnr" in known:
-            points.setdefault(case.subject.client, []).append((known["sparsity"], known["psnr"]))
-    whole = [pairs for pairs in points.values() if len(pairs) > 2]  # two points always lie on a line
-    found = [pearson([x for x, _ in pairs], [y for _, y in pairs]) for pairs in whole]
-    values = [value for value in found if value is not None]
-    return statistics.fmean(values) if values else None
-
-
 def number(value: Printed | str | None, digits: int) -> str:
     """A published value as text.
 
@@ -126,8 +113,8 @@ def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
     done = [record for record in found if record.status == "done"]
     printed = cell.row.values.get(cell.method, {})
     values = {name: by_client(cell, records, name) for name in of.measures}
-    if "pearson" in of.measures and (coefficient := correlation(cell, records)) is not None:
-        values["pearson"] = [coefficient]
+    derived = {name: of_cell(cell, records) for name, of_cell in paper_of(of).derived.items() if name in of.measures}
+    values |= {name: [value] for name, value in derived.items() if value is not None}
     clients = len({case.subject.client for case in cell.cases if is_done(case, records)})
     peaks = [record.peak_mib for record in done if record.peak_mib is not None]
     return Line(
@@ -135,7 +122,8 @@ def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
         cell.title,
         {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
         {
-            name: number(summarised(values[name], of), measure.digits) + _share(len(values[name]), clients, name)
+            name: number(summarised(values[name], of), measure.digits)
+            + ("" if name in derived else _share(len(values[name]), clients))
             for name, measure in of.measures.items()
         },
         len(done),
@@ -146,13 +134,13 @@ def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
     )
 
 
-def _share(told: int, clients: int, measure: str) -> str:
+def _share(told: int, clients: int) -> str:
     """How many clients have the measure, where not all do: LPIPS, say, whose weights were not there at first.
 
-    >>> _share(1, 4, "lpips"), _share(4, 4, "lpips"), _share(0, 4, "lpips")
+    >>> _share(1, 4), _share(4, 4), _share(0, 4)
     (' (1 of 4)', '', '')
     """
-    return f" ({told} of {clients})" if 0 < told < clients and measure != "pearson" else ""
+    return f" ({told} of {clients})" if 0 < told < clients else ""
 
 
 def shown(value: object) -> str:

@@ -16,6 +16,7 @@ from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import Row, Setting, Table
 
 if TYPE_CHECKING:
+    from fedglass.ledger.records import Record
     from fedglass.reproduce.cases import Cell
 
 
@@ -79,6 +80,8 @@ class Paper:
     network: Callable[[Setting], Trained | None] = untrained
     restarts: bool = False
     """Whether its attacks are restarted."""
+    derived: Mapping[str, Callable[[Cell, Mapping[str, Record]], float | None]] = field(default_factory=dict)
+    """Measures that are taken over all runs of a cell, by their names in the tables."""
     remarks: Callable[[Table, Sequence[Cell]], list[str]] | None = None
     """What the reader must know of its runs, in place of what is said of every paper's iterations."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fedglass.analysis.sparsity import pearson
 from fedglass.attack.attack import Attack
 from fedglass.core.errors import DataError
 from fedglass.core.types import Training
@@ -19,9 +21,11 @@ from fedglass.defend.outpost import Outpost
 from fedglass.defend.soteria import Soteria
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Chain, Release
+from fedglass.ledger.records import Record
 from fedglass.models.init import FromFile, Initialisation, KaimingNormal, KaimingUniform, Orthogonal
 from fedglass.models.transfer import Transfer
 from fedglass.reproduce.cases import Cell
+from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.paper import Method, Paper, Recreation, Trained
@@ -167,7 +171,26 @@ def _private(clip: float, epsilon: float | str) -> Release:
     return Chain((Clip(clip), GaussianNoise(multiplier * clip)))
 
 
+def correlation(cell: Cell, records: Mapping[str, Record]) -> float | None:
+    """Pearson's coefficient of sparsity and PSNR over the settings of a cell, averaged over its clients."""
+    points: dict[int, list[tuple[float, float]]] = {}
+    for case in cell.cases:
+        known = measures_of(records[case.key]) if case.key in records else {}
+        if "sparsity" in known and "psnr" in known:
+            points.setdefault(case.subject.client, []).append((known["sparsity"], known["psnr"]))
+    whole = [pairs for pairs in points.values() if len(pairs) > 2]  # two points always lie on a line
+    found = [pearson([x for x, _ in pairs], [y for _, y in pairs]) for pairs in whole]
+    values = [value for value in found if value is not None]
+    return statistics.fmean(values) if values else None
+
+
 NAMES = [f"c2f-table{number}" for number in (1, 2, 3, 5, 6)] + [
     f"c2f-figure{number}" for number in (3, 9, 11, 13, 14, 15, 16)
 ]
-PAPER = Paper(dict.fromkeys(NAMES, Recreation(inverted, METHODS)), network=network, restarts=True, remarks=reduced)
+PAPER = Paper(
+    dict.fromkeys(NAMES, Recreation(inverted, METHODS)),
+    network=network,
+    restarts=True,
+    derived={"pearson": correlation},
+    remarks=reduced,
+)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+
+from torch import nn
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
@@ -21,7 +23,6 @@ from fedglass.metrics.recovered import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.models.catalogue import build
 from fedglass.models.init import LeCunTruncatedNormal
 from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
-from fedglass.reproduce.layers import layers
 from fedglass.reproduce.paper import Comparison, Method, Paper, Recreation
 from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.count_labels import CountLabels
@@ -164,6 +165,27 @@ def networks(of: Table) -> Comparison:
         for row in of.rows:
             lines.append((title, str(row.number), str(row.values[data]["layer"]), ours[row.number - 1]))
     return Comparison(("data set", "layer"), lines)
+
+
+def layers(model: nn.Module) -> Iterator[str]:
+    """The layers of a network in the paper's words, flattening left out.
+
+    >>> list(layers(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))))[0]
+    'Conv2d(in_channels=1, out_channels=2, kernel_size=3, stride=1, padding=1)'
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            size, stride, padding = layer.kernel_size[0], layer.stride[0], layer.padding
+            yield (
+                f"Conv2d(in_channels={layer.in_channels}, out_channels={layer.out_channels}, kernel_size={size}, "
+                f"stride={stride}, padding={padding if isinstance(padding, str) else padding[0]})"
+            )
+        elif isinstance(layer, nn.Linear):
+            yield f"Linear(in_features={layer.in_features}, out_features={layer.out_features})"
+        elif isinstance(layer, nn.AvgPool2d):
+            yield f"AvgPool2d(kernel_size={layer.kernel_size}, stride={layer.stride})"
+        elif isinstance(layer, nn.ReLU):
+            yield "ReLU()"
 
 
 METHOD_TABLES = {
