@@ -28,7 +28,7 @@ from fedglass.models.transfer import Transfer
 from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, known_methods
 from fedglass.reproduce.compare import lines
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.drawn_over import _place, _title, charts_over
+from fedglass.reproduce.drawn_over import _place, charts_over
 from fedglass.reproduce.experiment import Setup
 from fedglass.reproduce.papers.c2f import DELTA, NAMES, correlation, inverted
 from fedglass.reproduce.populations import KINDS, populations
@@ -184,9 +184,15 @@ def test_figures_are_drawn_over_their_axis() -> None:
 )
 def test_values_that_are_no_numbers_stand_at_the_edge(name: str, words: str, places: list[float]) -> None:
     of = table(name)
-    assert words in _title(of)
+    assert words in of.drawn_over["title"]
     values = [row.setting[of.drawn_over["x"]] for row in of.rows[:5]]
     assert [_place(of, value) for value in values] == pytest.approx(places)
+
+
+def test_an_average_over_the_axis_has_no_place_on_it() -> None:
+    of, cells_ = table("c2f-figure13"), planned("c2f-figure13")
+    records = {case.key: done(case.key, psnr=20.0, ssim=0.5) for cell in cells_ for case in cell.cases}
+    assert "<polyline" in charts_over(of, cells_, records)[0].svg
 
 
 def test_clipping_alone_is_drawn_beside_the_budgets() -> None:

@@ -79,8 +79,8 @@ class Table:
     also: Sequence[str] = ()
     """Methods that are run beside the paper's where none are asked for."""
     drawn_over: Mapping[str, Any] = field(default_factory=dict)
-    """What the measures are drawn over: the field `x` of the setting, its `title`, whether `log`, and the fields that
-    change `along` with it."""
+    """What the measures are drawn over: the field `x` of the setting, its `title`, whether `log`, the `places` of what
+    is no number, and the fields that change `along` with it."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,8 @@ def table(name: str) -> Table:
     content = _content(name)
     measures = {key: Measure(**value) for key, value in content["measures"].items()}
     rows = [_row(i, row, content, tuple(measures)) for i, row in enumerate(content["rows"], 1)]
-    optional = {
-        key: content[key] for key in ("spread", "clients", "notes", "default", "also", "drawn_over") if key in content
-    }
-    title, source, columns, methods = (content[key] for key in ("title", "source", "columns", "methods"))
-    return Table(name, title, source, columns, methods, measures, rows, **optional)
+    told = {key: value for key, value in content.items() if key != "fixed"}
+    return Table(**{**told, "measures": measures, "rows": rows})
 
 
 def figure(name: str) -> Figure:
