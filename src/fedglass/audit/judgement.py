@@ -55,10 +55,10 @@ def judge(
         shown=scores.matching.apply(shown),
         labels=tuple(found.labels[order].tolist()),
         label_errors=label_errors(found.labels, truth.labels, seen.knows.classes),
-        energy_truth=None if attack is None else _energy(attack, seen, truth.images, truth.labels, found),
+        energy_truth=None if attack is None else energy_at(attack, seen, truth.images, truth.labels, found),
         energy_decoys=()
         if attack is None
-        else tuple(_energy(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)),
+        else tuple(energy_at(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)),
         blind=score(grey(seen, len(private.images)).cpu(), private.images, cheap).values,
         scores_raw=scores_raw,
         shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
@@ -76,7 +76,7 @@ def _scored(images: Tensor, truth: Truth, metrics: Sequence[str]) -> Scores:
 
 def energy_blind(attack: AnyAttack, seen: Observation, found: Reconstruction) -> float:
     """The energy of a plain grey image under the labels that the attack found."""
-    return _energy(attack, seen, grey(seen, len(found.labels)), found.labels, found)
+    return energy_at(attack, seen, grey(seen, len(found.labels)), found.labels, found)
 
 
 def clipped(images: Tensor, seen: Observation) -> Tensor:
@@ -113,6 +113,7 @@ def _decoys_beside_own(truth: Truth) -> list[Tensor]:
     return [torch.cat([other, truth.images[len(private) :]]) for other in decoys(private)]
 
 
-def _energy(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
+def energy_at(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
+    """The energy of given images under an attack; the operator's unknowns end where they do in `like`."""
     device = next(iter(seen.update.values())).device
     return attack.energy_of(seen, images.to(device), labels.to(device), like)

@@ -9,7 +9,7 @@ import torch
 
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
 from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
-from fedglass.audit.utility import accuracy
+from fedglass.audit.utility import accuracy, after
 from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
@@ -112,11 +112,11 @@ class Simulated:
         if self.test is None:
             return {}
         federation = self.federation
-        utility = {"test accuracy": accuracy(federation.model, last, federation.whitening, self.test)}
+        utility = {"test accuracy": accuracy(after(federation.model, last), federation.whitening, self.test)}
         if any(map(defences_of, federation.clients)):
             bare = replace(federation, clients=[undefended(client) for client in federation.clients])
             *_, last = bare.play(self.rounds, progress)
-            utility["test accuracy, undefended"] = accuracy(bare.model, last, bare.whitening, self.test)
+            utility["test accuracy, undefended"] = accuracy(after(bare.model, last), bare.whitening, self.test)
         return utility
 
     def threat(self) -> list[Section]:

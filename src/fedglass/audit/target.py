@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedglass.audit.protection import together
+from fedglass.core.errors import UsageError
 from fedglass.core.identity import identity_text
 from fedglass.core.types import Observation
 from fedglass.rounds.transcript import Transcript
@@ -37,6 +38,13 @@ class Target:
     """Whose updates got through the aggregation rule in that round."""
     behaviours: tuple[str, ...] = ()
     """What poisoners do, in words."""
+
+    @property
+    def known_truth(self) -> Truth:
+        """The truth, for a probe that measures nothing without it."""
+        if self.truth is None:
+            raise UsageError("The true examples behind the message are needed here, and nobody has kept them.")
+        return self.truth
 
 
 @dataclass(frozen=True)

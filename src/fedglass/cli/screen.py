@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -27,38 +28,40 @@ TITLES = {
 
 
 class Screen(Bars):
-    """Progress bars on stderr: one for the audit and one for each running case.
+    """Progress bars on stderr: one for all cases and one for each that is running.
 
     Where stderr is no terminal, as in a pipeline, every finished case leaves a line.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, cases: str, in_words: Callable[[Record], str], console: Console | None = None) -> None:
+        """`cases` is what they are called, `in_words` says what a record came to."""
         super().__init__(console)
+        self.cases, self.in_words = cases, in_words
         self.whole: TaskID | None = None
         self.running: dict[str, TaskID] = {}
         self.training: dict[str, TaskID] = {}
 
     def planned(self, cases: int, done: int) -> None:
         if done:
-            self._line(f"{done} of {cases} cases are done already", "dim")
-        self.whole = self.bars.add_task(f"audit of {cases} cases", total=cases, completed=done)
+            self._line(f"{done} of {cases} {self.cases} are done already.", "dim")
+        self.whole = self.bars.add_task(f"{cases} {self.cases}", total=cases, completed=done)
 
-    def trained(self, source: str, done: int, total: int) -> None:
-        if source not in self.training:
-            self.training[source] = self.bars.add_task(plain(f"training {source}".rstrip()), total=total)
-        self.bars.update(self.training[source], completed=done, visible=done < total)
+    def trained(self, name: str, done: int, total: int) -> None:
+        if name not in self.training:
+            self.training[name] = self.bars.add_task(plain(f"training {name}".rstrip()), total=total)
+        self.bars.update(self.training[name], completed=done, visible=done < total)
 
-    def started(self, case: Case) -> None:
+    def started(self, case: Case[Any]) -> None:
         self.running[case.key] = self.bars.add_task(plain(case.title), total=None)
 
-    def moved(self, case: Case, done: int, total: int) -> None:
+    def moved(self, case: Case[Any], done: int, total: int) -> None:
         self.bars.update(self.running[case.key], completed=done, total=total)
 
-    def finished(self, case: Case, record: Record) -> None:
+    def finished(self, case: Case[Any], record: Record) -> None:
         self.bars.remove_task(self.running.pop(case.key))
         if self.whole is not None:
             self.bars.advance(self.whole)
-        self._line(f"{case.title}: {outcome_in_words(record)}", "red" if record.status == "failed" else "")
+        self._line(f"{case.title}: {self.in_words(record)}", "red" if record.status == "failed" else "")
 
     def _line(self, text: str, style: str) -> None:
         self.console.print(Text(plain(text), style=style), soft_wrap=True)
