@@ -192,8 +192,9 @@ def test_updates(
         ('update = "update', 'after = "before', ["recording.after is the same as recording.before"]),
         ("classes = 10", "classes = 10\nexamples = 3", ["recording.examples is 3", "holds 1 images"]),
         ("classes = 10", "classes = 10\nclients = 2", ["recording.clients must be at most", "got 2"]),
-        ('truth = "truth.npz"', "shape = [3, 16, 16]\nexamples = 4000000000", ["at most 268435456 pixels"]),
-        ('truth = "truth.npz"', "shape = [3, 90000, 90000]\nexamples = 1", ["at most 268435456 pixels"]),
+        ('truth = "truth.npz"', "shape = [3, 16, 16]\nexamples = 4000000000", ["less than or equal to 1000000"]),
+        ('truth = "truth.npz"', "shape = [3, 2048, 2048]\nexamples = 100", ["at most 268435456 pixels"]),
+        ('truth = "truth.npz"', "shape = [3, 90000, 90000]\nexamples = 1", ["less than or equal to 2048"]),
     ],
 )
 def test_recordings_that_can_not_be(

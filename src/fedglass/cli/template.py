@@ -41,13 +41,13 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # before = "before.safetensors"    # the model's state_dict before the client trained
 # after = "after.safetensors"      # and after; or update = "..." with after - before
 # truth = "client.npz"             # images and labels, to score; without it: shape = [3, 32, 32], examples = 8
-# whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }
+# whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }    # normalisation; none: mean 0.0, std 1.0
 # training = { lr = 0.1, epochs = 1, batch_size = 8 }    # or lr = 0.1 and steps = 40, where no more is known
 
 # ---- Against whom -----------------------------------------------------------------------------------------------
 [adversary]
 view = "server"            # sees a client's update; "aggregate": only the sum (secure aggregation)
-client = "all"             # which client(s) it looks at: 0, [0, 3] or "all"
+client = "all"             # whose updates it looks at: "all", which is the default, 0 or [0, 3]
 round = 0                  # in which round, counted from 0
 knows_training = true      # learning rate, epochs and batch size
 knows_labels = false       # ORACLE: the true labels; a real adversary has to recover them

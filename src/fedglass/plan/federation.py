@@ -33,6 +33,7 @@ from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
+from fedglass.rounds.transcript import Attendance
 from fedglass.rounds.truth import Examples
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
@@ -98,7 +99,7 @@ def simulated(
         seed=own_seed,
     )
     test = None if rest is None else Examples(rest.images, rest.labels)
-    views = views_of(adversary, len(parts))
+    views = views_of(adversary, federation.attendance(table.rounds))
     return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test)
 
 
@@ -115,15 +116,22 @@ def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Prote
     return found
 
 
-def views_of(adversary: AdversaryTable, clients: int) -> tuple[View, ...]:
+def views_of(adversary: AdversaryTable, attendance: Attendance) -> tuple[View, ...]:
     """One view for each round, and for each client where it looks at one, or is one."""
-    rounds = adversary.round if isinstance(adversary.round, list) else [adversary.round]
+    rounds = dict.fromkeys(adversary.round if isinstance(adversary.round, list) else [adversary.round])
     if adversary.view == "aggregate":
-        return tuple(AggregateView(index) for index in dict.fromkeys(rounds))
+        return tuple(AggregateView(index) for index in rounds)
     kind = PeerView if adversary.view == "peer" else ServerView
+    return tuple(kind(client, index) for index in rounds for client in _looked_at(adversary, attendance, index))
+
+
+def _looked_at(adversary: AdversaryTable, attendance: Attendance, index: int) -> Sequence[int]:
+    """The clients that are named; "all" are those that take part in that round, since others send nothing."""
     chosen = adversary.client
-    every = range(clients) if isinstance(chosen, str) else chosen if isinstance(chosen, list) else [chosen]
-    return tuple(kind(client, index) for index in dict.fromkeys(rounds) for client in dict.fromkeys(every))
+    if isinstance(chosen, str):
+        present = set(attendance.present(index))
+        return [position for position, name in enumerate(attendance.clients) if name in present]
+    return list(dict.fromkeys(chosen)) if isinstance(chosen, list) else [chosen]
 
 
 def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
