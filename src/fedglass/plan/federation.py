@@ -23,6 +23,7 @@ from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.models.catalogue import build
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
+from fedglass.plan.code import code_named
 from fedglass.plan.federation_table import BehaviourTable, DefenceTable, FederationTable, GroupTable
 from fedglass.plan.keys import Named
 from fedglass.plan.options import checked_options
@@ -101,6 +102,20 @@ def simulated(
     test = None if rest is None else Examples(rest.images, rest.labels)
     views = views_of(adversary, federation.attendance(table.rounds))
     return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test)
+
+
+def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
+    """Refuse what is wrong with the data, the model and the initial weights, each where it needs no code of others."""
+    own_seed = seed if table.seed is None else table.seed
+    told = {"datasets": table.data, "models": table.model, "initialisations": table.init}
+    ours = {kind for kind, name in told.items() if not list(code_named(kind, name))}
+    init = by_name(initialisation_at(table.init, folder)) if "initialisations" in ours else None
+    if "datasets" not in ours:
+        return
+    data = _dataset(table, folder, own_seed)
+    _split(table, data, own_seed)
+    if "models" in ours and init is not None:
+        build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
 
 
 def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Protection) -> list[Client]:
