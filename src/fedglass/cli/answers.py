@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fedglass.ledger.records import RECORDS, REPORT, SUMMARY, Record
-from fedglass.verdict.gate import Verdict
+from fedglass.verdict.gate import Gate, Verdict
 from fedglass.verdict.summary import Group
 
 
@@ -29,6 +30,11 @@ def of_attacks(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """What each attack recovered, the one that leaked most first."""
     fields = ("attack", "cases", "failed", "images", "recovered", "oracle")
     return [{name: getattr(group, name) for name in fields} for group in groups]
+
+
+def of_gate(gate: Gate) -> dict[str, Any]:
+    """What was judged by."""
+    return {field.name: getattr(gate, field.name) for field in fields(gate) if field.compare}
 
 
 def of_directory(directory: Path) -> dict[str, str]:

@@ -94,12 +94,12 @@ def perform(job: Job, directory: Path, workers: int | None, device: str, output:
 
 def answer_of(result: Result, device: str) -> dict[str, object]:
     """The result of an audit as JSON has it."""
-    from fedglass.cli.answers import of_attacks, of_directory, of_records, of_verdict
+    from fedglass.cli.answers import of_attacks, of_directory, of_gate, of_records, of_verdict
 
     return {
         **of_verdict(result.verdict),
         **of_records(result.records, result.summary.planned),
-        "gate": result.summary.gate,
+        "gate": of_gate(result.summary.judged_by()),
         "attacks": of_attacks(result.summary.attacks),
         "device": device,
         "paths": of_directory(result.directory),

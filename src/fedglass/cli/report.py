@@ -48,7 +48,7 @@ def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path |
 
 
 def _verdict(directory: Path) -> dict[str, object]:
-    from fedglass.cli.answers import of_attacks, of_records, of_verdict
+    from fedglass.cli.answers import of_attacks, of_gate, of_records, of_verdict
     from fedglass.report.audited import judged_by, records_of
     from fedglass.verdict.summary import by_attack
 
@@ -58,5 +58,6 @@ def _verdict(directory: Path) -> dict[str, object]:
     return {
         **of_verdict(gate.judge(records, missing)),
         **of_records(records, planned),
+        "gate": of_gate(gate),
         "attacks": of_attacks(by_attack(records, gate)),
     }
