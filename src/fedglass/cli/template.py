@@ -19,7 +19,7 @@ size = 32                # bring the images to 32 x 32 (leave out to keep their 
 clients = 2
 examples = 1             # of each client; a list gives each its own number
 partition = "iid"        # or "dirichlet" (with alpha = 0.5), "writers"
-model = "lenet"          # `fedglass list models`; or your own: "package.module:factory"
+model = "lenet"          # `fedglass list models`; or your own: "package.module:factory", found with --code DIR
 init = "uniform"         # `fedglass list initialisations`; or "file:weights.safetensors", "transfer:..."
 rounds = 1
 participation = 1.0      # share of the clients that each round calls
