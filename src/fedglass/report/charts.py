@@ -117,10 +117,10 @@ def trade_off(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x
     return _svg(title, parts + _key(below, left, bottom + 52), bottom + 38 + KEY * len(below))
 
 
-def line_chart(title: str, values: Sequence[float], last: float, x_title: str) -> Markup:
-    """Values at equal distances along an axis from 0 to `last`."""
+def line_chart(title: str, values: Sequence[float], last: float, x_title: str, reach: Sequence[float] = ()) -> Markup:
+    """Values at equal distances along an axis from 0 to `last`; the vertical axis covers `reach` too."""
     top, bottom, left = 8, 168, 46
-    x, y = Axis(0, last, left, WIDTH - EDGE), _linear(values, bottom, top)
+    x, y = Axis(0, last, left, WIDTH - EDGE), _linear([*values, *reach], bottom, top)
     step = last / max(len(values) - 1, 1)
     points = " ".join(f"{x.at(i * step):.1f},{y.at(v):.1f}" for i, v in enumerate(values))
     curve = f'<polyline class="curve c0" points="{points}"/>'

@@ -21,6 +21,9 @@ from fedglass.reproduce.estimate import duration
 from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.tables import Figure, Table
 
+SHARES = (0.9, 1.0)
+"""What the axis of shares and cosines covers, so that a thousandth does not look like much."""
+
 
 @dataclass(frozen=True)
 class Strip:
@@ -151,7 +154,7 @@ def _charts(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> 
     for cell in cells:
         record = records.get(cell.cases[0].key)
         for curve in [] if record is None else curves_of(record):
-            svg = line_chart(curve.title, curve.values, curve.last, curve.axis)
+            svg = line_chart(curve.title, curve.values, curve.last, curve.axis, SHARES)
             found.append(Chart(curve.title, svg, _setting(of, cell)))
     return found
 
