@@ -235,3 +235,28 @@ def test_weights_and_unsaved_buffers_count() -> None:
         model.register_buffer("scale", torch.full((1,), value), persistent=False)
     assert of_model(one) != of_model(other)
     assert of_architecture(one) == of_architecture(other)
+
+
+class Scaled(nn.Module):
+    """A module whose behaviour is in an attribute that no repr shows."""
+
+    def __init__(self, how: object) -> None:
+        super().__init__()
+        self.how = how
+
+
+def by(factor: float) -> object:
+    return lambda x: x * factor
+
+
+class Plain:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+def test_models_that_differ_in_a_function_or_an_object_differ() -> None:
+    models = [Scaled(by(2.0)), Scaled(by(3.0)), Scaled(lambda x: x + 1), Scaled(Plain(1)), Scaled(Plain(2))]
+    assert len({of_model(model) for model in models}) == len(models)
+    assert of_model(Scaled(by(2.0))) == of_model(Scaled(by(2.0)))
+    with pytest.raises(UsageError, match=r"Scaled\.how is of type Plain, which can not be written down"):
+        of_model(Scaled(Plain(by(2.0))))

@@ -27,13 +27,21 @@ def knowledge_in_words(knows: Knowledge) -> dict[str, str]:
         "images": f"{height} x {width} pixels, {channels} channel{plural}, values in [{knows.low:g}, {knows.high:g}]",
         "classes": str(knows.classes),
         "examples": f"{knows.examples} behind the message",
-        "clients": "one" if knows.clients == 1 else f"{knows.clients}, averaged in the message",
+        "clients": "one" if knows.clients == 1 else f"{knows.clients}, combined in the message{_each(knows)}",
         "training": UNKNOWN if knows.training is None else training_in_words(knows.training),
         "learning rate": UNKNOWN if knows.lr is None else f"{knows.lr:g}",
         "local steps": UNKNOWN if knows.steps is None else str(knows.steps),
         "labels": labels,
         "labels of each batch": batches,
     }
+
+
+def _each(knows: Knowledge) -> str:
+    """How many examples each of several clients has, where that is known."""
+    if knows.sizes is None:
+        return ""
+    low, high = min(knows.sizes), max(knows.sizes)
+    return f", of {low} examples each" if low == high else f", of {low} to {high} examples each"
 
 
 def training_in_words(training: Training) -> str:

@@ -121,15 +121,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_importable(folder: Path) -> None:
-    """A plan's own model may lie beside it, or where the command was called."""
-    import sys
-
-    for path in (str(folder), str(Path.cwd())):
-        if path not in sys.path:
-            sys.path.append(path)
-
-
 def refuse_records(directory: Path) -> None:
     from fedglass.ledger.records import RECORDS
 

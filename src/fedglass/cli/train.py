@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedglass.cli.code import code_option, importable
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("stages"), show_default=True)
+@code_option
 def train(
     plan: Path | None,
     data: str | None,
@@ -50,6 +52,7 @@ def train(
     seed: int,
     device: str,
     output: Path,
+    folders: tuple[Path, ...],
 ) -> None:
     """Train a model and save its weights when they first reach given test accuracies.
 
@@ -64,16 +67,15 @@ def train(
       fedglass train plan.toml --at 60 -o stages
     """
     from fedglass.audit.machine import device_named
-    from fedglass.cli.audit import make_importable
     from fedglass.train.checkpoints import Course
     from fedglass.train.start import from_plan, overridden, start
 
     wanted = percentages(targets)
     course = Course(lr, momentum, weight_decay, batch, mirror, every, seed)
-    make_importable(Path.cwd() if plan is None else plan.resolve().parent)
     options = {"data": data, "model": model, "init": init, "size": size}
-    chosen = overridden(None if plan is None else from_plan(plan), options)
-    _perform(start(chosen, seed), course, wanted, epochs, output, device_named(device).type)
+    with importable(folders):
+        chosen = overridden(None if plan is None else from_plan(plan), options)
+        _perform(start(chosen, seed), course, wanted, epochs, output, device_named(device).type)
 
 
 def percentages(text: str) -> list[float]:

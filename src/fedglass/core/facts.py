@@ -72,7 +72,7 @@ _WORDS = {
     ),
     Fact.SIZE: (
         "the size of the gradients behind the message",
-        f"{_STEPS}; where the clients' optimiser hides it, as Adam does, simulate the training with dlfa; or "
+        f"{_STEPS}; where the clients' training hides it, as Adam or clipping does, simulate it with dlfa; or "
         f'{_DIRECTION}, and labels = "minimum_rule"',
     ),
     Fact.EQUAL_CLIENTS: (

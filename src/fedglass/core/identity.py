@@ -7,6 +7,7 @@ import enum
 import functools
 import hashlib
 import inspect
+import pickle
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -92,7 +93,8 @@ def of_params(params: Params) -> str:
 def of_architecture(model: nn.Module) -> str:
     """The classes of a model's modules with their plain attributes, such as a slope that no repr shows.
 
-    An attribute that can not be written down does not count: what it does shows in the weights, or not at all.
+    A function without a name of its own is told by its code, any other attribute that can not be written down by its
+    pickle; where that fails too the model is refused.
     """
     modules = model.named_modules(remove_duplicate=False)
     return digest(*(text for name, module in modules for text in (name, _class(module), *_attributes(module))))
@@ -166,11 +168,24 @@ def _attributes(module: nn.Module) -> list[str]:
     found = []
     for name, value in vars(module).items():
         if name not in _BOOKKEEPING:
-            try:
-                found.append(f"{name}={identity_text(value)}")
-            except UsageError:
-                continue
+            found.append(f"{name}={_written(value, f'{type(module).__name__}.{name}')}")
     return sorted(found)
+
+
+def _written(value: object, what: str) -> str:
+    """An attribute of somebody's module, which need not be a value of ours."""
+    try:
+        return identity_text(value, what)
+    except UsageError as refusal:
+        if inspect.isfunction(value):
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            told = [*cells, value.__defaults__, *(c for c in value.__code__.co_consts if not inspect.iscode(c))]
+            names = repr((value.__code__.co_code, value.__code__.co_names))
+            return digest(names, *(_written(each, what) for each in told))
+        try:
+            return hashlib.sha256(pickle.dumps(value)).hexdigest()
+        except (pickle.PicklingError, AttributeError, TypeError):
+            raise refusal from None
 
 
 def _refusal(what: str, is_a: str, remedy: str = "make it a frozen dataclass of plain values") -> UsageError:

@@ -292,7 +292,9 @@ def test_counts_know_smoothing_and_momentum(toy: Any, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("optimiser", [Adam(), SGD(weight_decay=0.1)], ids=repr)
 def test_counts_need_an_update_that_tells_sizes(toy: Any, part: Any, optimiser: Optimiser) -> None:
     seen = toy.observation(Training(0.1, optimiser=optimiser), Knows())
-    with pytest.raises(UsageError, match=r'needs the size of the gradients.* as Adam does.* "minimum_rule"'):
+    with pytest.raises(
+        UsageError, match=r'needs the size of the gradients.* as Adam or clipping does.* "minimum_rule"'
+    ):
         part.check(seen)
 
 
@@ -362,3 +364,21 @@ def test_told_labels_must_be_whole_numbers(toy: Any) -> None:
     seen = toy.observation(Training(0.1), Knows(labels=True))
     with pytest.raises(UsageError, match="expected whole numbers"):
         labels_of(OracleLabels(), replace(seen, knows=replace(seen.knows, labels=seen.knows.labels.double())))
+
+
+@pytest.mark.parametrize("part", [*COUNTS, BiasCounts()], ids=repr)
+def test_clipped_gradients_tell_no_counts(toy: Any, part: Any) -> None:
+    seen = toy.observation(Training(0.1, clip=0.01), Knows())
+    with pytest.raises(UsageError, match=r"needs the size of the gradients.* as Adam or clipping does"):
+        part.check(seen)
+
+
+def test_told_labels_stay_with_clients_of_unequal_size(toy: Any) -> None:
+    whole = toy.federation(Training(0.1), clients=2)
+    cut = replace(whole.clients[0], images=whole.clients[0].images[:1], labels=torch.tensor([4]))
+    other = replace(whole.clients[1], labels=torch.tensor([0, 1, 2, 3]))
+    seen, _ = observe(replace(whole, clients=[cut, other]), AggregateView(), Knows(labels=True))
+    for seed in range(5):
+        found = OracleLabels().bind(seen, stream(seed, "x")).decode([])
+        assert found[0] == 4
+        assert sorted(found[1:].tolist()) == [0, 1, 2, 3]

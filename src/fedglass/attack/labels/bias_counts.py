@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import head_of, network_of
-from fedglass.attack.labels.counts import GENG, head_statistics, unsmoothed
+from fedglass.attack.labels.counts import GENG, head_statistics, is_clipped, unsmoothed
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
@@ -54,6 +54,6 @@ def mean_bias_gradient(observation: Observation) -> Tensor:
             "way to find the labels, such as minimum_rule."
         )
     travel = observation.knows.travel
-    if travel is None:
+    if travel is None or is_clipped(observation):
         raise refusal("Counting labels", [Fact.SIZE])
     return observation.update[bias] / -travel

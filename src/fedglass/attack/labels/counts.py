@@ -120,9 +120,15 @@ def accumulated_head_gradient(observation: Observation) -> Tensor:
     With momentum, as if that gradient had been the same in all of them.
     """
     length = step_length(observation)
-    if length is None:
+    if length is None or is_clipped(observation):
         raise refusal("Counting labels", [Fact.SIZE])
     return observation.update[head_weight(observation)] / -length
+
+
+def is_clipped(observation: Observation) -> bool:
+    """Whether the client clips its gradients, whose size the message then does not tell."""
+    training = observation.knows.training
+    return training is not None and training.clip is not None
 
 
 def unsmoothed(counts: Tensor, observation: Observation) -> Tensor:

@@ -42,7 +42,8 @@ class OracleLabels:
                 f"The adversary is told labels of type {told.dtype}, expected whole numbers: convert them."
             )
         _check_classes(told, observation)
-        each = torch.split(told, knows.examples // knows.clients)  # the clients' labels are told apart
+        # The clients' labels are told apart, where it is known how many each has.
+        each = torch.split(told, list(knows.sizes) if knows.sizes else max(1, knows.examples // knows.clients))
         return known(torch.cat([labels[torch.randperm(len(labels), generator=generator)] for labels in each]))
 
 
