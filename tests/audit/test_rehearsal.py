@@ -113,9 +113,7 @@ def test_sizes_are_not_compared_with_a_message_that_has_none(name: str) -> None:
 @pytest.mark.parametrize("training", ['lr = 0.1, optimiser = "adam"', "lr = 0.1, weight_decay = 0.1"])
 def test_sizes_are_not_compared_where_the_optimiser_hides_them(name: str, training: str) -> None:
     for federation in ("examples = 1", "examples = 2"):
-        with pytest.raises(
-            UsageError, match=r"needs the size of the gradients.*Adam or clipping does, simulate .*coarse_stage"
-        ):
+        with pytest.raises(UsageError, match=r"needs the size .*Adam or clipping does, simulate .*coarse_stage"):
             plan(f'name = "{name}"', "", federation, training)
     for advised in ("dlfa", "dlfa_published", "dlfa_fedsgd_epoch", "inverting_gradients", "coarse_stage"):
         assert plan(f'name = "{advised}"\nlabels = "sign_rule"', "", "examples = 2", training).cases

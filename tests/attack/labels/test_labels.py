@@ -292,9 +292,7 @@ def test_counts_know_smoothing_and_momentum(toy: Any, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("optimiser", [Adam(), SGD(weight_decay=0.1)], ids=repr)
 def test_counts_need_an_update_that_tells_sizes(toy: Any, part: Any, optimiser: Optimiser) -> None:
     seen = toy.observation(Training(0.1, optimiser=optimiser), Knows())
-    with pytest.raises(
-        UsageError, match=r'needs the size of the gradients.* as Adam or clipping does.* "minimum_rule"'
-    ):
+    with pytest.raises(UsageError, match=r'needs the size .* as Adam or clipping does.* "minimum_rule"'):
         part.check(seen)
 
 
