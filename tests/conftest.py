@@ -113,8 +113,9 @@ class Toy:
         epochs: list[list[int]] = [[] for _ in range(training.passes(n))]
         for batch in schedule(training, n, shuffle):
             epochs[batch.epoch] += torch.arange(n)[batch.rows].tolist()
-        # An epoch that was cut short has the examples that it did not take at its end.
-        order = torch.tensor([rows + sorted(set(range(n)) - set(rows)) for rows in epochs])  # (epochs, n)
+        # A later epoch that was cut short has what it did not take at its end; the first took all there are.
+        taken = set(epochs[0])
+        order = torch.tensor([rows + sorted(taken - set(rows)) for rows in epochs])  # (epochs, n)
         return Candidate(federation.whitening.whiten(member.images)[order], member.labels[order])
 
 

@@ -58,7 +58,7 @@ class OtherLabels:
 def test_a_behaviour_may_change_what_is_trained_on(toy: Any, same: Callable[..., bool]) -> None:
     honest, lying = acting(toy, Honest()), acting(toy, OtherLabels())
     assert not same(honest.run().rounds[0].messages[0].update, lying.run().rounds[0].messages[0].update)
-    assert torch.equal(lying.truths().of("client 0").labels, honest.truths().of("client 0").labels)
+    assert torch.equal(lying.truths().of("client 0", 0).labels, honest.truths().of("client 0", 0).labels)
 
 
 def test_one_behaviour_for_each_round_and_the_last_stays(toy: Any, same: Callable[..., bool]) -> None:

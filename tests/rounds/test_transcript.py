@@ -83,8 +83,8 @@ def test_truths_are_kept_apart_and_to_their_owner(toy: Any, same: Callable[..., 
     again = Truths.load(tmp_path)
     assert list(again.examples) == list(truths.examples)
     for name, own in truths.examples.items():
-        assert same(again.of(name).images, own.images)
-        assert same(again.of(name).labels, own.labels)
+        assert same(again.of(name, 0).images, own.images)
+        assert same(again.of(name, 0).labels, own.labels)
     assert again.batch_labels == truths.batch_labels
     if sys.platform != "win32":
         assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}

@@ -77,7 +77,7 @@ def test_nothing_of_the_others_is_given_to_a_peer(federation: Federation, same: 
     transcript, truths = federation.run(), federation.truths()
     past = transcript.rounds[0]
     bare = replace(transcript, rounds={0: replace(past, messages=(past.messages[1],))})
-    alone = Truths({"client 1": truths.of("client 1")})
+    alone = Truths({"client 1": truths.of("client 1", 0)})
     view = PeerView(client=1)
     one, other = view.see(transcript, Knows(), truths).observation, view.see(bare, Knows(), alone).observation
     assert one.own is not None
@@ -189,3 +189,16 @@ def test_a_view_prints_as_itself(view: View) -> None:
     assert eval(repr(view)) == view
     assert view.rounds() == (1,)
     assert "round 2" in view.describe()
+
+
+def test_behind_the_message_are_the_examples_that_were_taken(federation: Federation) -> None:
+    """Steps that end within the first epoch leave examples out, which are in no message."""
+    short = replace(federation, training=Training(0.2, batch_size=1, steps=2))
+    seen, truth = observe(short, ServerView(1, 1), Knows(labels=True, batch_labels=True))
+    assert (seen.knows.examples, seen.knows.local_steps) == (2, 2)
+    assert len(truth.labels) == 2
+    assert sorted(truth.labels.tolist()) == sorted(label for (label,) in seen.knows.batch_labels or ())
+    whole = federation.clients[1]
+    assert all(any(torch.equal(image, own) for own in whole.images) for image in truth.images)
+    past = short.run().rounds[0]
+    assert [(p.examples, p.weight) for p in past.participants] == [(2, 4)] * 3

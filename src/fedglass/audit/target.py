@@ -115,7 +115,7 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
     protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in seen.behind}
     return Target(
         seen.observation,
-        None if truths is None else truths.behind(seen.behind, seen.own),
+        None if truths is None else truths.behind(seen.behind, view.rounds()[-1], seen.own),
         terms.class_names,
         defences=None if protected is None else tuple(together(protected)),
         undefended=protected is not None and len(protected) == 1 and not any(protected.values()),

@@ -96,6 +96,15 @@ class Training:
         """T = E * ceil(N / B), or as many as `steps` says."""
         return self.epochs * len(self.batches(examples)) if self.steps is None else self.steps
 
+    def taken(self, examples: int) -> int:
+        """How many of the examples are trained on: not all, where the steps end within the first epoch.
+
+        >>> Training(lr=0.1, batch_size=20, steps=2).taken(50), Training(lr=0.1).taken(50)
+        (40, 50)
+        """
+        size = examples if self.batch_size is None else self.batch_size
+        return min(examples, size * self.local_steps(examples))
+
     def passes(self, examples: int) -> int:
         """How many epochs are begun.
 

@@ -16,10 +16,11 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.fl.aggregate.rule import Aggregator
+from fedglass.fl.local import Batch
 from fedglass.rounds.client import Call, Client, local_batches, respond
 from fedglass.rounds.server import Server
 from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
-from fedglass.rounds.truth import BatchLabels, Examples, Truths
+from fedglass.rounds.truth import Examples, Truths
 
 ROLES = "gradient", "release", "behaviour", "training"
 """What a client does, beside having examples."""
@@ -131,18 +132,20 @@ class Federation:
 
     def truths(self, rounds: Iterable[int] = (0,)) -> Truths:
         """The private side of these rounds."""
-        batch_labels = {
-            (index, client.name): self._batch_labels(client, index) for index in rounds for client in self.called(index)
+        looked_at = [(index, client) for index in rounds for client in self.called(index)]
+        batches = {(i, c.name): local_batches(c, c.training or self.training, self.seed, i) for i, c in looked_at}
+        labels = {
+            (i, c.name): tuple(tuple(c.labels[batch.rows].tolist()) for batch in batches[i, c.name])
+            for i, c in looked_at
         }
-        return Truths({c.name: Examples(c.images, c.labels) for c in self.clients}, batch_labels)
-
-    def _batch_labels(self, client: Client, index: int) -> BatchLabels:
-        batches = local_batches(client, client.training or self.training, self.seed, index)
-        return tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
+        taken = {(i, c.name): rows for i, c in looked_at if (rows := _taken(batches[i, c.name], len(c.labels)))}
+        return Truths({c.name: Examples(c.images, c.labels) for c in self.clients}, labels, taken)
 
     def participant(self, client: Client) -> Participant:
         """A client as all others know it."""
-        return Participant(client.name, len(client.labels), client.training or self.training)
+        training, examples = client.training or self.training, len(client.labels)
+        taken = training.taken(examples)
+        return Participant(client.name, taken, training, weight=None if taken == examples else examples)
 
     def attendance(self, rounds: int) -> Attendance:
         """Who takes part in which round, known before anything has run."""
@@ -156,3 +159,10 @@ class Federation:
             return list(self.clients)
         chosen = torch.randperm(len(self.clients), generator=stream(self.seed, "participation", index))[:count]
         return [self.clients[i] for i in sorted(chosen.tolist())]
+
+
+def _taken(batches: Sequence[Batch], examples: int) -> tuple[int, ...] | None:
+    """The examples that a training takes, in file order; None where it takes all of them."""
+    order = torch.arange(examples)
+    rows = sorted({int(row) for batch in batches for row in order[batch.rows]})
+    return None if len(rows) == examples else tuple(rows)

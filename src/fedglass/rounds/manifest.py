@@ -87,6 +87,7 @@ class ParticipantFacts(_Table):
     training: TrainingFacts | None
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
     steps: Count | None
+    weight: Count | None = None
 
     @classmethod
     def of(cls, known: Participant) -> ParticipantFacts:

@@ -14,4 +14,4 @@ def observe(federation: Federation, view: View, knows: Knows) -> tuple[Observati
     view.check(federation.attendance(max(asked) + 1))
     transcript, truths = federation.run(max(asked) + 1, keep=asked), federation.truths(asked)
     seen = view.see(transcript, knows, truths)
-    return seen.observation, truths.behind(seen.behind, seen.own)
+    return seen.observation, truths.behind(seen.behind, max(asked), seen.own)

@@ -40,7 +40,7 @@ class Server:
             _row({name: m.update[name] for name in weights}, subtract(_floating(m.buffers), moving)) for m in messages
         ]
         context = AggregationContext(
-            torch.tensor([float(p.examples) for p in participants]),
+            torch.tensor([float(p.weight or p.examples) for p in participants]),
             index,
             tuple(p.name for p in participants),
             _row(weights, buffers),

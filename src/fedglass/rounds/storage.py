@@ -68,7 +68,14 @@ def save_truths(truths: Truths, directory: Path) -> None:
     }
     data = save(tensors)
     labels = [{"round": r, "client": client, "batches": told} for (r, client), told in truths.batch_labels.items()]
-    facts = {"format": FORMAT, "clients": list(truths.examples), "sha256": _sha256(data), "batch_labels": labels}
+    taken = [{"round": r, "client": client, "rows": rows} for (r, client), rows in truths.taken.items()]
+    facts = {
+        "format": FORMAT,
+        "clients": list(truths.examples),
+        "sha256": _sha256(data),
+        "batch_labels": labels,
+        "taken": taken,
+    }
     write_atomic(directory / TRUTH, data, private=True)
     write_atomic(directory / TRUTH_FACTS, json.dumps(facts) + "\n", private=True)
 
@@ -85,9 +92,14 @@ def load_truths(directory: Path) -> Truths:
             for i, name in enumerate(clients)
         }
         batch_labels = {(int(entry["round"]), str(entry["client"])): _labels(entry["batches"]) for entry in told}
+        rows = {(int(e["round"]), str(e["client"])): tuple(map(int, e["rows"])) for e in facts.get("taken", [])}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is not a sidecar of truths ({_first(error)}): save the truths again.") from error
-    return Truths(examples, batch_labels)
+    for (_, client), taken in rows.items():
+        count = len(examples[client].labels) if client in examples else 0
+        if not taken or not all(0 <= row < count for row in taken):
+            raise DataError(f"{path}: rows of {client!r} must lie in its {count} examples: save the truths again.")
+    return Truths(examples, batch_labels, rows)
 
 
 def _labels(batches: list[list[int]]) -> BatchLabels:

@@ -19,11 +19,14 @@ class Participant:
 
     name: str
     examples: int
+    """How many it trained on."""
     training: Training | None = None
     """As declared; None where it is not known."""
     lr: float | None = None
     steps: int | None = None
     """Learning rate and local steps, where they are known without the rest of the training."""
+    weight: int | None = None
+    """What it weighs in a mean, where that is not the number of examples that it trained on."""
 
 
 @dataclass(frozen=True, eq=False)

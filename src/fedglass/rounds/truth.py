@@ -49,6 +49,8 @@ class Truths:
     examples: Mapping[str, Examples]
     batch_labels: Mapping[tuple[int, str], BatchLabels] = field(default_factory=dict)
     """By round and client."""
+    taken: Mapping[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
+    """By round and client, which examples were trained on, where not all were."""
 
     @property
     def identity(self) -> str:
@@ -56,18 +58,19 @@ class Truths:
         parts = [(name, of_tensor(own.images), of_tensor(own.labels)) for name, own in sorted(self.examples.items())]
         return digest(*(text for part in parts for text in part))
 
-    def of(self, client: str) -> Examples:
-        """One client's examples, or that nobody kept them."""
+    def of(self, client: str, index: int) -> Examples:
+        """The examples that a client trained on in a round, or that nobody kept them."""
         if client not in self.examples:
             raise DataError(
                 f"The private examples of {client!r} are not beside the transcript, which has those of "
                 f"{', '.join(map(repr, self.examples)) or 'nobody'}: let that client write its own, or choose another."
             )
-        return self.examples[client]
+        whole, rows = self.examples[client], self.taken.get((index, client))
+        return whole if rows is None else Examples(whole.images[list(rows)], whole.labels[list(rows)])
 
-    def behind(self, clients: Sequence[str], own: str | None = None) -> Truth:
-        """The examples of these clients, one after another, then the adversary's own."""
-        parts = [self.of(name) for name in (*clients, *([] if own is None else [own]))]
+    def behind(self, clients: Sequence[str], index: int, own: str | None = None) -> Truth:
+        """The examples of these clients in a round, one after another, then the adversary's own."""
+        parts = [self.of(name, index) for name in (*clients, *([] if own is None else [own]))]
         images, labels = torch.cat([p.images for p in parts]), torch.cat([p.labels for p in parts])
         return Truth(images, labels, tuple(clients), 0 if own is None else len(parts[-1].labels))
 

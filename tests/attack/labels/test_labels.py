@@ -251,8 +251,10 @@ def test_told_batches_of_an_epoch_that_is_cut_short_are_filled_up(toy: Any, step
 def test_told_batches_that_do_not_reach_all_examples(toy: Any) -> None:
     seen = toy.observation(Training(0.1, batch_size=2, steps=1), Knows(batch_labels=True), examples=5)
     told = seen.knows.batch_labels
-    assert labels_of(OracleBatchLabels(), seen).tolist() == [[*told[0], 0, 0, 0]]
-    two = replace(seen.knows, training=Training(0.1, batch_size=2, steps=3), batch_labels=((1, 2), (3, 4), (1, 0)))
+    assert labels_of(OracleBatchLabels(), seen).tolist() == [list(told[0])]
+    whole = replace(seen.knows, examples=5, sizes=(5,))
+    assert labels_of(OracleBatchLabels(), replace(seen, knows=whole)).tolist() == [[*told[0], 0, 0, 0]]
+    two = replace(whole, training=Training(0.1, batch_size=2, steps=3), batch_labels=((1, 2), (3, 4), (1, 0)))
     with pytest.raises(UsageError, match="labels of batch 3, expected 1"):
         labels_of(OracleBatchLabels(), replace(seen, knows=two))
     three = replace(two, training=Training(0.1, batch_size=2, steps=4), batch_labels=((1, 2), (3, 4), (1,), (1, 0)))

@@ -36,7 +36,7 @@ class PeerView:
     def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
         self.check(transcript.attendance)
         past, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
-        own = _own(name, past, truths)
+        own = _own(name, self.round, past, truths)
         others, mine = _behind(name, past)
         look = Look(transcript, self.round, (*others, *mine), past.step)
         names = tuple(p.name for p in others)
@@ -61,12 +61,12 @@ def _behind(name: str, past: Round) -> tuple[tuple[Participant, ...], tuple[Part
     return others, tuple(p for p in through if p.name == name)
 
 
-def _own(name: str, past: Round, truths: Truths | None) -> Own:
+def _own(name: str, index: int, past: Round, truths: Truths | None) -> Own:
     sent = past.message(name)
     if truths is None or sent is None:
         raise UsageError(
             f"What {name!r} contributed itself is not known: a peer's view needs its own examples and its own message "
             "beside the global models."
         )
-    examples = truths.of(name)
+    examples = truths.of(name, index)
     return Own(examples.images, examples.labels, sent.update)

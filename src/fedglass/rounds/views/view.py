@@ -98,7 +98,7 @@ class Look:
 
     def _labels(self, truths: Truths) -> Tensor:
         """Each client's in no particular order."""
-        return torch.cat([truths.of(p.name).labels.sort().values for p in self.behind])
+        return torch.cat([truths.of(p.name, self.round).labels.sort().values for p in self.behind])
 
     def _batch_labels(self, truths: Truths) -> tuple[tuple[int, ...], ...] | None:
         """Of one client alone: in an aggregate they belong to no batch."""
