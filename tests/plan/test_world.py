@@ -128,3 +128,10 @@ def test_a_peer_of_one_client_is_refused() -> None:
     text += PLAN[PLAN.index("[adversary]") :].replace("[0, 3]", "0")
     with pytest.raises(UsageError, match="is alone in round 0: a peer needs others"):
         source(text)
+
+
+def test_single_tables_stand_for_lists_of_one() -> None:
+    text = PLAN.replace("[[defences]]", "[defences]").replace("[[attacks]]", "[attacks]")
+    first = text.index("[[federation.group]]", text.index("[[federation.group]]") + 1)
+    single = text[:first].replace("[[federation.group]]", "[federation.group]") + text[text.index("[adversary]") :]
+    assert [c.behaviour for c in source(single).federation.clients][1] == SignFlip(2.0)

@@ -54,7 +54,7 @@ class GroupTable(Table):
     training: TrainingTable | None = None
     """In place of the federation's."""
 
-    @field_validator("behaviour", mode="before")
+    @field_validator("behaviour", "defences", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
         return listed(value)
@@ -105,6 +105,11 @@ class FederationTable(Table):
     """Clients that differ from the rest."""
     seed: Seed | None = None
     """In place of the plan's."""
+
+    @field_validator("group", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return listed(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> FederationTable:

@@ -16,11 +16,13 @@ from fedglass.core.foreign import refused
 from fedglass.core.registry import parameters
 
 PLAIN = (int, float, bool, str)
-NOT_NEGATIVE = (lambda x: x >= 0), "a finite number of at least 0"
+Range = tuple[Callable[[float], bool], str]
+ANY: Range = (lambda x: True), "a finite number"
+NOT_NEGATIVE: Range = (lambda x: x >= 0), "a finite number of at least 0"
 AT_LEAST_ONE = (lambda x: x >= 1), "at least 1"
 ABOVE_ZERO = (lambda x: x > 0), "a finite number above 0"
 SHARE = (lambda x: 0 <= x < 1), "in [0, 1), a share and not a percentage"
-RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("iterations", "restarts"), AT_LEAST_ONE),
     **dict.fromkeys(("rate", "width", "norm", "clip"), ABOVE_ZERO),
     **dict.fromkeys(("share", "pruned"), SHARE),
@@ -50,7 +52,16 @@ def checked_options(where: str, make: Callable[..., object], options: Mapping[st
     for name in options:
         if name not in plain:
             raise UsageError(f"{where}: {unknown_name('option', name, plain)}")
-    return {name: _checked(where, name, plain[name], value) for name, value in options.items()}
+    found = {name: _checked(where, name, plain[name], value) for name, value in options.items()}
+    otherwise = NOT_NEGATIVE if _is_ours(make) else ANY  # of others' options nobody knows the range
+    for name, value in found.items():
+        _check_range(where, name, value, otherwise)
+    return found
+
+
+def _is_ours(make: Callable[..., object]) -> bool:
+    told = make.func if isinstance(make, functools.partial) else make
+    return str(getattr(told, "__module__", "")).startswith("fedglass.")
 
 
 def _hints(make: Callable[..., object]) -> dict[str, Any]:
@@ -78,14 +89,17 @@ def _checked(where: str, name: str, hint: Any, value: Any) -> Any:
         kind = hint.__name__ if isinstance(hint, type) else str(hint)
         advice = ": no quotes" if isinstance(value, str) else ""
         raise UsageError(f"{where}: {name} must be of type {kind}, got {value!r}{advice}.") from error
-    allowed, words = RANGES.get(name, NOT_NEGATIVE)
+    return found
+
+
+def _check_range(where: str, name: str, value: Any, otherwise: Range) -> None:
+    allowed, words = RANGES.get(name, otherwise)
     most = MOST.get(name, LARGEST)
-    for number in _numbers(found):
+    for number in _numbers(value):
         if not (math.isfinite(number) and allowed(number)):
             raise UsageError(f"{where}: {name} must be {words}, got {value!r}.")
         if number > most:
             raise UsageError(f"{where}: {name} must be at most {most:,}, got {value!r}.")
-    return found
 
 
 def _takes_tuples(hint: Any) -> bool:

@@ -19,8 +19,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def _accepting_tables(schema: dict[str, Any]) -> dict[str, Any]:
-    """`[federation]` and `[recording]` may be written as one table in place of a list of one, and so a behaviour."""
-    places = [(schema, "federation"), (schema, "recording"), (schema["$defs"]["GroupTable"], "behaviour")]
+    """`[federation]` and its like may be written as one table in place of a list of one."""
+    tables = schema["$defs"]
+    places = [(schema, key) for key in ("federation", "recording", "defences", "attacks")]
+    places += [(tables["GroupTable"], "behaviour"), (tables["FederationTable"], "group")]
     for table, key in places:
         found = table["properties"][key]
         kept = {name: found.pop(name) for name in list(found) if name not in ("description", "default", "title")}

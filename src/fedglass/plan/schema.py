@@ -115,7 +115,7 @@ class Plan(Table):
     gate: GateTable = GateTable()
     """What counts as recovered, and how much of it is too much."""
 
-    @field_validator("federation", "recording", mode="before")
+    @field_validator("federation", "recording", "defences", "attacks", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
         return listed(value)
