@@ -79,7 +79,8 @@ class Gate:
     An image is recovered when its metric lies beyond the threshold: above it for PSNR and SSIM, below it for
     LPIPS and RMSE, and for any other metric on the side that its scale calls leaking; of an image that was refined,
     that of the raw or of the refined one. A serious flag (the attack
-    itself went wrong) makes a pass inconclusive; with `inconclusive_fails` such an audit counts as not completed.
+    itself went wrong) makes a pass inconclusive, and so does anything of which absence was not shown; unless
+    `inconclusive_fails` is false such an audit counts as not completed.
 
     >>> Gate().judge([]).sentence
     'The audit could not complete: no case has run.'
@@ -88,7 +89,7 @@ class Gate:
     metric: str = "psnr"
     threshold: float = 20.0
     max_share: float = 0.0
-    inconclusive_fails: bool = False
+    inconclusive_fails: bool = True
     known: Scale | None = field(default=None, repr=False, compare=False)
     """The metric's scale where it is told, as in a summary; it is looked up by the metric's name otherwise."""
 
@@ -131,18 +132,57 @@ class Gate:
         """What each image of a record is judged by."""
         return scores_of(record, self.metric, self.scale)
 
+    def hits(self, record: Record) -> list[bool]:
+        """Which images count as recovered: beyond the threshold, and better than any guess without the message."""
+        values, guesses = self.scores(record), record.blind.get(self.metric, [])
+        pairs = zip_longest(values, guesses[: len(values)])
+        return [value is not None and self.recovered(value) and self.beats(value, guess) for value, guess in pairs]
+
+    def beats(self, value: float, guess: float | None) -> bool:
+        """Whether a value is better than that of a guess, where there is one."""
+        return guess is None or self.scale.beyond(value, guess)
+
+    def partly(self, record: Record) -> list[bool]:
+        """Which images are not recovered but partly recognisable, by this metric or another."""
+        values, hits = self.scores(record), self.hits(record)
+        names = [name for name in record.metrics if name != self.metric]
+        others = [
+            Others(scale_of(name).sure, scale_of(name), scores_of(record, name, scale_of(name))) for name in names
+        ]
+        guesses = record.blind
+        return [
+            not hit
+            and value is not None
+            and (
+                (self.near(value) and self.beats(value, _at(guesses.get(self.metric, []), i)))
+                or any(
+                    other.recovered(i, _at(guesses.get(name, []), i)) for name, other in zip(names, others, strict=True)
+                )
+            )
+            for i, (value, hit) in enumerate(zip(values, hits, strict=True))
+        ]
+
+    def near(self, value: float) -> bool:
+        """Whether a value lies in the upper half of the band below the threshold in which a metric is not sure.
+
+        >>> Gate().near(18.0), Gate().near(16.0)
+        (True, False)
+        """
+        if self.scale.sure is None:
+            return False
+        return self.scale.beyond(value, (self.scale.sure[0] + self.threshold) / 2)
+
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """The attacks that have judged images, the one that leaked most first."""
         scores: dict[str, list[float]] = {}
+        hits: dict[str, int] = {}
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
             found = [v for v in self.scores(record) if v is not None]
             if record.status == "done" and found and not is_mute(record):
                 scores.setdefault(record.attack, []).extend(found)
-        tallies = [
-            Tally(name, len(v), sum(map(self.recovered, v)), self.scale.best(v), name in oracle)
-            for name, v in scores.items()
-        ]
+                hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(record))
+        tallies = [Tally(name, len(v), hits[name], self.scale.best(v), name in oracle) for name, v in scores.items()]
         sign = 1 if self.scale.higher_leaks else -1
         return sorted(tallies, key=lambda t: (-t.share, -sign * t.best, t.attack))
 
@@ -160,7 +200,7 @@ class Gate:
         if problems:
             lead = f"The audit could not complete: {'; '.join(problems)}."
             return Verdict(None, lead, "", 3, "incomplete")
-        lead, doubt = self._pass_sentence(tallies), _doubt(records)
+        lead, doubt = self._pass_sentence(tallies), _doubt([*map(self._unshown, records)])
         if not doubt:
             return Verdict(True, lead, "", 0, "clear")
         if self.inconclusive_fails:
@@ -191,6 +231,13 @@ class Gate:
         elif missing > 0:
             problems.append(f"{_count(missing, 'planned case')} not run yet; run it again to continue")
         return problems
+
+    def _unshown(self, record: Record) -> list[str]:
+        """What keeps a record from showing that nothing leaks: every pass must have been shown."""
+        serious = [flag.name for flag in record.flags if flag.severity == "serious"]
+        if serious or all(self.hits(record)) or record.absence is not None:
+            return serious
+        return ["absence not shown"]
 
     def _judged(self, record: Record) -> bool:
         values = self.scores(record)
@@ -225,21 +272,38 @@ class Gate:
         )
 
 
+@dataclass(frozen=True)
+class Others:
+    """A metric beside the gate's, and what it says of each image."""
+
+    sure: tuple[float, float] | None
+    scale: Scale
+    values: Sequence[float | None]
+
+    def recovered(self, index: int, guess: float | None) -> bool:
+        """Whether it calls an image recovered, and no guess as good."""
+        value = _at(self.values, index)
+        if self.sure is None or value is None or math.isnan(value):
+            return False
+        return self.scale.beyond(value, self.sure[1]) and (guess is None or self.scale.beyond(value, guess))
+
+
+def _at(values: Sequence[float | None], index: int) -> float | None:
+    return values[index] if index < len(values) else None
+
+
 def is_mute(record: Record) -> bool:
     """Whether there was no message that an attack could have been played on."""
     return any(flag.name in NO_MESSAGE for flag in record.flags)
 
 
-def _doubt(records: Sequence[Record]) -> str:
-    """Why a pass does not show that nothing leaks, or nothing."""
-    flagged = [r for r in records if any(flag.severity == "serious" for flag in r.flags)]
+def _doubt(doubts: Sequence[Sequence[str]]) -> str:
+    """Why a pass does not show that nothing leaks, or nothing; from what is against each record."""
+    flagged = [names for names in doubts if names]
     if not flagged:
         return ""
-    names = sorted({flag.name for r in flagged for flag in r.flags if flag.severity == "serious"})
-    return (
-        f"Yet absence of leakage is not shown: {len(flagged)} of {_count(len(records), 'case')} "
-        f"{'carries' if len(flagged) == 1 else 'carry'} a serious flag ({', '.join(names)})."
-    )
+    named = ", ".join(sorted({name for names in flagged for name in names}))
+    return f"Yet absence of leakage is not shown in {len(flagged)} of {_count(len(doubts), 'case')} ({named})."
 
 
 def _count(number: int, noun: str) -> str:
