@@ -1,7 +1,7 @@
 """Does the declared training produce the message? The owner of the data can play it again and compare.
 
-The order of the batches is not recorded: several are played, and a message that lies as near to them as they lie to each
-other is explained. One full batch has no order, and leaves rounding alone.
+The order of the batches is not recorded: several are played, and a message that lies as near to them as they lie to
+each other is explained. One full batch has no order, and leaves rounding alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
 
 ROUNDING = 0.02
-"""The relative error up to which a message counts as explained: another device, or half precision, explain that much."""
+"""The relative error up to which a message counts as explained: another device or half precision may make as much."""
 ORDERS = 6
 """Orders of the batches that are played."""
 NEAR = 1.5
@@ -75,7 +75,7 @@ class Replay:
     """Up to which it is explained by rounding and by the order of the batches."""
     explained: bool
     other: str = ""
-    """What would explain the message in its place, in words with the line of the plan; empty where nothing was found."""
+    """What would explain the message in its place, in words with the line of the plan; empty where nothing would."""
 
     @property
     def words(self) -> str:
