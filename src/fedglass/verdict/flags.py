@@ -1,9 +1,9 @@
 """When a figure may mislead its reader: each flag says what it means and what to do.
 
 Only the audit may compare the energy of a reconstruction with that of the true data. "Nothing leaks" is shown in two
-ways, and no third. A defence hides the data: the message is explained, the same attack reads it without the defence, and
-with it the true data no longer stand out from decoys. Or the message leaves a choice: it is explained, the true data do
-stand out, the search reached their energy from several starts and with a weaker prior, and what it found is not them.
+ways, and no third. A defence hides the data: the message is explained, the same attack reads it without the defence,
+and with it the true data no longer stand out from decoys. Or the message leaves a choice: it is explained, the true
+data do stand out, the search reached their energy from several starts and with a weaker prior, and found others.
 Everything else is a serious flag, which makes the audit inconclusive.
 """
 
@@ -202,7 +202,7 @@ def _labels(found: Findings) -> Flag | None:
         return None
     text = (
         f"{found.label_errors} of the labels that the attack took are wrong: the true images have the energy "
-        f"{truth:.3g} under the true labels and {wrong:.3g} under those. Whatever it found, it looked for other images. "
+        f"{truth:.3g} under the true labels and {wrong:.3g} under those, so that it looked for other images. "
         'Choose another way to find the labels, or see with labels = "oracle" what they cost.'
     )
     return Flag(name="labels are wrong", severity="serious", text=text)
@@ -229,7 +229,7 @@ def _hides(found: Findings) -> Flag | None:
     if found.defended:
         tried = "does not read it either" if found.read_without is False else "was not tried"
         text = (
-            f"{fits}, but without what protects it the same attack {tried}: that the protection hides them is not shown, "
+            f"{fits}, but without what protects it the same attack {tried}: that it hides them is not shown, "
             f"the attack may be blind. {cause}"
         )
     elif found.defended is None:
@@ -256,8 +256,8 @@ def _preferred(found: Findings) -> Flag | None:
     missed = [look.words for look in found.looks if not look.reached]
     if better:
         text = (
-            f"Another run of the same attack ({better[0]}) recovers images that this one does not: which of its runs an "
-            "adversary would trust is open, that the data leak is not. Play it so."
+            f"Another run of the same attack ({better[0]}) recovers images that this one does not: which of its runs "
+            "an adversary would trust is open, that the data leak is not. Play it so."
         )
         return Flag(name="recovered by another run", severity="serious", text=text)
     why = f" The run {missed[0]} did not get there." if missed else ""
@@ -273,8 +273,8 @@ def _partly(found: Findings) -> Flag | None:
     if found.update != "sound" or not found.partly:
         return None
     text = (
-        f"{found.partly} of the images are not recovered by the gate's rule, but come so near, or are recovered by another "
-        "metric, that a person may recognise them: look at the pictures."
+        f"{found.partly} of the images are not recovered by the gate's rule, but come so near, or are recovered by "
+        "another metric, that a person may recognise them: look at the pictures."
     )
     return Flag(name="partly recognisable", severity="serious", text=text)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, TypeVar
 
 from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
@@ -144,23 +144,13 @@ class Gate:
 
     def partly(self, record: Record) -> list[bool]:
         """Which images are not recovered but partly recognisable, by this metric or another."""
-        values, hits = self.scores(record), self.hits(record)
-        names = [name for name in record.metrics if name != self.metric]
-        others = [
-            Others(scale_of(name).sure, scale_of(name), scores_of(record, name, scale_of(name))) for name in names
+        near = [
+            value is not None and self.near(value) and self.beats(value, _at(record.blind.get(self.metric, []), i))
+            for i, value in enumerate(self.scores(record))
         ]
-        guesses = record.blind
-        return [
-            not hit
-            and value is not None
-            and (
-                (self.near(value) and self.beats(value, _at(guesses.get(self.metric, []), i)))
-                or any(
-                    other.recovered(i, _at(guesses.get(name, []), i)) for name, other in zip(names, others, strict=True)
-                )
-            )
-            for i, (value, hit) in enumerate(zip(values, hits, strict=True))
-        ]
+        others = [called_recovered(record, name) for name in record.metrics if name != self.metric]
+        hits = self.hits(record)
+        return [not hits[i] and (near[i] or any(_at(other, i) for other in others)) for i in range(len(hits))]
 
     def near(self, value: float) -> bool:
         """Whether a value lies in the upper half of the band below the threshold in which a metric is not sure.
@@ -272,23 +262,24 @@ class Gate:
         )
 
 
-@dataclass(frozen=True)
-class Others:
-    """A metric beside the gate's, and what it says of each image."""
-
-    sure: tuple[float, float] | None
-    scale: Scale
-    values: Sequence[float | None]
-
-    def recovered(self, index: int, guess: float | None) -> bool:
-        """Whether it calls an image recovered, and no guess as good."""
-        value = _at(self.values, index)
-        if self.sure is None or value is None or math.isnan(value):
-            return False
-        return self.scale.beyond(value, self.sure[1]) and (guess is None or self.scale.beyond(value, guess))
+def called_recovered(record: Record, metric: str) -> list[bool]:
+    """Which images a metric beside the gate's is sure of, where no guess is as good."""
+    scale, guesses = scale_of(metric), record.blind.get(metric, [])
+    if scale.sure is None:
+        return []
+    values = scores_of(record, metric, scale)
+    return [
+        value is not None
+        and scale.beyond(value, scale.sure[1])
+        and ((guess := _at(guesses, i)) is None or scale.beyond(value, guess))
+        for i, value in enumerate(values)
+    ]
 
 
-def _at(values: Sequence[float | None], index: int) -> float | None:
+T = TypeVar("T")
+
+
+def _at(values: Sequence[T], index: int) -> T | None:
     return values[index] if index < len(values) else None
 
 
