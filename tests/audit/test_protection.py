@@ -23,6 +23,9 @@ from fedglass.defend.magnitude_pruning import MagnitudePruning
 from fedglass.fl.release import Chain
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.truth import Examples
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.server import ServerView
 
 Make = Callable[..., Federation]
 
@@ -31,19 +34,52 @@ def defended(federation: Federation, **parts: object) -> Federation:
     return replace(federation, clients=[replace(c, **parts) for c in federation.clients])  # type: ignore[arg-type]  # passed on
 
 
+def promised(federation: Federation, rounds: int) -> list[str]:
+    """By the first client's defences."""
+    return privacy_in_words(federation.clients[0], federation.training, rounds)
+
+
 def test_every_part_is_named_in_its_order(make_federation: Make) -> None:
     chain = Chain((Clip(norm=1.0), Chain((MagnitudePruning(share=0.5), GaussianNoise(std=0.1)))))
     federation = defended(make_federation(), gradient=DPSGD(clip=1.0, noise_multiplier=2.0), release=chain)
     words = defences_of(federation.clients[0])
     assert [w.split("(")[0] for w in words] == ["DPSGD", "Clip", "MagnitudePruning", "GaussianNoise"]
     assert defences_of(undefended(federation.clients[0])) == []
-    assert Simulated(make_federation()).protection() == []
+    assert Simulated(make_federation()).protection() == {"client 0": (), "client 1": ()}
+
+
+def test_a_message_is_protected_by_its_own_clients_defences_alone(make_federation: Make) -> None:
+    """Another client's defence must not make a blind attack look like a defence that hides something."""
+    bare = make_federation(clients=3)
+    noisy = replace(bare.clients[1], release=Chain((Clip(norm=1.0), GaussianNoise(std=2.0))))
+    private = replace(
+        bare.clients[2], gradient=DPSGD(clip=1.0, noise_multiplier=2.0), training=Training(lr=0.1, steps=7)
+    )
+    federation = replace(bare, clients=[bare.clients[0], noisy, private])
+    views = ServerView(0), ServerView(1), ServerView(2), AggregateView(), PeerView(1)
+    own, other, third, all_three, peer = Simulated(federation, views=views).targets(lambda done, total: None)
+    assert own.undefended
+    assert own.defences == ()
+    assert not other.undefended
+    assert other.defences is not None
+    assert "Defended by Clip(norm=1.0)." in other.defences
+    assert third.defences is not None
+    assert all("clipped and noised" not in line for line in third.defences)
+    seven = budgets(Mechanism(2.0, sample_rate=1.0, steps=7), DELTA)[-1]
+    assert any(str(seven) in line for line in third.defences)
+    assert all_three.defences is not None
+    assert "Client 0: No defence." in all_three.defences
+    assert peer.defences is not None
+    assert not any("Clip" in line for line in peer.defences)
+    lines = [line for section in Simulated(federation).threat() for line in section.lines]
+    assert "Client 0: No defence." in lines
+    assert "Client 1: Defended by Clip(norm=1.0)." in lines
 
 
 def test_private_training_states_every_accountants_budget(make_federation: Make) -> None:
     federation = defended(make_federation(examples=4), gradient=DPSGD(clip=1.0, noise_multiplier=2.0))
     federation = replace(federation, training=Training(lr=0.1, epochs=3, batch_size=2))
-    (said,) = [line for line in privacy_in_words(federation, rounds=5) if "DP-SGD" in line]
+    (said,) = [line for line in promised(federation, rounds=5) if "DP-SGD" in line]
     for budget in budgets(Mechanism(2.0, sample_rate=0.5, steps=30), DELTA):
         assert str(budget) in said
     assert "CLT: an approximation, not a bound" in said
@@ -53,25 +89,24 @@ def test_noise_counts_after_a_clip_alone(make_federation: Make) -> None:
     clip, noise = Clip(norm=0.5), GaussianNoise(std=1.0)
     (said,) = [
         line
-        for line in privacy_in_words(defended(make_federation(), release=Chain((clip, noise))), rounds=2)
+        for line in promised(defended(make_federation(), release=Chain((clip, noise))), rounds=2)
         if "takes part" in line
     ]
     assert f"ε ≤ {gaussian_epsilon(Mechanism(2.0, 1.0, 2), DELTA):.3g}" in said
     for release in (Chain((noise, clip)), noise, clip):
-        assert privacy_in_words(defended(make_federation(), release=release), rounds=2) == []
+        assert promised(defended(make_federation(), release=release), rounds=2) == []
 
 
 def test_a_clip_after_the_noise_promises_no_more(make_federation: Make) -> None:
     chain = Clip(norm=10.0), GaussianNoise(std=1.0)
     for later in (Clip(norm=0.1), MagnitudePruning(share=0.5)):
         said, more = (
-            privacy_in_words(defended(make_federation(), release=Chain(parts)), rounds=1)
-            for parts in (chain, (*chain, later))
+            promised(defended(make_federation(), release=Chain(parts)), rounds=1) for parts in (chain, (*chain, later))
         )
         assert said == more != []
     again = Chain((*chain, Clip(norm=0.1), GaussianNoise(std=1.0)))
-    (promised, *_) = privacy_in_words(defended(make_federation(), release=again), rounds=1)
-    assert f"ε ≤ {gaussian_epsilon(Mechanism(10.0, 1.0, 1), DELTA):.3g}" in promised
+    (first, *_) = promised(defended(make_federation(), release=again), rounds=1)
+    assert f"ε ≤ {gaussian_epsilon(Mechanism(10.0, 1.0, 1), DELTA):.3g}" in first
 
 
 def test_accuracy_is_measured_with_and_without_the_defences(make_federation: Make) -> None:

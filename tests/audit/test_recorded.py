@@ -71,3 +71,12 @@ def test_what_was_said_decides_the_identity(make_federation: Make) -> None:
     assert one == other
     lower = Recorded(make_federation(lr=0.05, examples=2).run()).identity()
     assert lower != one
+
+
+def test_the_truths_are_a_part_of_the_identity(make_federation: Make) -> None:
+    """Records that were not scored for want of a truth are not those of an audit that has it."""
+    simulated = Simulated(make_federation(clients=2, examples=2))
+    transcript, truths = simulated.transcript(), simulated.truths()
+    assert Recorded(transcript, truths).identity() == simulated.identity()
+    some = Truths({"client 0": truths.examples["client 0"]})
+    assert len({Recorded(transcript, known).identity() for known in (None, some, truths)}) == 3

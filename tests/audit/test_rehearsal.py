@@ -18,6 +18,7 @@ from fedglass.audit.audit import Job, run
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
+from fedglass.core.optimisers import Adam
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
 from fedglass.defend.soteria import Soteria
@@ -266,3 +267,14 @@ def test_a_recording_says_what_is_missing_for_a_simulation(make_federation: Make
     with pytest.raises(UsageError, match=r"attack 'dlfa': Unroll needs .*batch size.*give recording.training"):
         recorded(tmp_path, "dlfa", clients=2, training="")
     assert recorded(tmp_path, "inverting_gradients", clients=2, training="").cases
+
+
+def test_a_client_that_trains_in_its_own_way_is_rehearsed_too(make_federation: Make) -> None:
+    federation = make_federation(clients=2)
+    own = replace(federation.clients[0], training=Training(0.1, optimiser=Adam()))
+    views = ServerView(0), ServerView(1)
+    attacks: dict[str, AnyAttack] = {"dlg": recipe("dlg", iterations=1)}
+    rehearse([Simulated(federation, views=views)], attacks)
+    for clients in ([own, federation.clients[1]], [federation.clients[1], own]):
+        with pytest.raises(UsageError, match="attack 'dlg': SquaredError needs the size of the gradients"):
+            rehearse([Simulated(replace(federation, clients=clients), views=views)], attacks)

@@ -58,8 +58,13 @@ def broken():
 class Shout:
     volume: float = 2.0
 
-    def release(self, update, generator):
-        return {name: self.volume * tensor for name, tensor in update.items()}
+    def release(self, leaving):
+        return {name: self.volume * tensor for name, tensor in leaving.update.items()}
+
+class Half:
+    def run(self): ...
+    def aggregate(self): ...
+    def update(self): ...
 
 @dataclass(frozen=True)
 class Zero:
@@ -161,9 +166,16 @@ def test_a_user_names_parts_of_his_own(mine: str) -> None:
         ("attacks", "registry-mine:plain", "not of the form 'package.module:name'"),
         ("attacks", "registry_mine:number", "attack '.*' is int, expected a function or a class that makes one"),
         ("attacks", "registry_mine:broken", "attack '.*' failed: KeyError: 'width'"),
-        ("attacks", "registry_mine:nothing", "made NoneType, which has no method run: return the attack itself"),
+        (
+            "attacks",
+            "registry_mine:nothing",
+            "made NoneType, which has no method run or check or energy_of: return the attack",
+        ),
         ("attacks", "registry_mine:demanding", "Attack '.*' needs the option 'strength'"),
-        ("defences", "registry_mine:plain", "made Attack, which has no method release or gradient"),
+        ("attacks", "registry_mine:Half", "made Half, which has no method check or energy_of: .* with all of run, che"),
+        ("defences", "registry_mine:plain", "made Attack, which has no method release or gradient: .* with one of rel"),
+        ("rules", "registry_mine:Half", "made Half, which has no method init: return the rule"),
+        ("behaviours", "registry_mine:Half", "made Half, which has no method examples or describe: return the behav"),
     ],
 )
 def test_what_is_wrong_with_it_is_said_in_a_sentence(mine: str, kind: str, name: str, said: str) -> None:

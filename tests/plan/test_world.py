@@ -88,16 +88,18 @@ def test_a_poison_is_told_and_never_as_a_defence(tmp_path: Path) -> None:
     job = compile_plan(parse_plan(PLAN), Path())
     lines = [line for section in threat_model(job) for line in section.lines]
     assert "Client 1 sends its update with the sign flipped, times 2." in lines
-    assert "Defended by Clip(norm=1.0)." in lines
+    assert "Client 0, client 1: Defended by Clip(norm=1.0)." in lines
     assert not any("Defended" in line and "Flip" in line for line in lines)
     records = run(job, tmp_path).records
     assert len(records) == 4
     for record in records:
-        assert record.defences == ["Defended by Clip(norm=1.0)."]
+        assert record.defences is not None
+        assert not any("Flip" in line for line in record.defences)
         assert record.behaviours[0] == "Client 1 sends its update with the sign flipped, times 2."
         assert record.participants == record.kept == [f"client {i}" for i in range(4)]
     first = next(record for record in records if "client 0, a participant" in record.view)
     assert first.client == "client 1, client 2, client 3"
+    assert first.defences == ["Client 1: Defended by Clip(norm=1.0).", "Client 2, client 3: No defence."]
     assert len(first.metrics["psnr"]) == 3  # its own picture is not scored
     assert {record.round for record in records} == {1, 3}
 

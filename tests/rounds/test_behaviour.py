@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import DataError, UsageError
 from fedglass.core.params import Update
 from fedglass.core.types import Training
 from fedglass.defend.clip import Clip, norm_of
@@ -75,3 +75,25 @@ def test_one_behaviour_for_each_round_and_the_last_stays(toy: Any, same: Callabl
 def test_only_what_is_not_honest_is_told() -> None:
     assert Honest().describe() == PerRound((Honest(), Honest())).describe() == ""
     assert "sign flipped, times 2" in SignFlip(2.0).describe()
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Trains on its examples several times over, or on none."""
+
+    times: int
+
+    def examples(self, turn: Turn) -> tuple[torch.Tensor, torch.Tensor]:
+        return turn.images.repeat(self.times, 1, 1, 1), turn.labels.repeat(self.times)
+
+    def update(self, turn: Turn, trained: Update) -> Update:
+        return trained
+
+    def describe(self) -> str:
+        return f"trains on its examples {self.times} times over"
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_examples_that_no_batch_would_hold_are_refused(toy: Any, times: int) -> None:
+    with pytest.raises(DataError, match=r"behaviour of 'client 0' gave .* expected as many as the client has"):
+        acting(toy, Crowd(times)).run()

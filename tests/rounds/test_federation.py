@@ -129,3 +129,13 @@ def test_a_federation_is_a_value(toy: Any) -> None:
     assert isinstance(federation, Federation)
     with pytest.raises(AttributeError):
         federation.seed = 3  # type: ignore[misc]  # that is the point
+
+
+def test_weights_and_buffers_keep_their_types(toy: Any) -> None:
+    """They go through the rule in one row, which is of the widest of their types."""
+    model = toy.normalised()
+    model.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+    federation = toy.federation(FEDAVG, model=model, clients=2)
+    before, after = federation.model.state_dict(), federation.run(2).rounds[1]
+    kept = {**after.after, **after.buffers_after}
+    assert {name: t.dtype for name, t in kept.items()} == {name: t.dtype for name, t in before.items()}

@@ -6,7 +6,7 @@ import json
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedglass.core.errors import DataError
+from fedglass.core.errors import DataError, UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training
 from fedglass.rounds.federation import Federation
@@ -122,6 +122,17 @@ def torn(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
+def swollen(folder: Path) -> None:
+    with (folder / "round-00000.safetensors").open("r+b") as file:
+        file.truncate(2**40)  # a file of holes
+
+
+def endless(folder: Path) -> None:
+    path = folder / "round-00000.safetensors"
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -138,6 +149,13 @@ def torn(folder: Path) -> None:
         (edited("rounds.0.participants.0.training.lr", -1.0), "training.lr must be positive"),
         (edited("rounds.0.participants.0.training.optimiser.name", "os.system"), "unknown optimiser 'os.system'"),
         (edited("rounds.0.participants.0.training.optimiser.options", {"rate": 1.0}), "round 0"),
+        (edited("rounds.1.index", 0), "names '0' twice"),
+        (edited("terms.clients", ["client 0", "client 0", "client 1", "client 2"]), "names 'client 0' twice"),
+        (edited("terms.mean", [float("nan")]), "whitening needs .* all finite"),
+        (edited("terms.std", [float("inf")]), "whitening needs .* all finite"),
+        (edited("rounds.0.participants.0.lr", float("nan")), "rounds.0.participants.0.lr"),
+        (swollen, "is longer than .* bytes"),
+        (endless, "is no plain file"),
         (torn, "other SHA-256"),
         (lambda folder: (folder / "round-00001-00002.safetensors").unlink(), "Cannot read .*00002"),
         (mixed_rounds, "does not start where round 0 ended"),
@@ -150,6 +168,16 @@ def test_a_damaged_transcript_is_refused(
     damage(tmp_path)
     with pytest.raises(DataError, match=words):
         Transcript.load(tmp_path, toy.normalised())
+
+
+@dataclass(frozen=True)
+class Own(SGD):
+    """An optimiser of somebody else."""
+
+
+def test_an_optimiser_without_a_name_is_refused_in_a_sentence(toy: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"can not name the optimiser Own\(.*expected one of sgd, adam, adamw"):
+        federation(toy, Training(0.1, optimiser=Own())).run().save(tmp_path)
 
 
 def test_another_model_is_refused(toy: Any, tmp_path: Path) -> None:

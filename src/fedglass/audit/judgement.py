@@ -43,15 +43,13 @@ def judge(
 ) -> Judgement:
     """Score a reconstruction; `attack` is None where none was played, so that there are no energies."""
     shown, private = clipped(found.images, seen), truth.private
-    # The adversary's own examples take part in the matching, so that what shows them is not held against the others.
-    matching = Matching(match(shown, truth.images).partner[: len(private.labels)])
-    scores = score(shown, private.images, metrics, matching)
+    scores = _scored(shown, truth, metrics)
     partners = [p for p in scores.matching.partner if p is not None]
     order = [*partners, *(i for i in range(len(found.labels)) if i not in set(partners))]
     cheap = [name for name in metrics if name != "lpips"]
     raw = None if found.raw is None else clipped(found.raw, seen)
     # Matched anew: a refinement that destroyed its images says nothing of which original each belonged to.
-    scores_raw = None if raw is None else score(raw, truth.images, metrics)
+    scores_raw = None if raw is None else _scored(raw, truth, metrics)
     return Judgement(
         scores=scores,
         shown=scores.matching.apply(shown),
@@ -60,11 +58,20 @@ def judge(
         energy_truth=None if attack is None else _energy(attack, seen, truth.images, truth.labels, found),
         energy_decoys=()
         if attack is None
-        else tuple(_energy(attack, seen, other, truth.labels, found) for other in decoys(truth.images)),
+        else tuple(_energy(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)),
         blind=score(grey(seen, len(private.images)).cpu(), private.images, cheap).values,
         scores_raw=scores_raw,
         shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
     )
+
+
+def _scored(images: Tensor, truth: Truth, metrics: Sequence[str]) -> Scores:
+    """The scores of the private images.
+
+    The adversary's own take part in the matching, so that what shows them is not held against the others.
+    """
+    private = truth.private.images
+    return score(images, private, metrics, Matching(match(images, truth.images).partner[: len(private)]))
 
 
 def energy_blind(attack: AnyAttack, seen: Observation, found: Reconstruction) -> float:
@@ -98,6 +105,12 @@ def decoys(images: Tensor) -> list[Tensor]:
     inverted = high + low - images
     half = (images.shape[-2] // 2, images.shape[-1] // 2)
     return [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
+
+
+def _decoys_beside_own(truth: Truth) -> list[Tensor]:
+    """Decoys of the private images; the adversary's own stay what they are, since they are no secret to it."""
+    private = truth.private.images
+    return [torch.cat([other, truth.images[len(private) :]]) for other in decoys(private)]
 
 
 def _energy(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.audit.failures import blaming
@@ -23,6 +23,8 @@ from fedglass.rounds.federation import Federation
 
 FEW = 2
 """Examples that a defence is tried on: more than one, which tells those that can not bear a batch."""
+SHOWN = 6
+"""Clients that are named one by one."""
 DELTA = 1e-5
 """At which budgets are stated: customary, and below one in the number of a client's examples."""
 
@@ -40,7 +42,8 @@ def undefended(client: Client) -> Client:
 
 def rehearse_defences(federation: Federation) -> None:
     """One local step of a few examples, and the release of its update, by one client of each kind of protection."""
-    kinds = {str(defences_of(c)): c for c in sorted(federation.clients, key=lambda c: len(c.labels)) if defences_of(c)}
+    clients = sorted(federation.clients, key=lambda c: len(c.labels))
+    kinds = {f"{defences_of(c)} {c.training or federation.training}": c for c in clients if defences_of(c)}
     for client in kinds.values():
         with blaming("defences"):
             _rehearse(client, federation)
@@ -60,10 +63,44 @@ def _rehearse(client: Client, federation: Federation) -> None:
     client.release.release(Outgoing(update, noise, before=before))
 
 
-def privacy_in_words(federation: Federation, rounds: int) -> list[str]:
-    """What the defences promise by differential privacy, for the client with the fewest examples; often nothing."""
-    client = min(federation.clients, key=lambda c: len(c.labels))
-    said = _of_examples(client, federation.training, rounds) + _of_updates(client, rounds)
+def protection_of(federation: Federation, rounds: int) -> dict[str, tuple[str, ...]]:
+    """What protects each client's messages and what that promises, in words; nothing for a client that has nothing.
+
+    Of clients that are protected alike, the one with the fewest examples speaks for all.
+    """
+    said: dict[str, tuple[str, ...]] = {}
+    for client in sorted(federation.clients, key=lambda c: len(c.labels)):
+        training = client.training or federation.training
+        kind = f"{defences_of(client)} {training}"
+        if kind not in said:
+            defences = [f"Defended by {part}." for part in dict.fromkeys(defences_of(client))]
+            said[kind] = (*defences, *privacy_in_words(client, training, rounds))
+    return {c.name: said[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients}
+
+
+def together(protection: Mapping[str, Sequence[str]]) -> list[str]:
+    """What protects several clients, each named where they are not protected alike.
+
+    >>> together({"client 0": ("Defended by Clip(norm=1.0).",), "client 1": ()})
+    ['Client 0: Defended by Clip(norm=1.0).', 'Client 1: No defence.']
+    """
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for name, words in protection.items():
+        kinds.setdefault(tuple(words), []).append(name)
+    if len(kinds) == 1:
+        return list(next(iter(kinds)))
+    return [f"{_named(names)}: {line}" for words, names in kinds.items() for line in words or ("No defence.",)]
+
+
+def _named(clients: Sequence[str]) -> str:
+    more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
+    text = ", ".join(clients[:SHOWN]) + more
+    return text[0].upper() + text[1:]
+
+
+def privacy_in_words(client: Client, training: Training, rounds: int) -> list[str]:
+    """What a client's defences promise by differential privacy; often nothing."""
+    said = _of_examples(client, training, rounds) + _of_updates(client, rounds)
     if said and not opacus.installed():
         said.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
     return said

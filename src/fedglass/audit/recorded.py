@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
-from fedglass.core.identity import digest, identity_text, of_model, of_params, of_tensor
+from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.rounds.transcript import Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.server import ServerView
@@ -36,18 +36,18 @@ class Recorded:
         return self.transcript.terms.shape
 
     def identity(self) -> str:
-        return digest("source", self.name, self.transcript.origin or self._content(), identity_text(self.knows))
+        truths = "" if self.truths is None else self.truths.identity
+        origin = self.transcript.origin or self._content()
+        return digest("source", self.name, origin, truths, identity_text(self.knows))
 
     def _content(self) -> str:
-        """A hash of all that was said and of the data behind it."""
+        """A hash of all that was said."""
         said = self.transcript
         facts = [identity_text(said.terms), of_model(said.model)]
         for index, past in sorted(said.rounds.items()):
             params = [past.before, past.buffers, past.step, *(p for m in past.messages for p in (m.update, m.buffers))]
             facts += [str(index), identity_text(past.participants), identity_text(past.kept), *map(of_params, params)]
-        examples = {} if self.truths is None else self.truths.examples
-        data = [text for name, own in examples.items() for text in (name, of_tensor(own.images), of_tensor(own.labels))]
-        return digest("recorded", *facts, *data)
+        return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
         return infos_of(self.name, self.views)

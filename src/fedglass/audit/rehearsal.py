@@ -19,12 +19,18 @@ from fedglass.core.types import Observation
 def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> None:
     """Refuse the first attack or defence that could not be played, in a sentence that says why."""
     for source in sources:
-        # Views that differ in the client alone are all alike.
-        different = {seen.observation.knows.sizes: seen.observation for seen in source.rehearse()}
+        # Views that differ in the client alone are all alike, unless the client trains in its own way.
+        different = {_told(seen.observation): seen.observation for seen in source.rehearse()}
         for observation in different.values():
             for name, attack in attacks.items():
                 with blaming(f"attack {name!r}"):
                     _try_attack(attack, observation)
+
+
+def _told(observation: Observation) -> tuple[object, ...]:
+    """What an attack's answer may depend on."""
+    knows = observation.knows
+    return knows.sizes, knows.training, knows.steps, knows.lr, observation.facts
 
 
 def _try_attack(attack: AnyAttack, observation: Observation) -> None:

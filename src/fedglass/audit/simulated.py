@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedglass.audit.protection import defences_of, privacy_in_words, rehearse_defences, undefended
+from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
 from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
 from fedglass.audit.utility import accuracy
 from fedglass.audit.words import knows_in_words, training_in_words
@@ -54,7 +54,7 @@ class Simulated:
     def identity(self) -> str:
         test = self.test
         measured = [] if test is None else [str(self.rounds), of_tensor(test.images), of_tensor(test.labels)]
-        return digest("source", self.name, self._origin(), identity_text(self.knows), *measured)
+        return digest("source", self.name, self._origin(), self.truths().identity, identity_text(self.knows), *measured)
 
     def _origin(self) -> str:
         return digest(self.federation.identity, identity_text(self.class_names))
@@ -93,7 +93,7 @@ class Simulated:
         terms = replace(
             self.federation.terms,
             class_names=self.class_names,
-            defences=tuple(self.protection()),
+            defences=self.protection(),
             behaviours=tuple(self.behaviours()),
         )
         return Transcript(self.federation.model, terms, rounds, self._origin())
@@ -104,10 +104,9 @@ class Simulated:
         for view in self.views:
             yield view.see(silent, self.knows, self.truths())
 
-    def protection(self) -> list[str]:
-        """The defences of all clients and what they promise, in words; none where there is none."""
-        found = dict.fromkeys(part for client in self.federation.clients for part in defences_of(client))
-        return [*(f"Defended by {part}." for part in found), *privacy_in_words(self.federation, self.rounds)]
+    def protection(self) -> dict[str, tuple[str, ...]]:
+        """What protects each client and what that promises, in words."""
+        return protection_of(self.federation, self.rounds)
 
     def behaviours(self) -> list[str]:
         """What those clients do that are not honest, in words."""
@@ -138,7 +137,7 @@ class Simulated:
             f"A {type(f.model).__name__} of {size:,} parameters, {self.rounds} round(s){share}, combined by "
             f"{f.aggregator!r}.",
             *(f"{who} training: {training_in_words(how)}." for who, how in _trainings(f).items()),
-            *(self.protection() or ["No defence."]),
+            *(together(self.protection()) or ["No defence."]),
             *self.behaviours(),
         ]
         sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fedglass.audit.protection import together
 from fedglass.core.identity import identity_text
 from fedglass.core.types import Observation
 from fedglass.rounds.transcript import Transcript
@@ -103,12 +104,13 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
     """What one view makes of a transcript, simulated or recorded."""
     seen, past = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
     terms = transcript.terms
+    protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in seen.behind}
     return Target(
         seen.observation,
         None if truths is None else truths.behind(seen.behind, seen.own),
         terms.class_names,
-        defences=terms.defences,
-        undefended=terms.defences == () and len(seen.behind) == 1,
+        defences=None if protected is None else tuple(together(protected)),
+        undefended=protected is not None and len(protected) == 1 and not any(protected.values()),
         behind=seen.behind,
         participants=tuple(p.name for p in past.participants),
         kept=past.kept,

@@ -40,16 +40,18 @@ class Kind:
     package: str
     """Whose modules register the built-in ones; it may be missing, and then there are none."""
     methods: tuple[str, ...] = ()
-    """Of which a part of this kind has at least one; none where the kind checks its parts itself."""
+    """Which a part of this kind has; none where the kind checks its parts itself."""
+    one_is_enough: bool = False
+    """Whether one of the methods makes it such a part."""
     error: type[UsageError] = UsageError
 
 
 KINDS: Mapping[str, Kind] = {
-    "attacks": Kind("attack", "fedglass.recipes", ("run",)),
-    "defences": Kind("defence", "fedglass.defend", ("release", "gradient")),
+    "attacks": Kind("attack", "fedglass.recipes", ("run", "check", "energy_of")),
+    "defences": Kind("defence", "fedglass.defend", ("release", "gradient"), one_is_enough=True),
     "labels": Kind("labels", "fedglass.attack.labels", ("bind",)),
-    "rules": Kind("rule", "fedglass.fl.aggregate", ("aggregate",)),
-    "behaviours": Kind("behaviour", "fedglass.rounds.behaviour", ("update",)),
+    "rules": Kind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
+    "behaviours": Kind("behaviour", "fedglass.rounds.behaviour", ("examples", "update", "describe")),
     "models": Kind("model", "fedglass.models", error=ModelError),
     "datasets": Kind("dataset", "fedglass.data", error=DataError),
     "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
@@ -182,11 +184,12 @@ def make(kind: str, name: str, /, **options: object) -> Any:
     makes, entry = factory(kind, name), find(kind, name)
     _check_options(entry, options)
     part = call(entry, makes, options)
-    methods = KINDS[kind].methods
-    if methods and not any(callable(getattr(part, method, None)) for method in methods):
-        raise KINDS[kind].error(
-            f"The {entry.title} made {type(part).__name__}, which has no method {' or '.join(methods)}: return the "
-            f"{KINDS[kind].noun} itself."
+    asked = KINDS[kind]
+    missing = [method for method in asked.methods if not callable(getattr(part, method, None))]
+    if missing and (not asked.one_is_enough or missing == list(asked.methods)):
+        raise asked.error(
+            f"The {entry.title} made {type(part).__name__}, which has no method {' or '.join(missing)}: return the "
+            f"{asked.noun} itself, with {'one' if asked.one_is_enough else 'all'} of {', '.join(asked.methods)}."
         )
     return part
 

@@ -120,9 +120,11 @@ class Whitening:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if len(self.mean) != len(self.std) or not finite or not all(s > 0 for s in self.std):
             raise UsageError(
-                f"whitening needs as many positive deviations as means, got mean={self.mean}, std={self.std}."
+                f"whitening needs as many positive deviations as means, all finite, got mean={self.mean}, "
+                f"std={self.std}."
             )
 
     def whiten(self, pixels: Tensor) -> Tensor:

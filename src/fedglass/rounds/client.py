@@ -75,6 +75,11 @@ def respond(client: Client, call: Call) -> Message:
     inner, outer, acting = (stream(call.seed, use, client.name, call.round) for use in ("noise", "release", "acts"))
     turn = Turn(client.images, client.labels, call.round, call.before, acting)
     images, labels = client.behaviour.examples(turn)
+    if images.shape != client.images.shape or labels.shape != client.labels.shape:
+        raise DataError(
+            f"The behaviour of {client.name!r} gave {len(images)} images and {len(labels)} labels, expected "
+            f"as many as the client has, {len(client.labels)}, of the same shape: its batches are drawn from these."
+        )
     batches = local_batches(client, training, call.seed, call.round)
     inputs = call.whitening.whiten(images)
     start = [call.before[name] for name in network.names]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.rounds.transcript import Participant, Round, Terms
@@ -39,7 +40,12 @@ class OptimiserFacts(_Table):
 
     @classmethod
     def of(cls, training: Training) -> OptimiserFacts:
-        kind = next(name for name, made in OPTIMISERS.items() if made is type(training.optimiser))
+        kind = next((name for name, made in OPTIMISERS.items() if made is type(training.optimiser)), None)
+        if kind is None:
+            raise UsageError(
+                f"A transcript can not name the optimiser {training.optimiser!r}, expected one of "
+                f"{', '.join(OPTIMISERS)}: save it without the clients' training."
+            )
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(training.optimiser).items()}
         return cls(name=kind, options=plain)
 
@@ -79,7 +85,7 @@ class ParticipantFacts(_Table):
     name: Text
     examples: Count
     training: TrainingFacts | None
-    lr: float | None
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
     steps: Count | None
 
     @classmethod
@@ -111,7 +117,7 @@ class TermsFacts(_Table):
     clients: Names
     rule: Text
     class_names: Names | None
-    defences: Names | None
+    defences: dict[Text, Names] | None
     behaviours: Names
 
     @classmethod
@@ -128,7 +134,7 @@ class TermsFacts(_Table):
             tuple(self.clients),
             self.rule,
             None if self.class_names is None else tuple(self.class_names),
-            None if self.defences is None else tuple(self.defences),
+            None if self.defences is None else {name: tuple(words) for name, words in self.defences.items()},
             tuple(self.behaviours),
         )
 

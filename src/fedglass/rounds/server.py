@@ -71,4 +71,6 @@ def _row(weights: Params, buffers: Params) -> Tensor:
 def _split(row: Tensor, weights: Params, buffers: Params) -> tuple[Params, Params]:
     """The inverse of `_row`."""
     named = unflatten(row, {**weights, **buffers})
-    return {name: named[name] for name in weights}, {name: named[name].to(b) for name, b in buffers.items()}
+    # A row is of the widest of its types.
+    step, drift = ({name: named[name].to(own) for name, own in part.items()} for part in (weights, buffers))
+    return step, drift

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,12 +20,12 @@ from fedglass.core.errors import DataError, FedglassError
 from fedglass.core.files import write_atomic
 from fedglass.core.params import Params, buffers_of, weights_of
 from fedglass.rounds.manifest import FORMAT, Held, Manifest, RoundFacts, TermsFacts, facts_of
-from fedglass.rounds.transcript import Message, Round, Transcript
+from fedglass.rounds.transcript import Message, Round, Terms, Transcript
 from fedglass.rounds.truth import BatchLabels, Examples, Truths
 
 MANIFEST, TRUTH, TRUTH_FACTS = "manifest.json", "truth.safetensors", "truth.json"
 LONGEST = 64 * 2**20
-"""Bytes of a manifest."""
+"""Bytes of a manifest, and of what a file of tensors holds beside these."""
 SEPARATOR = "/"
 """Between the part of a round and a tensor's own name."""
 
@@ -50,9 +52,10 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
 def load_transcript(directory: Path, model: nn.Module) -> Transcript:
     """The transcript of a directory; `model` is the architecture, which no file can bring along."""
     manifest = _manifest(directory / MANIFEST)
+    _check_names(directory / MANIFEST, manifest)
     rounds = {facts.index: _round(directory, facts, model) for facts in manifest.rounds}
     _check_order(directory, rounds)
-    return Transcript(model, manifest.terms.value(), rounds, manifest.origin)
+    return Transcript(model, _terms(directory / MANIFEST, manifest.terms), rounds, manifest.origin)
 
 
 def save_truths(truths: Truths, directory: Path) -> None:
@@ -106,6 +109,29 @@ def _manifest(path: Path) -> Manifest:
             f"{path} is not the manifest of a transcript ({_first(error)}): it is damaged or of another kind; save the "
             "transcript again."
         ) from error
+
+
+def _check_names(path: Path, manifest: Manifest) -> None:
+    """Every round and every client comes once."""
+    rounds, clients = [str(facts.index) for facts in manifest.rounds], manifest.terms.clients
+    twice = next((name for names in (rounds, clients) for name, n in Counter(names).items() if n > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"{path} names {twice!r} twice, expected each round and each client once: save the transcript again."
+        )
+
+
+def _terms(path: Path, facts: TermsFacts) -> Terms:
+    try:
+        terms = facts.value()
+    except FedglassError as error:
+        raise DataError(f"{path}: {error}") from error
+    if len(terms.whitening.mean) not in (1, terms.shape[0]):
+        raise DataError(
+            f"{path}: the whitening has {len(terms.whitening.mean)} means, expected one for each of the "
+            f"{terms.shape[0]} channels: save the transcript again."
+        )
+    return terms
 
 
 def _round(directory: Path, facts: RoundFacts, model: nn.Module) -> Round:
@@ -164,7 +190,8 @@ def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> Held:
 
 def _parts(directory: Path, held: Held, like: Mapping[str, Params]) -> dict[str, dict[str, Tensor]]:
     """The named parts of a file, of just the names, shapes and types that the model has."""
-    tensors = _tensors(directory, held)
+    most = LONGEST + sum(t.numel() * t.element_size() for params in like.values() for t in params.values())
+    tensors = _tensors(directory, held, most)
     wanted = {f"{part}{SEPARATOR}{key}": (part, key) for part, params in like.items() for key in params}
     odd = sorted(set(wanted) ^ set(tensors))
     for name, (part, key) in wanted.items():
@@ -182,9 +209,9 @@ def _parts(directory: Path, held: Held, like: Mapping[str, Params]) -> dict[str,
     return found
 
 
-def _tensors(directory: Path, held: Held) -> dict[str, Tensor]:
+def _tensors(directory: Path, held: Held, most: int | None = None) -> dict[str, Tensor]:
     path = directory / held.file
-    data = _read(path)
+    data = _read(path, most)
     if _sha256(data) != held.sha256:
         raise DataError(f"{path} is not the file that the manifest names (other SHA-256): restore it or save again.")
     try:
@@ -195,7 +222,10 @@ def _tensors(directory: Path, held: Held) -> dict[str, Tensor]:
 
 def _read(path: Path, most: int | None = None) -> bytes:
     try:
-        if most is not None and path.stat().st_size > most:
+        found = path.stat()
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise DataError(f"{path} is no plain file: restore it or save the transcript again.")
+        if most is not None and found.st_size > most:
             raise DataError(f"{path} is longer than {most} bytes: it is another file.")
         return path.read_bytes()
     except OSError as error:

@@ -107,8 +107,8 @@ class Terms:
     rule: str
     """The aggregation rule as it prints."""
     class_names: tuple[str, ...] | None = None
-    defences: tuple[str, ...] | None = None
-    """What protects the messages and what that promises, in words; None where nobody has said."""
+    defences: Mapping[str, tuple[str, ...]] | None = None
+    """What protects each client's messages and what that promises, in words; None where nobody has said."""
     behaviours: tuple[str, ...] = ()
     """What those participants do that are not honest, in words."""
 

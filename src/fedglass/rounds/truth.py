@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import DataError
+from fedglass.core.identity import digest, of_tensor
 
 BatchLabels = tuple[tuple[int, ...], ...]
 """The labels of each local step."""
@@ -48,6 +49,12 @@ class Truths:
     examples: Mapping[str, Examples]
     batch_labels: Mapping[tuple[int, str], BatchLabels] = field(default_factory=dict)
     """By round and client."""
+
+    @property
+    def identity(self) -> str:
+        """A hash of whose examples are known, and of these."""
+        parts = [(name, of_tensor(own.images), of_tensor(own.labels)) for name, own in sorted(self.examples.items())]
+        return digest(*(text for part in parts for text in part))
 
     def of(self, client: str) -> Examples:
         """One client's examples, or that nobody kept them."""

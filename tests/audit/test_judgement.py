@@ -1,0 +1,46 @@
+"""What the truth says of a reconstruction when some of the examples behind the message are the adversary's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from fedglass.audit.judgement import judge
+from fedglass.audit.simulated import Simulated
+from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.views.peer import PeerView
+
+Make = Callable[..., Federation]
+
+
+def test_a_peers_own_examples_are_no_leak_before_a_refinement_either(make_federation: Make) -> None:
+    federation = make_federation(clients=2, examples=2)
+    (target,) = Simulated(federation, views=(PeerView(0),)).targets(lambda done, total: None)
+    assert target.truth is not None
+    attack = recipe("inverting_gradients", iterations=1)
+    found = attack.run(target.observation)
+    grey = torch.full_like(found.images, 0.5)
+    own = torch.cat([grey[:2], federation.clients[0].images])
+    judged = judge(attack, target.observation, replace(found, images=grey, raw=own), target.truth, ("psnr",))
+    assert judged.scores_raw is not None
+    assert judged.shown_raw is not None
+    assert len(judged.shown_raw) == len(judged.shown) == 2
+    assert len(judged.scores_raw.values["psnr"]) == 2
+    assert max(judged.scores_raw.values["psnr"]) < 20
+
+
+def test_decoys_stand_for_the_others_examples_alone(make_federation: Make) -> None:
+    """A message of the adversary's own examples alone points at nobody else's, however well these fit it."""
+    federation = make_federation(clients=2, examples=2)
+    (target,) = Simulated(federation, views=(PeerView(0),)).targets(lambda done, total: None)
+    assert target.truth is not None
+    attack = recipe("inverting_gradients", iterations=1)
+    found = attack.run(target.observation)
+    same = replace(target.truth, images=torch.cat([torch.full((2, 1, 12, 12), 0.5), target.truth.images[2:]]))
+    judged = judge(attack, target.observation, found, same, ("psnr",))
+    assert judged.energy_truth is not None
+    for energy in judged.energy_decoys:  # a plain image inverted within its own range is itself
+        assert abs(energy - judged.energy_truth) < 1e-5
