@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +28,6 @@ class Judgement:
     label_errors: int
     energy_truth: float | None
     energy_decoys: tuple[float, ...]
-    blind: Mapping[str, tuple[float, ...]]
-    """Scores of a plain grey image: what anybody could have guessed."""
     scores_raw: Scores | None = None
     """Of the images before they were refined, where they were; matched on their own."""
     shown_raw: Tensor | None = None  # (n, c, h, w)
@@ -42,11 +41,10 @@ def judge(
     metrics: Sequence[str],
 ) -> Judgement:
     """Score a reconstruction; `attack` is None where none was played, so that there are no energies."""
-    shown, private = clipped(found.images, seen), truth.private
+    shown = clipped(found.images, seen)
     scores = _scored(shown, truth, metrics)
     partners = [p for p in scores.matching.partner if p is not None]
     order = [*partners, *(i for i in range(len(found.labels)) if i not in set(partners))]
-    cheap = [name for name in metrics if name != "lpips"]
     raw = None if found.raw is None else clipped(found.raw, seen)
     # Matched anew: a refinement that destroyed its images says nothing of which original each belonged to.
     scores_raw = None if raw is None else _scored(raw, truth, metrics)
@@ -55,11 +53,10 @@ def judge(
         shown=scores.matching.apply(shown),
         labels=tuple(found.labels[order].tolist()),
         label_errors=label_errors(found.labels, truth.labels, seen.knows.classes),
-        energy_truth=None if attack is None else _energy(attack, seen, truth.images, truth.labels, found),
+        energy_truth=None if attack is None else energy_at(attack, seen, truth.images, truth.labels, found),
         energy_decoys=()
         if attack is None
-        else tuple(_energy(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)),
-        blind=score(grey(seen, len(private.images)).cpu(), private.images, cheap).values,
+        else tuple(energy_at(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)),
         scores_raw=scores_raw,
         shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
     )
@@ -76,7 +73,14 @@ def _scored(images: Tensor, truth: Truth, metrics: Sequence[str]) -> Scores:
 
 def energy_blind(attack: AnyAttack, seen: Observation, found: Reconstruction) -> float:
     """The energy of a plain grey image under the labels that the attack found."""
-    return _energy(attack, seen, grey(seen, len(found.labels)), found.labels, found)
+    return energy_at(attack, seen, grey(seen, len(found.labels)), found.labels, found)
+
+
+def energy_others(attack: AnyAttack, seen: Observation, found: Reconstruction, truth: Truth) -> float:
+    """The lowest energy of images that are not the true ones: decoys, and a plain grey one."""
+    decoyed = [energy_at(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)]
+    known = [e for e in (*decoyed, energy_blind(attack, seen, found)) if math.isfinite(e)]
+    return min(known, default=math.inf)
 
 
 def clipped(images: Tensor, seen: Observation) -> Tensor:
@@ -113,6 +117,7 @@ def _decoys_beside_own(truth: Truth) -> list[Tensor]:
     return [torch.cat([other, truth.images[len(private) :]]) for other in decoys(private)]
 
 
-def _energy(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
+def energy_at(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
+    """The attack's energy at given images and labels, on its own device."""
     device = next(iter(seen.update.values())).device
     return attack.energy_of(seen, images.to(device), labels.to(device), like)

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedglass.audit.assessment import Assessment, Question, assess, unplayed
 from fedglass.audit.cases import Case
 from fedglass.audit.failures import FAILURES, in_words
 from fedglass.audit.isolation import isolated, iterations_of, oracle_facts, without_unused_oracles
-from fedglass.audit.judgement import Judgement, clipped, energy_blind, grey, judge
+from fedglass.audit.judgement import clipped, energy_blind, grey
+from fedglass.audit.looks import Effort
 from fedglass.audit.machine import peak_mib, reset_peak, versions
 from fedglass.audit.target import Target
 from fedglass.audit.words import knowledge_in_words
@@ -35,6 +37,7 @@ class Work:
     metrics: tuple[str, ...]
     gate: Gate
     device: torch.device
+    effort: Effort = Effort.STANDARD
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,39 +79,30 @@ def _played(work: Work, progress: Callable[[int, int], None]) -> Outcome:
     attack = case.attack if state == "sound" else None
     found = _guess(seen) if attack is None else attack.run(seen, case.seed, progress)
     oracle = oracle_facts(case.attack)
-    findings = Findings(
-        work.gate,
-        state,
-        energy=found.energy,
-        oracle=oracle,
-        notes=found.notes,
-        undefended=work.target.undefended,
-    )
+    findings = Findings(work.gate, state, energy=found.energy, oracle=oracle, notes=found.notes)
     fields = {**_identity(work), **_of_run(case, found), "oracle": bool(oracle)}
-    if attack is not None:
-        fields["energy_blind"] = energy_blind(attack, seen, found)
     if truth is None:
+        if attack is not None:
+            fields["energy_blind"] = energy_blind(attack, seen, found)
         fields["skipped_metrics"] = dict.fromkeys(work.metrics, NO_TRUTH)
         fields["flags"] = flags_of(replace(findings, truth=False))
         raw = None if found.raw is None else clipped(found.raw, seen)
         return Outcome(Record.model_validate(fields), _evidence(found, clipped(found.images, seen), raw))
-    judged = judge(attack, seen, found, truth, work.metrics)
-    fields |= _of_truth(judged, truth.labels.tolist(), fields["extra"])
-    fields["flags"] = flags_of(
-        replace(
-            findings,
-            metrics=judged.scores.values,
-            metrics_raw={} if judged.scores_raw is None else judged.scores_raw.values,
-            energy_truth=judged.energy_truth,
-            energy_decoys=judged.energy_decoys,
-            label_errors=judged.label_errors,
-        )
-    )
+    if attack is None:
+        assessed = unplayed(seen, found, truth, work.metrics, findings)
+    else:
+        work_left = work.target, truth, work.metrics, work.gate, case.seed, work.effort, progress
+        assessed = assess(Question(attack, seen, found, *work_left), findings)
+    judged = assessed.judged
+    fields |= _of_truth(assessed, truth.private.labels.tolist(), fields["extra"])
+    record = Record.model_validate(fields)
+    findings = replace(assessed.findings, partly=sum(work.gate.partly(record)))
+    record = record.model_copy(update={"flags": flags_of(findings), "absence": findings.absence})
     names = work.target.class_names
     private = truth.private
     labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
     evidence = _evidence(found, judged.shown, judged.shown_raw)
-    return Outcome(Record.model_validate(fields), replace(evidence, originals=private.images.numpy(), labels=labels))
+    return Outcome(record, replace(evidence, originals=private.images.numpy(), labels=labels))
 
 
 def _evidence(found: Reconstruction, shown: Tensor, raw: Tensor | None) -> Evidence:
@@ -149,13 +143,10 @@ def told_of(found: Reconstruction) -> dict[str, Any]:
     }
 
 
-def _of_truth(judged: Judgement, labels: list[int], extra: dict[str, Any]) -> dict[str, Any]:
+def _of_truth(assessed: Assessment, labels: list[int], extra: dict[str, Any]) -> dict[str, Any]:
+    judged, found = assessed.judged, assessed.findings
     scores, raw = judged.scores, judged.scores_raw
-    more = {
-        "matching": list(scores.matching.partner),
-        "energy_decoys": list(judged.energy_decoys),
-        "blind": {name: list(values) for name, values in judged.blind.items()},
-    }
+    more = {"matching": list(scores.matching.partner), "energy_decoys": list(judged.energy_decoys)}
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
@@ -164,6 +155,10 @@ def _of_truth(judged: Judgement, labels: list[int], extra: dict[str, Any]) -> di
         "labels_recovered": list(judged.labels),
         "label_errors": judged.label_errors,
         "energy_truth": judged.energy_truth,
+        "energy_blind": found.energy_blind,
+        "blind": {name: list(values) for name, values in assessed.blind.items()},
+        "replay": found.replay or None,
+        "looks": [f"{look.words}: energy {look.energy:.3g}, recovered {look.recovered}" for look in found.looks],
         "extra": {**extra, **more},
     }
 

@@ -210,7 +210,7 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
     done = [record for record in records if record.status == "done"]
     names = dict.fromkeys(name for record in done for name in record.metrics)
     values = {name: [_known(record.metrics.get(name, [])) for record in done] for name in names}
-    hits = [[gate.recovered(v) for v in _known(gate.scores(record))] for record in done]
+    hits = [gate.hits(record) for record in done]
     labelled = [record for record in done if record.label_errors is not None]
     return Group(
         attack=attack,
