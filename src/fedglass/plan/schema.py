@@ -63,7 +63,7 @@ class GateTable(Table):
     """Beyond which it does: above for PSNR and SSIM, below for LPIPS and RMSE."""
     max_share: float = 0.0
     """The audit fails when an attack recovers more than this share of the images."""
-    inconclusive_fails: Flag = False
+    inconclusive_fails: Flag = True
     """Whether an audit that can not tell exits with 3."""
 
     def value(self) -> Gate:
