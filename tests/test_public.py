@@ -15,7 +15,7 @@ import fedglass
 ROOT = Path(__file__).parents[1]
 OTHERS = ROOT / "examples" / "third_party_package" / "src" / "fedglass_huber"
 """A package that uses the public names."""
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/extending.md")}
 
 
 def test_the_three_lists_of_names_agree() -> None:
@@ -43,8 +43,15 @@ def test_the_package_is_cheap_to_import() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_type_checker_sees_the_readme_and_the_real_classes(tmp_path: Path) -> None:
-    example = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[0]
+def programs(page: str) -> list[str]:
+    """The examples of a page that are no dialogue."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+    return [block for block in blocks if not block.startswith(">>>")]
+
+
+def test_a_type_checker_sees_the_pages_and_the_real_classes(tmp_path: Path) -> None:
+    example = "\n".join(programs("README.md"))
+    (tmp_path / "extending.py").write_text("\n".join(programs("docs/extending.md")))
     revealed = [name for name in fedglass.__all__ if name != "__version__"]
     asked = [f"from fedglass import {', '.join(revealed)}", *(f"reveal_type({name})" for name in revealed)]
     (tmp_path / "example.py").write_text(f"{example}\nreveal_type(audit)\nreveal_type(result)\n")
@@ -62,6 +69,7 @@ def test_a_type_checker_sees_the_readme_and_the_real_classes(tmp_path: Path) -> 
             "--cache-dir",
             kept,
             "example.py",
+            "extending.py",
             "asked.py",
             OTHERS,
         ],

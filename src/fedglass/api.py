@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.audit import Job, Result, run
+from fedglass.audit.executors.executor import Executor
 from fedglass.audit.executors.fork_server import warm
 from fedglass.audit.executors.processes import executor_for
 from fedglass.audit.machine import device_named
@@ -76,13 +77,17 @@ class Audit:
         workers: int = 1,
         device: str = "cpu",
         progress: Progress | None = None,
+        executor: Executor | None = None,
     ) -> Result:
         """Play all cases that have not been played yet, and write the report into the directory.
 
-        With more than one worker, keep the calling script under `if __name__ == "__main__":`.
+        With more than one worker, keep the calling script under `if __name__ == "__main__":`. An `executor` of your
+        own takes the place of `workers` processes on this machine.
         """
         place = PLACE / self._job.digest[:12] if directory is None else Path(directory)
-        self._result = run_and_report(self._job, place, workers=workers, device=device, progress=progress)
+        self._result = run_and_report(
+            self._job, place, workers=workers, device=device, progress=progress, executor=executor
+        )
         return self._result
 
     def report(self, path: str | Path) -> Path:
@@ -99,18 +104,27 @@ def audit_plan(
     workers: int = 1,
     device: str = "cpu",
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Result:
     """Audit what a plan file describes, as `fedglass audit` does."""
-    job = read_job(Path(plan))
-    return run_and_report(job, Path(directory), workers=workers, device=device, progress=progress)
+    job, place = read_job(Path(plan)), Path(directory)
+    return run_and_report(job, place, workers=workers, device=device, progress=progress, executor=executor)
 
 
-def run_and_report(job: Job, directory: Path, *, workers: int, device: str, progress: Progress | None) -> Result:
+def run_and_report(
+    job: Job,
+    directory: Path,
+    *,
+    workers: int,
+    device: str,
+    progress: Progress | None,
+    executor: Executor | None = None,
+) -> Result:
     """Run a job and leave its page beside its records."""
-    executor = executor_for(workers)
-    if workers > 1:
+    if workers > 1 and executor is None:
         warm(play.__module__)  # imports while the clients train
-    result = run(job, directory, executor=executor, device=device_named(device), progress=progress)
+    chosen = executor_for(workers) if executor is None else executor
+    result = run(job, directory, executor=chosen, device=device_named(device), progress=progress)
     write_report(directory)
     return result
 

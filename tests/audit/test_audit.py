@@ -41,7 +41,7 @@ class Log(Silent):
     def __init__(self) -> None:
         self.ran: list[str] = []
 
-    def finished(self, case: Case, record: Record) -> None:
+    def finished(self, case: Case[Any], record: Record) -> None:
         self.ran.append(case.key)
 
 
@@ -86,7 +86,7 @@ def test_what_is_finished_is_never_run_again(make_job: Make, tmp_path: Path) -> 
 
 def test_a_stopped_audit_continues_where_it_was(make_job: Make, tmp_path: Path) -> None:
     class Stop(Log):
-        def finished(self, case: Case, record: Record) -> None:
+        def finished(self, case: Case[Any], record: Record) -> None:
             super().finished(case, record)
             if len(self.ran) == 2:
                 raise KeyboardInterrupt
@@ -241,16 +241,16 @@ def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:
         def planned(self, cases: int, done: int) -> None:
             events.append(("planned", cases, done))
 
-        def trained(self, source: str, done: int, total: int) -> None:
+        def trained(self, name: str, done: int, total: int) -> None:
             events.append(("trained", done, total))
 
-        def started(self, case: Case) -> None:
+        def started(self, case: Case[Any]) -> None:
             events.append(("started", case.key))
 
-        def moved(self, case: Case, done: int, total: int) -> None:
+        def moved(self, case: Case[Any], done: int, total: int) -> None:
             events.append(("moved", case.key, done, total))
 
-        def finished(self, case: Case, record: Record) -> None:
+        def finished(self, case: Case[Any], record: Record) -> None:
             events.append(("finished", case.key))
 
     job = make_job(views=(ServerView(0),))

@@ -86,7 +86,7 @@ def test_attack_view_knowledge_and_seed_count(make_job: Make) -> None:
 
 def test_attacks_start_from_the_same_seed_and_repeats_do_not(make_job: Make) -> None:
     cases = make_job(repeats=2, views=(ServerView(0),)).cases
-    seeds = {(case.attack_name, case.repeat): case.seed for case in cases}
+    seeds = {(case.facts["attack"], case.facts["repeat"]): case.seed for case in cases}
     assert seeds["idlg", 0] == seeds["inverting_gradients", 0] != seeds["idlg", 1]
 
 

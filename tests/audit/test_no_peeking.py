@@ -14,6 +14,7 @@ from fedglass.audit.play import Outcome, Work, play
 from fedglass.audit.target import Target
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
+from fedglass.ledger.evidence import Reconstructed
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.truth import Truth
@@ -21,7 +22,7 @@ from fedglass.rounds.views.view import Knows
 
 
 def played(job: Job, target: Target) -> Outcome:
-    return play(Work(job.cases[0], target, job.metrics, job.gate, torch.device("cpu")), lambda done, total: None)
+    return play(Work(job.cases[0], target, torch.device("cpu")), lambda done, total: None)
 
 
 @pytest.mark.parametrize("name", built_in("attacks"))
@@ -37,14 +38,14 @@ def test_replacing_the_truth_after_the_round_changes_no_bit(
     job = make_job(federation=trained, knows=knows, attacks={name: recipe(name, **few)})
     target = job.sources[0].targets(lambda done, total: None)[0]
     honest = played(job, target)
-    assert honest.evidence is not None, honest.record.error
+    assert isinstance(honest.evidence, Reconstructed), honest.record.error
 
     for client in trained.clients:  # the private data themselves, after the round
         client.images.fill_(0.25)
         client.labels.copy_((client.labels + 1) % trained.classes)
     lie = Truth(torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(5)), torch.tensor([3, 3]), ("x",))
     fooled = played(job, Target(target.observation, lie))
-    assert fooled.evidence is not None
+    assert isinstance(fooled.evidence, Reconstructed)
     assert np.array_equal(honest.evidence.found, fooled.evidence.found, equal_nan=True)
     assert np.array_equal(honest.evidence.found_labels, fooled.evidence.found_labels)
     assert honest.record.energy == fooled.record.energy

@@ -12,7 +12,7 @@ import torch
 
 from fedglass.audit.protection import DELTA, defences_of, privacy_in_words, undefended
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.utility import accuracy
+from fedglass.audit.utility import accuracy, after
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
 from fedglass.defend.accounting import Mechanism, budgets, gaussian_epsilon
@@ -119,7 +119,7 @@ def test_accuracy_is_measured_with_and_without_the_defences(make_federation: Mak
         return dict(Simulated(federation, rounds=2, test=test).targets(lambda done, total: None)[0].utility)
 
     def measured(federation: Federation) -> float:
-        return accuracy(federation.model, federation.run(2).rounds[1], federation.whitening, test)
+        return accuracy(after(federation.model, federation.run(2).rounds[1]), federation.whitening, test)
 
     plain = measured(bare)
     assert utility(bare) == {"test accuracy": plain}
@@ -141,7 +141,7 @@ def test_accuracy_is_that_of_the_model_after_the_round_with_its_statistics(toy: 
         answers = model.eval()(federation.whitening.whiten(images)).argmax(1)
     test = Examples(images, answers)  # what the right model answers counts as right
     stale = replace(last, buffers_after=last.buffers)
-    assert accuracy(federation.model, stale, federation.whitening, test) < 1
-    assert accuracy(federation.model, last, federation.whitening, test) == 1
+    assert accuracy(after(federation.model, stale), federation.whitening, test) < 1
+    assert accuracy(after(federation.model, last), federation.whitening, test) == 1
     found = Simulated(federation, rounds=1, test=test).targets(lambda done, total: None)[0].utility
     assert found["test accuracy"] == 1

@@ -23,7 +23,6 @@ from fedglass.attack.terms.distance import SquaredError
 from fedglass.audit.audit import Job, run
 from fedglass.audit.play import Work, play
 from fedglass.core.types import Observation, Unknown
-from fedglass.ledger.evidence import save_evidence
 from fedglass.ledger.records import Record
 from fedglass.recipes.catalogue import recipe
 from fedglass.report.html import write_report
@@ -128,9 +127,10 @@ def test_pixels_outside_the_bounds_are_not_asked_of_pixels_inside(make_job: Make
 def test_without_a_truth_the_raw_images_are_kept_too(make_job: Make, tmp_path: Path) -> None:
     job = make_job(views=VIEW, attacks={"black": attack((Black(),))})
     target = job.sources[0].targets(lambda done, total: None)[0]
-    work = Work(job.cases[0], replace(target, truth=None), job.metrics, job.gate, torch.device("cpu"))
+    work = Work(job.cases[0], replace(target, truth=None), torch.device("cpu"))
     outcome = play(work, lambda done, total: None)
-    record = save_evidence(tmp_path, outcome.record, outcome.evidence)
+    assert outcome.evidence is not None
+    record = outcome.evidence.save(tmp_path, outcome.record)
     assert record.metrics_raw == {}
     assert record.energy_refined is not None
     paths = record.extra["pictures_raw"]

@@ -214,7 +214,7 @@ def test_claim_is_for_one_plan(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "audit"
     claim(directory, "d1")
     claim(directory, "d1")
-    with pytest.raises(UsageError, match=r"another plan's records .*-o"):
+    with pytest.raises(UsageError, match=r"another plan's records, .* -o"):
         claim(directory, "d2")
 
 

@@ -55,10 +55,12 @@ def test_every_setting_that_the_template_comments_out_is_sound() -> None:
     start = PLAN.index("# [recording]")
     end = PLAN.index("# ----", start)
     lines = (PLAN[:start] + PLAN[end:]).splitlines()
-    settings = [line.removeprefix("# ") if re.match(r"# (\[\[defences|[a-z_]+ = )", line) else line for line in lines]
+    settings = [line.removeprefix("# ") if re.match(r"# (\[\[|[a-z_]+ = )", line) else line for line in lines]
     plan = parse_plan("\n".join(settings))
     assert plan.federation[0].training.batch_size == 8
     assert plan.federation[0].relabel_classes == 100
+    assert plan.federation[0].rule is not None
+    assert [(g.clients, g.behaviour[0].name, g.defences) for g in plan.federation[0].group] == [([1], "sign_flip", [])]
     recording = "".join(line.removeprefix("# ") for line in PLAN[start:end].splitlines(keepends=True))
     assert parse_plan(recording + '[[attacks]]\nname = "idlg"').recording[0].after == "after.safetensors"
 
@@ -328,5 +330,7 @@ def test_a_simulation_without_its_training_is_refused_before_anything_runs(name:
 
 def test_a_federation_may_go_without_the_plans_defences() -> None:
     clip = '[[defences]]\nname = "clip"\nnorm = 1.0\n'
-    assert compiled(clip + SMALL).protection() == ["Defended by Clip(norm=1.0)."]
-    assert compiled(clip + SMALL.replace("clients", "defended = false\nclients")).protection() == []
+    said = compiled(clip + SMALL).protection()
+    assert set(said.values()) == {("Defended by Clip(norm=1.0).",)}
+    bare = compiled(clip + SMALL.replace("clients", "defended = false\nclients")).protection()
+    assert set(bare.values()) == {()}

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import pickle
 import pkgutil
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -115,12 +114,10 @@ def test_every_recipe_has_a_toy_problem() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_beats_a_blind_guess_in_five_seconds(toy: Any, name: str) -> None:
+def test_a_recipe_beats_a_blind_guess(toy: Any, name: str) -> None:
     training, labels, options = PROBLEMS[name]
     seen, truth = observe(problem(toy, training, labels), ServerView(), Knows())
-    start = time.process_time()
     found = recipe(name, **options).run(seen)
-    assert time.process_time() - start < 5
     assert error(found.images.clamp(0, 1), truth.images) < 0.6 * blind(truth.images)
     assert sorted(found.labels.tolist()) == sorted(truth.labels.tolist())
 

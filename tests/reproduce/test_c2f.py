@@ -25,11 +25,12 @@ from fedglass.ledger.records import Record
 from fedglass.models.catalogue import build
 from fedglass.models.init import FromFile, KaimingNormal, KaimingUniform, Orthogonal
 from fedglass.models.transfer import Transfer
-from fedglass.reproduce.against import _place, _title, against
-from fedglass.reproduce.c2f import C2F, DELTA
 from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, known_methods
-from fedglass.reproduce.compare import correlation, lines
-from fedglass.reproduce.experiment import Defended
+from fedglass.reproduce.compare import lines
+from fedglass.reproduce.cost import iterations_of_stages
+from fedglass.reproduce.drawn_over import _place, charts_over
+from fedglass.reproduce.experiment import Setup
+from fedglass.reproduce.papers.c2f import DELTA, NAMES, correlation, inverted
 from fedglass.reproduce.populations import KINDS, populations
 from fedglass.reproduce.probes.invert import Invert
 from fedglass.reproduce.remarks import remarks
@@ -37,11 +38,9 @@ from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import Printed, table
 
 
-def setup(name: str, row: int, request: Request | None = None) -> Defended:
+def setup(name: str, row: int, request: Request | None = None) -> Setup:
     of = table(name)
-    made = C2F[name](of.rows[row - 1].parts()[0], next(iter(of.methods)), request or Request()).setup
-    assert isinstance(made, Defended)
-    return made
+    return inverted(of.rows[row - 1].parts()[0], next(iter(of.methods)), request or Request()).setup
 
 
 def planned(name: str, clients: int = 1, request: Request | None = None) -> list[Cell]:
@@ -56,16 +55,16 @@ def done(key: str, **measures: float) -> Record:
     return Record.model_validate(fields | {"seed": 0, "versions": {}, "status": "done", "seconds": 1.0, "extra": extra})
 
 
-@pytest.mark.parametrize("name", C2F)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_an_experiment_on_data_of_the_right_shape(name: str) -> None:
     of = table(name)
     for row in of.rows:
         for part in row.parts():
             given = dict.fromkeys(("transfer", "25", "50", "75", "max"), __file__)
             for method in known_methods(of):
-                made = C2F[name](part, method, Request(10, weights=given))
+                made = inverted(part, method, Request(10, weights=given))
                 assert isinstance(made.probe, Invert)
-                assert made.probe.iterations == 10
+                assert sum(iterations_of_stages(made.probe.attack)) == 10
                 assert not made.knows.labels
                 assert made.setup.training.local_steps(made.setup.examples) == part.setting.get("steps", 1)
                 assert made.setup.examples == part.setting.get("batch", 1)
@@ -143,12 +142,12 @@ def test_the_correlation_is_taken_for_each_picture_over_the_initialisations() ->
     psnr = {0: [30.0, 20.0, 10.0], 1: [1.0, 2.0, 3.0]}
     records, seen = {}, {0: 0, 1: 0}
     for case in average.cases:
-        i = seen[case.client]
-        seen[case.client] += 1
-        records[case.key] = done(case.key, sparsity=0.1 * i, psnr=psnr[case.client][i])
+        i = seen[case.subject.client]
+        seen[case.subject.client] += 1
+        records[case.key] = done(case.key, sparsity=0.1 * i, psnr=psnr[case.subject.client][i])
     assert correlation(average, records) == pytest.approx(0.0, abs=1e-9)
     for case in average.cases:
-        if case.client == 1:
+        if case.subject.client == 1:
             del records[case.key]
     line = lines(of, cells_, records)[-1]
     assert line.measured["pearson"] == "-1.000"
@@ -167,12 +166,12 @@ def test_what_was_reduced_is_said() -> None:
 def test_figures_are_drawn_over_their_axis() -> None:
     of, cells_ = table("c2f-figure16"), planned("c2f-figure16")
     records = {c.cases[0].key: done(c.cases[0].key, psnr=20.0 - i, ssim=0.5) for i, c in enumerate(cells_)}
-    charts = against(of, cells_, records)
+    charts = charts_over(of, cells_, records)
     assert [chart.title for chart in charts] == ["PSNR over pruning rate", "SSIM over pruning rate"]
     assert all(name in charts[0].svg for name in ("CelebA-HQ, Magnitude", "CelebA-HQ, OUTPOST", "CIFAR-10, Magnitude"))
     assert charts[0].svg.count("<polyline") == 4, "no line of the undefended rows' own"
     assert charts[0].svg.count("<circle") == 20, "each line has its four rates and starts without a defence"
-    alone = against(of, cells_[:1], records)[0].svg
+    alone = charts_over(of, cells_[:1], records)[0].svg
     assert "<title>Ours</title>" in alone, "what all lines share is left out, but for the method"
 
 
@@ -185,15 +184,21 @@ def test_figures_are_drawn_over_their_axis() -> None:
 )
 def test_values_that_are_no_numbers_stand_at_the_edge(name: str, words: str, places: list[float]) -> None:
     of = table(name)
-    assert words in _title(of)
-    values = [row.setting[of.against["x"]] for row in of.rows[:5]]
+    assert words in of.drawn_over["title"]
+    values = [row.setting[of.drawn_over["x"]] for row in of.rows[:5]]
     assert [_place(of, value) for value in values] == pytest.approx(places)
+
+
+def test_an_average_over_the_axis_has_no_place_on_it() -> None:
+    of, cells_ = table("c2f-figure13"), planned("c2f-figure13")
+    records = {case.key: done(case.key, psnr=20.0, ssim=0.5) for cell in cells_ for case in cell.cases}
+    assert "<polyline" in charts_over(of, cells_, records)[0].svg
 
 
 def test_clipping_alone_is_drawn_beside_the_budgets() -> None:
     of, cells_ = table("c2f-figure14"), planned("c2f-figure14")
     records = {c.cases[0].key: done(c.cases[0].key, psnr=20.0 - i, ssim=0.5) for i, c in enumerate(cells_)}
-    chart = against(of, cells_, records)[0]
+    chart = charts_over(of, cells_, records)[0]
     assert chart.svg.count("<circle") == len(of.rows)
     assert "∞ is drawn at 8" in chart.svg
 
@@ -209,11 +214,11 @@ def test_defended_figures_run_the_better_attack_too() -> None:
 def averaged(clients: int, failed: Sequence[int] = ()) -> tuple[list[Cell], dict[str, Record]]:
     """The first average of Table 2, PSNR 10 client + 1, 2 or 3 by initialisation, and SSIM likewise."""
     cell = planned("c2f-table2", clients)[0]
-    parts = list(dict.fromkeys(case.part for case in cell.cases))
+    parts = list(dict.fromkeys(case.subject.part for case in cell.cases))
     records = {}
     for case in cell.cases:
-        part = parts.index(case.part)
-        found = done(case.key, psnr=10.0 * case.client + part + 1)
+        part = parts.index(case.subject.part)
+        found = done(case.key, psnr=10.0 * case.subject.client + part + 1)
         records[case.key] = found.model_copy(update={"status": "failed", "extra": {}}) if part in failed else found
     return [cell], records
 
@@ -243,7 +248,7 @@ def test_only_what_is_in_an_average_is_named() -> None:
     (whole,), records = averaged(1)
     (other,), broken = averaged(1, failed=[0])
     case = [replace(case, key=f"other {case.key}") for case in other.cases]
-    both = [whole, replace(other, cases=case, method="invg")]
+    both = [whole, replace(other, cases=case, method="invg", title="InvG")]
     said = " ".join(remarks(of, both, records | {f"other {key}": record for key, record in broken.items()}))
     assert "initialisation uniform; initialisation normal; initialisation orthogonal (row 1, Ours)." in said
     assert "Averages here are over: initialisation normal; initialisation orthogonal (row 1, InvG)." in said
@@ -311,7 +316,7 @@ def test_a_table_is_recreated_on_the_command_line(tmp_path: Path, monkeypatch: p
         (["c2f-table1", "--weights", f"transfer={__file__}"], "No row of c2f-table1 takes a trained network"),
         (["c2f-figure9", "--weights", f"25={__file__}"], "can not be read as safetensors"),
         (["c2f-figure13", "--data", "cifar10=photos"], "these are CIFAR-10's, but the rows chosen need CelebA-HQ's"),
-        (["dlfa-table1", "--restarts", "2"], "are for the tables of coarse-to-fine"),
+        (["dlfa-table1", "--restarts", "2"], "the attacks of dlfa-table1 are not restarted"),
         (["c2f-figure9", "--rows", "2"], "need trained networks: give them as --weights 25=FILE"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,17 +11,25 @@ import torch
 from safetensors.torch import save
 
 from fedglass.core.params import flatten, weights_of
-from fedglass.core.types import Training
+from fedglass.core.types import Observation, Training
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
 from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
-from fedglass.reproduce.messages import Checkpoint, members, network_of, observe, warmed_up
+from fedglass.reproduce.messages import Message, members, network_of
 from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.geometry import Geometry
+from fedglass.reproduce.warm_ups import warmed_up
+from fedglass.rounds.client import Client
+from fedglass.rounds.truth import Truth
 from fedglass.rounds.views.view import Knows
 
 SETUP = Setup("femnist", "lenet", Training(0.05, epochs=3, batch_size=2), examples=4)
 TOLD = Knows(labels=True, batch_labels=True)
+
+
+def observe(experiment: Experiment, clients: Sequence[Client]) -> tuple[Observation, Truth]:
+    target = Message(experiment, clients, seed=0).target()
+    return target.observation, target.known_truth
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +39,8 @@ def population() -> Population:
 
 def test_a_message_is_the_clients_training(population: Population) -> None:
     clients = members(SETUP, population, 0)
-    experiment = Experiment(replace(SETUP, shuffled=False), Geometry(), TOLD)
-    seen, truth = observe(experiment, clients, seed=0)
+    experiment = Experiment(replace(SETUP, training=replace(SETUP.training, shuffle=False)), Geometry(), TOLD)
+    seen, truth = observe(experiment, clients)
     network = Network(seen.model, seen.buffers, SETUP.training.batch_norm)
     start = [seen.before[name] for name in network.names]
     inputs = seen.knows.whitening.whiten(truth.images)
@@ -43,8 +52,9 @@ def test_a_message_is_the_clients_training(population: Population) -> None:
 def test_batches_are_shuffled_anew_or_the_same_in_each_epoch(population: Population) -> None:
     clients = members(replace(SETUP, examples=12), population, 0)
     for shuffled in (True, False):
-        experiment = Experiment(replace(SETUP, examples=12, shuffled=shuffled), Geometry(), TOLD)
-        batches = observe(experiment, clients, seed=0)[0].knows.batch_labels
+        training = replace(SETUP.training, shuffle=shuffled)
+        experiment = Experiment(replace(SETUP, examples=12, training=training), Geometry(), TOLD)
+        batches = observe(experiment, clients)[0].knows.batch_labels
         assert batches is not None
         epochs = [batches[i : i + 6] for i in range(0, 18, 6)]
         assert (epochs[0] == epochs[1] == epochs[2]) == (not shuffled)
@@ -54,16 +64,16 @@ def test_batches_are_shuffled_anew_or_the_same_in_each_epoch(population: Populat
 def test_an_aggregate_is_the_mean_of_its_clients(population: Population) -> None:
     both = members(replace(SETUP, clients=2), population, 1)
     assert [c.name for c in both] == ["writer 2 (client 2)", "writer 3 (client 3)"]
-    together, truth = observe(Experiment(replace(SETUP, clients=2), Geometry(), TOLD), both, seed=0)
-    alone = [flatten(observe(Experiment(SETUP, Geometry(), TOLD), [c], seed=0)[0].update) for c in both]
+    together, truth = observe(Experiment(replace(SETUP, clients=2), Geometry(), TOLD), both)
+    alone = [flatten(observe(Experiment(SETUP, Geometry(), TOLD), [c])[0].update) for c in both]
     torch.testing.assert_close(flatten(together.update), (alone[0] + alone[1]) / 2)
     assert (together.knows.clients, together.knows.examples, len(truth.images)) == (2, 8, 8)
 
 
 def test_what_the_adversary_supposes_changes_nothing_that_it_sees(population: Population) -> None:
     clients = members(SETUP, population, 0)
-    right, _ = observe(Experiment(SETUP, Geometry()), clients, seed=0)
-    wrong, _ = observe(Experiment(SETUP, Geometry(), supposed=Training(0.05, 6, 4)), clients, seed=0)
+    right, _ = observe(Experiment(SETUP, Geometry()), clients)
+    wrong, _ = observe(Experiment(SETUP, Geometry(), supposed=Training(0.05, 6, 4)), clients)
     assert torch.equal(flatten(right.update), flatten(wrong.update))
     assert wrong.knows.training == Training(0.05, 6, 4)
 
@@ -84,8 +94,7 @@ def test_a_longer_warm_up_goes_through_a_shorter_one(population: Population, tmp
     short, long = (replace(SETUP, warm_up=WarmUp(n, Training(0.1), examples=20, called=2)) for n in (1, 2))
     path = tmp_path / "short.safetensors"
     path.write_bytes(save(warmed_up(short, population, 0, lambda done, total: None).state_dict()))
-    since = Checkpoint(1, str(path))
-    continued = warmed_up(long, population, 0, lambda done, total: None, since)
+    continued = warmed_up(long, population, 0, lambda done, total: None, 1, str(path))
     straight = warmed_up(long, population, 0, lambda done, total: None)
     assert torch.equal(flatten(weights_of(continued)), flatten(weights_of(straight)))
 

@@ -13,8 +13,8 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.data.whitening import CIFAR100, FEMNIST
 from fedglass.reproduce.experiment import WarmUp
-from fedglass.reproduce.messages import _crowd
 from fedglass.reproduce.populations import Population, populations
+from fedglass.reproduce.warm_ups import crowd
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def test_embedded_images_stand_in_and_say_so(embedded: dict[str, Population]) ->
 
 def test_a_trained_network_is_given_the_datas_own_labels(embedded: dict[str, Population]) -> None:
     population = embedded["cifar100"]
-    assert int(population.dataset(own_labels=True).labels.max()) < 10
+    assert int(population.with_own_labels().dataset().labels.max()) < 10
     assert int(population.dataset().labels.max()) > 10
-    assert population.words(own_labels=True).endswith("with their own labels")
+    assert population.with_own_labels().words().endswith("with their own labels")
 
 
 def test_a_stand_in_keeps_its_labels_where_that_is_asked_for(embedded: dict[str, Population], tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_stand_in_keeps_its_labels_where_that_is_asked_for(embedded: dict[str,
     drawn, kept = embedded["cifar100"], populations(["cifar100"], [], None, 0, own_labels=True)["cifar100"]
     _, images, labels = kept.client(0, 20)
     assert torch.equal(images, drawn.client(0, 20)[1])
-    assert torch.equal(labels, drawn.client(0, 20, own_labels=True)[2])
+    assert torch.equal(labels, drawn.with_own_labels().client(0, 20)[2])
     assert kept.words().endswith("with their own labels")
     assert kept.identity != drawn.identity
     with pytest.raises(UsageError, match="--own-labels is for stand-ins"):
@@ -120,8 +120,8 @@ def test_a_client_of_the_papers_own_data_has_its_writers_first_images(tmp_path: 
 def test_a_warm_up_passes_over_them_too(tmp_path: Path) -> None:
     source = leaf(tmp_path / "data.json", [4, 1, 3])
     found = populations(["femnist"], [source], None, 0)["femnist"]
-    crowd = _crowd(WarmUp(1, Training(0.1), examples=3), found)
-    assert [client.labels.tolist() for client in crowd] == [[0] * 3, [2] * 3]
+    clients = crowd(WarmUp(1, Training(0.1), examples=3), found)
+    assert [client.labels.tolist() for client in clients] == [[0] * 3, [2] * 3]
 
 
 def test_data_are_given_once_and_used(tmp_path: Path) -> None:

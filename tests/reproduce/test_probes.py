@@ -18,31 +18,43 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import silent
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import Cosine
-from fedglass.core.types import Observation, Training
+from fedglass.audit.probe import Finding
+from fedglass.audit.target import Target
+from fedglass.core.types import Training
+from fedglass.ledger.evidence import Strips
 from fedglass.metrics.labels import label_errors
 from fedglass.metrics.psnr import psnr
-from fedglass.reproduce.experiment import Experiment, Finding, Setup
-from fedglass.reproduce.messages import members, observe
+from fedglass.reproduce.experiment import Experiment, Setup
+from fedglass.reproduce.messages import Message, members
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.count_labels import CountLabels
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct
 from fedglass.reproduce.probes.try_trainings import TryTrainings
-from fedglass.rounds.truth import Truth
 from fedglass.rounds.views.view import Knows
 
 SETUP = Setup("femnist", "lenet", Training(0.05, epochs=2, batch_size=2), examples=4)
 
 
 @pytest.fixture(scope="module")
-def message() -> tuple[Observation, Truth]:
+def message() -> Target:
     population = populations(["femnist"], [], None, seed=0)["femnist"]
     knows = Knows(labels=True, batch_labels=True)
-    return observe(Experiment(SETUP, Geometry(), knows), members(SETUP, population, 0), seed=0)
+    return Message(Experiment(SETUP, Geometry(), knows), members(SETUP, population, 0), seed=0).target()
 
 
-def reconstruct(message: tuple[Observation, Truth], attack: Attack, threshold: float = 20.0) -> Finding:
-    return Reconstruct(attack, threshold, ByPsnr()).measure(*message, 3, silent)
+def reconstruct(message: Target, attack: Attack, threshold: float = 20.0) -> Finding:
+    return Reconstruct(attack, threshold, ByPsnr()).measure(message, 3, silent)
+
+
+def measures(found: Finding) -> dict[str, float]:
+    known: dict[str, float] = found.record["extra"]["measures"]
+    return known
+
+
+def strips(found: Finding) -> Strips:
+    assert isinstance(found.evidence, Strips)
+    return found.evidence
 
 
 def segment() -> Attack:
@@ -54,30 +66,29 @@ def simulation(labels: OracleLabels | OracleBatchLabels) -> Attack:
 
 
 @pytest.mark.parametrize("attack", [segment(), simulation(OracleLabels())])
-def test_similarity_is_the_cosine_term_at_the_end(message: tuple[Observation, Truth], attack: Attack) -> None:
+def test_similarity_is_the_cosine_term_at_the_end(message: Target, attack: Attack) -> None:
     found = reconstruct(message, attack)
-    assert found.measures["lsim"] == pytest.approx(float(str(found.record["energy"])), abs=1e-4)
+    assert measures(found)["lsim"] == pytest.approx(found.record["energy"], abs=1e-4)
 
 
-def test_scores_are_those_of_the_images_shown(message: tuple[Observation, Truth]) -> None:
+def test_scores_are_those_of_the_images_shown(message: Target) -> None:
     found = reconstruct(message, segment(), threshold=5.0)
-    assert found.shown is not None
-    values = psnr(found.shown, message[1].images)
-    assert found.measures["psnr"] == pytest.approx(float(values.mean()))
-    assert found.measures["recovered"] == 100 * float((values > 5.0).double().mean())
-    assert found.per_image["psnr"] == tuple(values.tolist())
-    assert found.measures["label_errors"] == 0
+    values = psnr(torch.from_numpy(strips(found).shown), message.known_truth.images)
+    assert measures(found)["psnr"] == pytest.approx(float(values.mean()))
+    assert measures(found)["recovered"] == 100 * float((values > 5.0).double().mean())
+    assert found.record["metrics"]["psnr"] == values.tolist()
+    assert measures(found)["label_errors"] == 0
 
 
-def test_epochs_are_kept_in_the_order_of_the_originals(message: tuple[Observation, Truth]) -> None:
-    found = reconstruct(message, simulation(OracleLabels()))
-    assert found.by_epoch is not None
-    assert found.by_epoch.shape == (2, 4, 1, 28, 28)
-    assert reconstruct(message, segment()).by_epoch is None
+def test_epochs_are_kept_in_the_order_of_the_originals(message: Target) -> None:
+    by_epoch = strips(reconstruct(message, simulation(OracleLabels()))).by_epoch
+    assert by_epoch is not None
+    assert by_epoch.shape == (2, 4, 1, 28, 28)
+    assert strips(reconstruct(message, segment())).by_epoch is None
 
 
-def test_labels_of_each_batch_leave_the_similarity_out(message: tuple[Observation, Truth]) -> None:
-    assert "lsim" not in reconstruct(message, simulation(OracleBatchLabels())).measures
+def test_labels_of_each_batch_leave_the_similarity_out(message: Target) -> None:
+    assert "lsim" not in measures(reconstruct(message, simulation(OracleBatchLabels())))
 
 
 def test_pairings_find_the_images_in_any_order() -> None:
@@ -87,32 +98,32 @@ def test_pairings_find_the_images_in_any_order() -> None:
         assert torch.equal(pairing.pair(images[order], images).apply(images[order]), images)
 
 
-def test_counted_labels_are_compared_with_the_true_ones(message: tuple[Observation, Truth]) -> None:
-    found = CountLabels(InterpolatedCounts()).measure(*message, 0, silent)
+def test_counted_labels_are_compared_with_the_true_ones(message: Target) -> None:
+    found = CountLabels(InterpolatedCounts()).measure(message, 0, silent)
     recovered = torch.tensor(found.record["labels_recovered"])
     assert len(recovered) == 4
-    assert found.measures["label_errors"] == label_errors(recovered, message[1].labels, 62)
+    assert measures(found)["label_errors"] == label_errors(recovered, message.known_truth.labels, 62)
 
 
-def test_geometry_of_a_short_training(message: tuple[Observation, Truth]) -> None:
-    found = Geometry(points=5).measure(*message, 0, silent)
-    assert len(found.curves["share"]) == 4
-    assert len(found.curves["cosine"]) == 5
-    assert found.measures["min_share"] == min(found.curves["share"])
-    assert found.measures["cosine_before"] == found.curves["cosine"][0]
-    assert found.measures["cosine_best"] == max(found.curves["cosine"])
-    assert 0 < found.measures["min_share"] <= 1
+def test_geometry_of_a_short_training(message: Target) -> None:
+    found = Geometry(points=5).measure(message, 0, silent)
+    shares, cosines = (curve["values"] for curve in found.record["extra"]["curves"])
+    assert (len(shares), len(cosines)) == (4, 5)
+    expected = {"min_share": min(shares), "cosine_before": cosines[0], "cosine_best": max(cosines)}
+    assert measures(found) == expected
+    assert 0 < measures(found)["min_share"] <= 1
 
 
-def test_the_training_of_lowest_energy_is_kept(message: tuple[Observation, Truth]) -> None:
+def test_the_training_of_lowest_energy_is_kept(message: Target) -> None:
     """Of 4 steps on 4 examples: 1, 2 or 4 epochs; each as if it alone had been supposed."""
-    seen, truth = message
-    blind = replace(seen, knows=replace(seen.knows, training=None, steps=4, lr=0.05))
+    seen = message.observation
+    blind = replace(message, observation=replace(seen, knows=replace(seen.knows, training=None, steps=4, lr=0.05)))
     probe = Reconstruct(simulation(OracleLabels()), 20.0, ByPsnr())
-    found = TryTrainings(probe).measure(blind, truth, 3, silent)
-    each = [probe.measure(supposing(seen, guess), truth, 3, silent) for guess in trainings(0.05, 4, 4)]
+    found = TryTrainings(probe).measure(blind, 3, silent)
+    supposed = [replace(message, observation=supposing(seen, guess)) for guess in trainings(0.05, 4, 4)]
+    each = [probe.measure(target, 3, silent) for target in supposed]
     assert len(each) == 3
-    best = min(each, key=lambda one: float(str(one.record["energy"])))
-    assert found.measures == best.measures
+    best = min(each, key=lambda one: one.record["energy"])
+    assert measures(found) == measures(best)
     assert found.record["energy"] == best.record["energy"]
-    assert "was chosen by its energy: E=1 " in str(found.record["extra"])
+    assert "was chosen by its energy: E=1 " in str(found.record["extra"]["notes"])

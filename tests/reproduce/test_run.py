@@ -8,24 +8,27 @@ from pathlib import Path
 
 import pytest
 
+from fedglass.audit.cases import Case
+from fedglass.audit.engine import unfinished
 from fedglass.audit.executors.in_process import InProcess
 from fedglass.audit.executors.processes import Processes
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.ledger.lock import alone
 from fedglass.ledger.records import RECORDS, Record, RecordFile
-from fedglass.reproduce import run as run_module
-from fedglass.reproduce.cases import Case, Cell, cells
+from fedglass.reproduce.cases import Cell, Trial, cases_of, cells
 from fedglass.reproduce.compare import Line, lines, number, spread_in_words, summarised
-from fedglass.reproduce.estimate import gradient_seconds, in_words, seconds_of
+from fedglass.reproduce.cost import gradient_seconds
+from fedglass.reproduce.estimate import in_words, seconds_of
 from fedglass.reproduce.experiment import WarmUp
 from fedglass.reproduce.page import write_recreation
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.request import Request
-from fedglass.reproduce.run import TRAINED, run, unfinished, untrained
+from fedglass.reproduce.run import run
 from fedglass.reproduce.tables import Printed, figure, table
+from fedglass.reproduce.warm_ups import TRAINED, untrained
 
 
 class Heard:
@@ -40,12 +43,12 @@ class Heard:
 
     def trained(self, name: str, done: int, total: int) -> None: ...
 
-    def started(self, case: Case) -> None:
+    def started(self, case: Case[Trial]) -> None:
         self.ran.append(case.key)
 
-    def moved(self, case: Case, done: int, total: int) -> None: ...
+    def moved(self, case: Case[Trial], done: int, total: int) -> None: ...
 
-    def finished(self, case: Case, record: Record) -> None: ...
+    def finished(self, case: Case[Trial], record: Record) -> None: ...
 
 
 def chosen(name: str, rows: Sequence[int], methods: Sequence[str], clients: int = 1, iterations: int = 2) -> list[Cell]:
@@ -84,7 +87,7 @@ def test_records_hold_what_the_table_shows(
 def test_nothing_finished_is_run_again(recreated: tuple[Path, list[Cell], dict[str, Record], Heard]) -> None:
     directory, asked, records, _ = recreated
     heard = Heard()
-    assert unfinished(asked, directory) == []
+    assert unfinished(cases_of(asked), directory) == []
     assert run(asked, directory, InProcess(), heard) == records
     assert (heard.plan, heard.ran) == ((2, 2), [])
 
@@ -120,7 +123,7 @@ def test_the_page_shows_numbers_data_and_pictures(
 
 def test_failures_are_recorded_shown_and_tried_again(tmp_path: Path) -> None:
     asked = chosen("sme-figure6", [4], ["ig"], iterations=1)
-    broken = Cell(asked[0].row, "ig", asked[0].experiment, asked[0].cases, 1)
+    broken = asked[0]
     case = broken.cases[0]
     record = Record(
         key=case.key,
@@ -135,7 +138,7 @@ def test_failures_are_recorded_shown_and_tried_again(tmp_path: Path) -> None:
         error="it broke",
     )
     RecordFile(tmp_path / RECORDS).append(record)
-    assert [c.key for c in unfinished([broken], tmp_path)] == [case.key]
+    assert [c.key for c in unfinished(cases_of([broken]), tmp_path)] == [case.key]
     found = lines(table("sme-figure6"), [broken], {case.key: record})
     assert (found[0].done, found[0].failed, found[0].measured["psnr"]) == (0, 1, "-")
     path = write_recreation(tmp_path, figure("sme-figure6"), table("sme-figure6"), [broken], {case.key: record}, "")
@@ -193,7 +196,6 @@ def refuse_damaged(asked: list[Cell], directory: Path) -> None:
     (directory / RECORDS).rename(directory / "kept")
     for content in (whole[:100], whole[:-1]):
         path.write_bytes(content)
-        run_module._accuracy_of.cache_clear()
         with pytest.raises(DataError, match="is damaged and can not be used: delete the file, and the network is trai"):
             run(asked, directory, InProcess(), Heard())
     path.write_bytes(whole)
@@ -231,7 +233,8 @@ def test_later_rounds_say_how_far_the_network_was_trained(tmp_path: Path) -> Non
     warm_up = WarmUp(1, Training(0.1), examples=10, called=1)
     setup = replace(cell.experiment.setup, examples=2, training=Training(0.01), warm_up=warm_up)
     experiment = replace(cell.experiment, setup=setup, probe=Geometry(points=3))
-    case = replace(cell.cases[0], key="short", experiment=experiment)
+    trial = replace(cell.cases[0].subject, experiment=experiment)
+    case = replace(cell.cases[0], key="short", probe=experiment.probe, subject=trial)
     short = [replace(cell, experiment=experiment, cases=[case])]
     assert untrained([case], tmp_path) == [case]
     records = run(short, tmp_path, InProcess(), Heard())

@@ -13,18 +13,27 @@ from fedglass.attack.solvers.schedules import Constant
 from fedglass.core.errors import UsageError
 from fedglass.fl.local import MeanGradient
 from fedglass.models.init import LeCunTruncatedNormal, PyTorchDefault
-from fedglass.reproduce.cases import EXPERIMENTS, cells, choose_methods, known_methods
+from fedglass.reproduce.cases import cells, choose_methods, known_methods
 from fedglass.reproduce.experiment import Experiment
+from fedglass.reproduce.paper import paper_of
+from fedglass.reproduce.papers import dlfa, sme
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct
 from fedglass.reproduce.probes.try_trainings import TryTrainings
 from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import table
+from fedglass.reproduce.tables import figure, names, table
 
 
-def made(name: str, row: int, method: str) -> Experiment:
-    return EXPERIMENTS[name](table(name).rows[row - 1], method, Request())
+def made(name: str, row: int, method: str, request: Request | None = None) -> Experiment:
+    of = table(name)
+    return paper_of(of).tables[name].experiment(of.rows[row - 1], method, request or Request())
+
+
+def test_every_table_is_run_or_compared_by_its_paper() -> None:
+    for name in names():
+        of = table(figure(name).table)
+        assert (of.name in paper_of(of).tables) != (of.name in paper_of(of).compared)
 
 
 def attack_of(experiment: Experiment) -> Any:
@@ -32,12 +41,12 @@ def attack_of(experiment: Experiment) -> Any:
     return experiment.probe.attack
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if not name.startswith("c2f")])
+@pytest.mark.parametrize("name", [*dlfa.PAPER.tables, *sme.PAPER.tables])
 def test_every_cell_is_an_experiment_of_the_printed_number_of_steps(name: str) -> None:
     of = table(name)
     for row in of.rows:
         for method in known_methods(of):
-            setup = EXPERIMENTS[name](row, method, Request()).setup
+            setup = made(name, row.number, method).setup
             assert setup.init == (LeCunTruncatedNormal() if name.startswith("dlfa") else PyTorchDefault())
             misprinted = name == "sme-table3" and row.number == 3
             if "steps" in row.setting and not misprinted:
@@ -70,7 +79,7 @@ def test_scoring_is_each_papers_own() -> None:
 
 
 def test_variations_of_the_setup() -> None:
-    assert not made("dlfa-table8", 2, "prior").setup.shuffled
+    assert not made("dlfa-table8", 2, "prior").setup.training.shuffle
     assert made("dlfa-table10", 3, "prior").setup.clients == 4
     supposed = made("dlfa-table9", 3, "prior").supposed
     assert supposed is not None
@@ -100,9 +109,8 @@ def test_networks_of_smes_table_7() -> None:
 
 
 def test_iterations_can_be_changed() -> None:
-    row = table("sme-table2").rows[0]
     for method in ("dlfa", "ig", "sme"):
-        assert attack_of(EXPERIMENTS["sme-table2"](row, method, Request(7))).stages[0].solver.iterations == 7
+        assert attack_of(made("sme-table2", 1, method, Request(7))).stages[0].solver.iterations == 7
 
 
 def test_methods_are_chosen_in_the_papers_order() -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW
+from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.storage import MANIFEST
@@ -168,6 +169,18 @@ def test_a_damaged_transcript_is_refused(
     damage(tmp_path)
     with pytest.raises(DataError, match=words):
         Transcript.load(tmp_path, toy.normalised())
+
+
+def test_a_step_may_be_taken_from_two_models(toy: Any, tmp_path: Path) -> None:
+    """As a recorder of a real federation does, which has the models and not what the rule gave."""
+    said = federation(toy).run(2)
+    first, second = said.rounds[0], said.rounds[1]
+    noise = {n: torch.rand(w.shape, generator=stream(0, n)) for n, w in first.before.items()}
+    before = {n: w + 3e-3 * noise[n] for n, w in first.before.items()}
+    step = {n: w - before[n] for n, w in second.before.items()}
+    assert any(not torch.equal(before[n] + step[n], w) for n, w in second.before.items())
+    replace(said, rounds={0: replace(first, before=before, step=step), 1: second}).save(tmp_path)
+    assert list(Transcript.load(tmp_path, toy.normalised()).rounds) == [0, 1]
 
 
 @dataclass(frozen=True)

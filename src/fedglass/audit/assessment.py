@@ -5,7 +5,7 @@ Everything here may look at the truth, and nothing of it reaches an attack.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from fedglass.metrics.matching import Matching
 from fedglass.rounds.truth import Truth
 from fedglass.verdict.flags import Findings, Look
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
 DEAR = ("lpips",)
 """Metrics that are not computed for guesses."""
@@ -36,15 +37,18 @@ class Question:
     """A reconstruction of which something is to be said, and all that is needed for it."""
 
     attack: AnyAttack
-    seen: Observation
-    found: Reconstruction
     target: Target
     truth: Truth
+    found: Reconstruction
     metrics: tuple[str, ...]
     gate: Gate
     seed: int
     effort: Effort
     progress: Progress
+
+    @property
+    def seen(self) -> Observation:
+        return self.target.observation
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,29 +57,21 @@ class Assessment:
 
     judged: Judgement
     findings: Findings
-    blind: Mapping[str, Sequence[float]]
 
 
-def unplayed(
-    seen: Observation, guess: Reconstruction, truth: Truth, metrics: Sequence[str], findings: Findings
-) -> Assessment:
+def unplayed(asked: Question, findings: Findings) -> Assessment:
     """What may be said where there was no message to attack, and a guess stands in for a reconstruction."""
-    judged = judge(None, seen, guess, truth, metrics)
-    blind = best_guess(seen, truth, metrics)
-    return Assessment(judged, replace(findings, metrics=judged.scores.values, blind=blind), blind)
+    judged = judge(None, asked.seen, asked.found, asked.truth, asked.metrics)
+    return Assessment(judged, _scored(asked, findings, judged))
 
 
 def assess(asked: Question, findings: Findings) -> Assessment:
     """Score, compare with guesses, and take further looks where something was not read."""
     attack, seen, found, truth = asked.attack, asked.seen, asked.found, asked.truth
     judged = judge(attack, seen, found, truth, asked.metrics)
-    blind = best_guess(seen, truth, asked.metrics)
     wrong = judged.label_errors > 0
     findings = replace(
-        findings,
-        metrics=judged.scores.values,
-        metrics_raw={} if judged.scores_raw is None else judged.scores_raw.values,
-        blind=blind,
+        _scored(asked, findings, judged),
         energy_truth=judged.energy_truth,
         energy_decoys=judged.energy_decoys,
         energy_blind=energy_blind(attack, seen, found),
@@ -84,7 +80,15 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         defended=asked.target.defended,
         **_explained(asked.target),
     )
-    return Assessment(judged, _looked_closer(asked, findings), blind)
+    return Assessment(judged, _looked_closer(asked, findings))
+
+
+def _scored(asked: Question, findings: Findings, judged: Judgement) -> Findings:
+    """The findings with the scores, those of guesses, and how many images are partly recognisable."""
+    raw = {} if judged.scores_raw is None else judged.scores_raw.values
+    blind = best_guess(asked.seen, asked.truth, asked.metrics)
+    scores = ImageScores(judged.scores.values, raw, blind)
+    return replace(findings, scores=scores)
 
 
 def _explained(target: Target) -> dict[str, Any]:
@@ -134,9 +138,7 @@ def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
 def _recovered(asked: Question, seen: Observation, found: Reconstruction) -> int:
     """How many private images a run recovered."""
     judged = judge(None, seen, found, asked.truth, (asked.gate.metric,))
-    raw = {} if judged.scores_raw is None else judged.scores_raw.values
-    blind = best_guess(seen, asked.truth, (asked.gate.metric,))
-    return sum(Findings(asked.gate, metrics=judged.scores.values, metrics_raw=raw, blind=blind).recovered)
+    return sum(_scored(asked, Findings(asked.gate), judged).recovered)
 
 
 def best_guess(seen: Observation, truth: Truth, metrics: Sequence[str]) -> dict[str, tuple[float, ...]]:

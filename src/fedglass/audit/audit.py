@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.audit.cases import Case, enumerate_cases
-from fedglass.audit.executors.executor import Executor, Lost, Watch
+from fedglass.audit.cases import Case, Place, enumerate_cases
+from fedglass.audit.engine import play_unfinished
+from fedglass.audit.executors.executor import Executor
 from fedglass.audit.executors.in_process import InProcess
 from fedglass.audit.isolation import oracle_facts
 from fedglass.audit.machine import one_thread
-from fedglass.audit.play import Outcome, Work, failed, play
+from fedglass.audit.play import Work
 from fedglass.audit.progress import Progress, Silent
 from fedglass.audit.target import Source, Target
 from fedglass.core.errors import UsageError
@@ -23,7 +24,6 @@ from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest
 from fedglass.core.scale import scale_of
-from fedglass.ledger.evidence import save_evidence
 from fedglass.ledger.lock import alone
 from fedglass.ledger.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
 from fedglass.metrics.catalogue import USUAL, metric
@@ -75,9 +75,9 @@ class Job:
                 raise refusal(f"attack {name!r}", missing)
 
     @cached_property
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[Case[Place], ...]:
         """Every attack on every target, repeated."""
-        return enumerate_cases(self.sources, self.attacks, self.metrics, self.repeats, self.seed)
+        return tuple(enumerate_cases(self.sources, self.attacks, self.metrics, self.gate, self.repeats, self.seed))
 
     @cached_property
     def digest(self) -> str:
@@ -116,15 +116,14 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, sa
     if job.plan is not None:
         write_atomic(directory / PLAN, job.plan)
     file = RecordFile(directory / RECORDS)
-    done = file.keys_done()
-    todo = [case for case in job.cases if case.key not in done]
-    said.planned(len(job.cases), len(job.cases) - len(todo))
     # Written before the work too: a report of an audit that was stopped then knows what is missing.
     _summed_up(job, directory, file)
-    for work, outcome in _outcomes(job, todo, executor, device, said):
-        record = save_evidence(directory, outcome.record, outcome.evidence)
-        file.append(record)
-        said.finished(work.case, record)
+
+    def prepared(todo: Sequence[Case[Place]]) -> list[Work]:
+        targets = _targets(job, {case.subject.source for case in todo}, said)
+        return [Work(case, targets[case.subject.source][case.subject.target], device) for case in todo]
+
+    play_unfinished(job.cases, directory, executor, prepared, said)
     summary = _summed_up(job, directory, file)
     records = file.read()
     missing = max(0, len(job.cases) - len(records))
@@ -136,22 +135,6 @@ def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
     summary = summarise(file.read(), job.gate, len(job.cases), scales)
     summary.write(directory / SUMMARY)
     return summary
-
-
-def _outcomes(
-    job: Job, todo: Sequence[Case], executor: Executor, device: torch.device, said: Progress
-) -> Iterator[tuple[Work, Outcome]]:
-    targets = _targets(job, {case.source for case in todo}, said)
-    works = [Work(case, targets[case.source][case.target], job.metrics, job.gate, device) for case in todo]
-
-    def started(work: Work) -> None:
-        said.started(work.case)
-
-    def moved(work: Work, done: int, total: int) -> None:
-        said.moved(work.case, done, total)
-
-    for work, result in executor.run(play, works, Watch(started, moved)):
-        yield work, Outcome(failed(work, result.why)) if isinstance(result, Lost) else result
 
 
 def _targets(job: Job, wanted: set[int], said: Progress) -> dict[int, Sequence[Target]]:

@@ -1,48 +1,61 @@
-"""The cases of an audit: one attack on one target, once."""
+"""The cases of an audit: one probe of one target, once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from fedglass import __version__
 from fedglass.attack.hypotheses import AnyAttack
+from fedglass.audit.play_attack import PlayAttack
+from fedglass.audit.probe import Probe
 from fedglass.audit.target import Source, TargetInfo
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
+from fedglass.verdict.gate import Gate
+
+Subject = TypeVar("Subject")
+
+
+@dataclass(frozen=True, eq=False)
+class Case(Generic[Subject]):
+    """One probe of one target, once. `key` is its identity: what decides the outcome decides the key."""
+
+    key: str
+    title: str
+    probe: Probe
+    seed: int
+    """What the probe's random numbers are drawn from."""
+    subject: Subject
+    """From what the target is made, known before any client has trained."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the record that are known before the case is played."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """One attack on one target, once. `key` is its identity: equal cases of one version of fedglass have equal keys."""
+class Place:
+    """Where an audit finds a target."""
 
-    key: str
     source: int
     """The position of its source in the audit."""
     target: int
-    """The position of its target in the source."""
-    info: TargetInfo
-    attack_name: str
-    attack: AnyAttack
-    repeat: int
-    seed: int
-    """What the attack's random numbers are drawn from."""
-
-    @property
-    def title(self) -> str:
-        again = f" (repeat {self.repeat + 1})" if self.repeat else ""
-        return f"{self.attack_name}: {self.info.words}{again}"
+    """The position of the target in the source."""
 
 
 def enumerate_cases(
-    sources: Sequence[Source], attacks: Mapping[str, AnyAttack], metrics: Sequence[str], repeats: int, seed: int
-) -> tuple[Case, ...]:
+    sources: Sequence[Source],
+    attacks: Mapping[str, AnyAttack],
+    metrics: tuple[str, ...],
+    gate: Gate,
+    repeats: int,
+    seed: int,
+) -> Iterator[Case[Place]]:
     """Every attack on every target, `repeats` times.
 
     Attacks that meet the same target in the same repeat share their seed, so that they are compared from the
-    same start.
+    same start. The gate is no part of a key: it can be judged anew at any time.
     """
-    cases = []
     texts = {name: identity_text(attack, f"Attack {name!r}") for name, attack in attacks.items()}
     for i, source in enumerate(sources):
         identity = source.identity()
@@ -50,7 +63,18 @@ def enumerate_cases(
             for name, attack in attacks.items():
                 for repeat in range(repeats):
                     case_seed = derive(seed, "case", source.name, info.spec, repeat)
-                    facts = [__version__, identity, info.spec, name, texts[name], *metrics, str(case_seed)]
-                    key = digest(*facts)[:32]
-                    cases.append(Case(key, i, j, info, name, attack, repeat, case_seed))
-    return tuple(cases)
+                    parts = [__version__, identity, info.spec, name, texts[name], *metrics, str(case_seed)]
+                    again = f" (repeat {repeat + 1})" if repeat else ""
+                    yield Case(
+                        digest(*parts)[:32],
+                        f"{name}: {info.words}{again}",
+                        PlayAttack(attack, metrics, gate),
+                        case_seed,
+                        Place(i, j),
+                        _facts(name, attack, info, repeat),
+                    )
+
+
+def _facts(name: str, attack: AnyAttack, info: TargetInfo, repeat: int) -> dict[str, Any]:
+    told = {"attack": name, "attack_repr": repr(attack), "view": info.words}
+    return {**told, "round": info.round, "repeat": repeat}

@@ -118,6 +118,6 @@ def _decoys_beside_own(truth: Truth) -> list[Tensor]:
 
 
 def energy_at(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
-    """The attack's energy at given images and labels, on its own device."""
+    """The energy of given images under an attack; the operator's unknowns end where they do in `like`."""
     device = next(iter(seen.update.values())).device
     return attack.energy_of(seen, images.to(device), labels.to(device), like)

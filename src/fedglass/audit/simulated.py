@@ -9,7 +9,7 @@ import torch
 
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
 from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
-from fedglass.audit.utility import accuracy
+from fedglass.audit.utility import accuracy, after
 from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
@@ -109,7 +109,6 @@ class Simulated:
             self.federation.terms,
             class_names=self.class_names,
             defences=self.protection(),
-            behaviours=tuple(self.behaviours()),
         )
         return Transcript(self.federation.model, terms, rounds, self._origin())
 
@@ -123,21 +122,16 @@ class Simulated:
         """What protects each client and what that promises, in words."""
         return protection_of(self.federation, self.rounds)
 
-    def behaviours(self) -> list[str]:
-        """What those clients do that are not honest, in words."""
-        told = {client.name: client.behaviour.describe() for client in self.federation.clients}
-        return [f"{name[0].upper()}{name[1:]} {words}." for name, words in told.items() if words]
-
     def _utility(self, last: Round, progress: Said) -> dict[str, float]:
         """The model's accuracy, and what it would be without the defences."""
         if self.test is None:
             return {}
         federation = self.federation
-        utility = {"test accuracy": accuracy(federation.model, last, federation.whitening, self.test)}
+        utility = {"test accuracy": accuracy(after(federation.model, last), federation.whitening, self.test)}
         if any(map(defences_of, federation.clients)):
             bare = replace(federation, clients=[undefended(client) for client in federation.clients])
             *_, last = bare.play(self.rounds, progress)
-            utility["test accuracy, undefended"] = accuracy(bare.model, last, bare.whitening, self.test)
+            utility["test accuracy, undefended"] = accuracy(after(bare.model, last), bare.whitening, self.test)
         return utility
 
     def threat(self) -> list[Section]:
@@ -153,7 +147,7 @@ class Simulated:
             f"{f.aggregator!r}.",
             *(f"{who} training: {training_in_words(how)}." for who, how in _trainings(f).items()),
             *(together(self.protection()) or ["No defence."]),
-            *self.behaviours(),
+            *f.terms.behaviours,
         ]
         sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
         more = [f"... and {len(sees) - SHOWN + 1} more of this kind."]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from fedglass.audit.protection import together
 from fedglass.audit.replay import Declared, Part
+from fedglass.core.errors import UsageError
 from fedglass.core.identity import identity_text
 from fedglass.core.types import Observation
 from fedglass.rounds.transcript import Transcript
@@ -44,6 +45,13 @@ class Target:
     """Whose updates got through the aggregation rule in that round."""
     behaviours: tuple[str, ...] = ()
     """What poisoners do, in words."""
+
+    @property
+    def known_truth(self) -> Truth:
+        """The truth, for a probe that measures nothing without it."""
+        if self.truth is None:
+            raise UsageError("The true examples behind the message are needed here, and nobody has kept them.")
+        return self.truth
 
 
 @dataclass(frozen=True)

@@ -56,23 +56,23 @@ def perform(job: Job, directory: Path, workers: int | None, device: str) -> Resu
     """Run a job with progress on stderr, and say what came out on stdout."""
     from fedglass.api import run_and_report
     from fedglass.audit.machine import device_named
-    from fedglass.cli.screen import Screen, say_result
+    from fedglass.cli.screen import Screen, outcome_in_words, say_result
 
     kind = device_named(device).type
     # Processes that share one accelerator only get in each other's way.
     count = workers or (cores() if kind == "cpu" else 1)
-    with Screen() as screen:
+    with Screen("cases", outcome_in_words) as screen:
         result = run_and_report(job, directory, workers=count, device=kind, progress=screen)
     say_result(result, kind)
     return result
 
 
-def warm_up(workers: int | None, device: str, work: str = "fedglass.audit.play") -> None:
+def warm_up(workers: int | None, device: str) -> None:
     """Let the workers' imports run beside those of this process: called before anything that imports torch."""
     from fedglass.audit.executors.fork_server import warm
 
     if (workers or (cores() if device in ("auto", "cpu") else 1)) > 1:
-        warm(work)
+        warm("fedglass.audit.play")
 
 
 def cores() -> int:

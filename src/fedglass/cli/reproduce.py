@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fedglass.cli.audit import cores, warm_up
 from fedglass.core.errors import AuditError, UsageError
+from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import Figure, Table, choose_rows, figure, names, table
 
 if TYPE_CHECKING:
     from fedglass.reproduce.cases import Cell
 
 LIST = "list"
-STRUCTURE = "dlfa-table5"
 SHARED = "FEDGLASS_SHARED"
 CLIENTS = 3
 
@@ -51,12 +52,18 @@ CLIENTS = 3
 @click.option(
     "--iterations",
     type=click.IntRange(1),
-    help="The option `iterations` of each recipe, beside which warm-up and finishing stages keep their own; of c2f: of "
-    "all stages together.  [default: the release's; c2f: an hour on 2 cores]",
+    help="The option `iterations` of each recipe, beside which warm-up and finishing stages keep their own; where the "
+    "page says so, of all stages together.  [default: the release's, or the table's own: an hour on 2 cores]",
 )
-@click.option("--restarts", type=click.IntRange(1), default=1, show_default=True, help="Of each attack (c2f).")
-@click.option("--size", type=click.Choice(["96", "224"]), default="96", show_default=True, help="Of photographs (c2f).")
-@click.option("--weights", multiple=True, help="Trained networks (c2f), such as transfer=FILE or 50=FILE.")
+@click.option(
+    "--restarts", type=click.IntRange(1), default=1, show_default=True, help="Of each attack, if its paper restarts."
+)
+@click.option(
+    "--size", type=click.Choice(["96", "224"]), default="96", show_default=True, help="Of photographs, 224 in papers."
+)
+@click.option(
+    "--weights", multiple=True, help="Trained networks that rows start from, such as transfer=FILE or 50=FILE."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
 @click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
@@ -99,18 +106,16 @@ def reproduce(
         raise UsageError(f"clients must be at least 1, got {clients}.")
     asked = figure(name)
     printed = table(asked.table)
-    if printed.name == STRUCTURE:
-        return _structure(printed)
+    request = Request(iterations or printed.default.get("iterations"), restarts, int(size), named(weights), own_labels)
     chosen = rows or (",".join(map(str, asked.rows)),) * bool(asked.rows)
     wanted = [m.strip() for given in methods for m in given.split(",")] or list(asked.methods)
-    count = clients or printed.default.get("clients", CLIENTS)
-    options = {"iterations": iterations or printed.default.get("iterations"), "restarts": restarts, "side": int(size)}
-    _refuse_options(printed, restarts, weights)
-    request = {**options, "weights": named(weights), "own_labels": own_labels}
     if not dry_run:
-        warm_up(workers, "auto", "fedglass.reproduce.play")
-    cells, absent = _cells(printed, chosen, wanted, count, data, stand_ins, request, seed)
-    return _run(asked, printed, cells, absent, output, workers, dry_run)
+        warm_up(workers, "auto")
+    if _compare(printed):
+        return None
+    count = clients or printed.default.get("clients", CLIENTS)
+    planned, absent = _cells(printed, chosen, wanted, count, data, stand_ins, request, seed)
+    return _run(asked, printed, planned, absent, output, workers, dry_run)
 
 
 def _cells(
@@ -120,19 +125,17 @@ def _cells(
     clients: int,
     data: Sequence[str],
     stand_ins: Path | None,
-    options: dict[str, Any],
+    request: Request,
     seed: int,
 ) -> tuple[list[Cell], list[str]]:
     """What is to be run, and in words what is left out of it."""
-    from fedglass.reproduce.before import check_networks, left_out, refuse_weights
     from fedglass.reproduce.cases import cells, choose_methods, data_kinds
     from fedglass.reproduce.populations import populations
-    from fedglass.reproduce.request import Request
+    from fedglass.reproduce.preflight import check_networks, left_out, refuse_options
 
     selected, used = choose_rows(of, rows), choose_methods(of, methods)
     folder = stand_ins or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
-    request = Request(**options)
-    refuse_weights(of, request.weights)
+    refuse_options(of, request)
     found = populations(data_kinds(of, selected, used, request), data, folder, seed, request.own_labels)
     planned = cells(of, selected, used, clients, found, request, seed)
     check_networks(planned, seed)
@@ -152,11 +155,6 @@ def named(weights: Sequence[str]) -> dict[str, str]:
     return dict(pairs)
 
 
-def _refuse_options(of: Table, restarts: int, weights: Sequence[str]) -> None:
-    if not of.default and (restarts != 1 or weights):
-        raise UsageError(f"--restarts and --weights are for the tables of coarse-to-fine, not for {of.name}.")
-
-
 def _run(
     asked: Figure,
     of: Table,
@@ -167,20 +165,21 @@ def _run(
     dry_run: bool,
 ) -> None:
     from fedglass.audit.executors.processes import executor_for
-    from fedglass.cli.reproduced import RecreationScreen, say_before, say_plan, say_table
+    from fedglass.audit.machine import device_named
+    from fedglass.cli.reproduced import measures_in_words, say_before, say_plan, say_table
+    from fedglass.cli.screen import Screen
     from fedglass.reproduce.compare import lines
     from fedglass.reproduce.page import write_recreation
-    from fedglass.reproduce.play import device_of
     from fedglass.reproduce.run import run
 
     # Processes that share one accelerator only get in each other's way.
-    alone = any(device_of(cell.experiment.probe).type != "cpu" for cell in cells)
-    count = workers or (1 if alone else cores())
+    shared = device_named("auto").type != "cpu" and any(cell.experiment.probe.accelerated for cell in cells)
+    count = workers or (1 if shared else cores())
     say_before(asked, cells, output, count, absent)
     if dry_run:
-        say_plan(of, cells)
+        say_plan(of, cells, output)
         return
-    with RecreationScreen() as screen:
+    with Screen("runs", measures_in_words) as screen:
         records = run(cells, output, executor_for(count), screen)
     found = lines(of, cells, records)
     say_table(of, cells, found, records)
@@ -193,16 +192,17 @@ def _list(name: str | None) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from fedglass.reproduce.compare import number, shown
-
     console = Console(highlight=False)
     if name is None:
         width = max(map(len, names()))
         for known, title in names().items():
             console.print(f"{known:<{width}}  {title}", markup=False, soft_wrap=True)
         return
-    asked = figure(name)
-    of = table(asked.table)
+    from fedglass.reproduce.cases import known_methods
+    from fedglass.reproduce.compare import number, shown
+    from fedglass.reproduce.paper import paper_of
+
+    of = table(figure(name).table)
     console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
     grid = Grid("row", *of.columns.values(), "method", *(measure.title for measure in of.measures.values()))
     for row in of.rows:
@@ -211,32 +211,32 @@ def _list(name: str | None) -> None:
             texts = [number(values[key], measure.digits) for key, measure in of.measures.items()]
             grid.add_row(str(row.number), *setting, method, *texts)
     console.print(grid)
-    if of.name != STRUCTURE:
-        from fedglass.reproduce.cases import known_methods
-
-        for method, title in known_methods(of).items():
-            published = "" if method in of.methods else " (not in the paper)"
-            console.print(f"--methods {method}: {title}{published}", markup=False, soft_wrap=True)
+    for method, title in known_methods(of).items() if of.name in paper_of(of).tables else ():
+        published = "" if method in of.methods else " (not in the paper)"
+        console.print(f"--methods {method}: {title}{published}", markup=False, soft_wrap=True)
 
 
-def _structure(of: Table) -> None:
+def _compare(of: Table) -> bool:
+    """Print the table beside what is built, where it is one of those that are compared without a run."""
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from fedglass.reproduce.structure import compare_layers
+    from fedglass.reproduce.paper import paper_of
 
-    console = Console(highlight=False)
+    made = paper_of(of).compared.get(of.name)
+    if made is None:
+        return False
+    console, comparison = Console(highlight=False), made(of)
     console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
-    grid = Grid("data set", "layer", "paper", "here", "")
-    for layer in compare_layers(of):
-        grid.add_row(of.methods[layer.data], str(layer.number), layer.published, layer.built, "" if layer.same else "*")
+    grid = Grid(*comparison.heads, "paper", "here", "")
+    for line in comparison.lines:
+        grid.add_row(*line, "" if line[-1] == line[-2] else "*")
     console.print(grid)
     for note in of.notes:
         console.print(note, markup=False, soft_wrap=True)
+    return True
 
 
 def _command() -> str:
     """The command line as it was given, for the page."""
-    import sys
-
     return shlex.join(["fedglass", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""What the user sees of a re-creation: its cost before, bars on the way, the table at the end."""
+"""What the user reads of a re-creation: its cost before, each run in a phrase, the table at the end."""
 
 from __future__ import annotations
 
@@ -6,39 +6,38 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import TaskID
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fedglass.cli.bars import Bars
+from fedglass.audit.engine import unfinished
 from fedglass.ledger.records import Record
-from fedglass.reproduce.cases import Case, Cell
+from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import Line, measures_of, spread_in_words
 from fedglass.reproduce.estimate import duration, in_words
 from fedglass.reproduce.page import data_in_words
 from fedglass.reproduce.remarks import remarks
-from fedglass.reproduce.run import unfinished, untrained
 from fedglass.reproduce.tables import Figure, Table
+from fedglass.reproduce.warm_ups import untrained
 
 
 def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str] = ()) -> None:
     """What is going to be run, on what, and what it will cost, on stderr."""
     console = Console(stderr=True, highlight=False)
-    todo = unfinished(cells, directory)
-    whole = len({case.key for cell in cells for case in cell.cases})
+    todo = unfinished(cases_of(cells), directory)
     console.print(Text(f"{asked.name}: {asked.title}", style="bold"), soft_wrap=True)
     for words in data_in_words(cells):
         console.print(Text(words, style="yellow" if words.startswith("STAND-IN") else ""), soft_wrap=True)
     for words in absent:
         console.print(Text(words, style="yellow"), soft_wrap=True)
-    if whole > len(todo):
-        console.print(Text(f"{whole - len(todo)} of {whole} runs are done already.", style="dim"), soft_wrap=True)
     console.print(Text(in_words(todo, workers, untrained(todo, directory))), soft_wrap=True)
 
 
-def say_plan(of: Table, cells: Sequence[Cell]) -> None:
-    """What a dry run tells in place of the table: what would be reduced, and averaged over, on stderr."""
+def say_plan(of: Table, cells: Sequence[Cell], directory: Path) -> None:
+    """What a dry run tells in place of the table: what is done, would be reduced, and averaged over, on stderr."""
     console = Console(stderr=True, highlight=False)
+    whole, todo = len({case.key for case in cases_of(cells)}), len(unfinished(cases_of(cells), directory))
+    if whole > todo:
+        console.print(Text(f"{whole - todo} of {whole} runs are done already.", style="dim"), soft_wrap=True)
     for words in remarks(of, cells, {}):
         console.print(Text(words, style="dim"), soft_wrap=True)
 
@@ -65,37 +64,8 @@ def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: 
         out.print(Text(note, style="dim"), soft_wrap=True)
 
 
-class RecreationScreen(Bars):
-    """Progress bars on stderr; where that is no terminal, every finished run leaves a line."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console)
-        self.whole: TaskID | None = None
-        self.tasks: dict[str, TaskID] = {}
-
-    def planned(self, cases: int, done: int) -> None:
-        self.whole = self.bars.add_task(f"{cases} runs", total=cases, completed=done)
-
-    def trained(self, name: str, done: int, total: int) -> None:
-        if name not in self.tasks:
-            self.tasks[name] = self.bars.add_task(f"training {name}", total=total)
-        self.bars.update(self.tasks[name], completed=done, visible=done < total)
-
-    def started(self, case: Case) -> None:
-        self.tasks[case.key] = self.bars.add_task(case.title, total=None)
-
-    def moved(self, case: Case, done: int, total: int) -> None:
-        self.bars.update(self.tasks[case.key], completed=done, total=total)
-
-    def finished(self, case: Case, record: Record) -> None:
-        self.bars.remove_task(self.tasks.pop(case.key))
-        if self.whole is not None:
-            self.bars.advance(self.whole)
-        style = "red" if record.status == "failed" else ""
-        self.console.print(Text(f"{case.title}: {_in_words(record)}", style=style), soft_wrap=True)
-
-
-def _in_words(record: Record) -> str:
+def measures_in_words(record: Record) -> str:
+    """One record in a phrase: what was measured."""
     if record.status == "failed":
         return f"failed ({record.error})"
     known = measures_of(record)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -15,7 +16,8 @@ from fedglass.cli.bars import Bars
 from fedglass.cli.plain import plain
 from fedglass.core.scale import scale_of
 from fedglass.ledger.records import REPORT, Record
-from fedglass.verdict.gate import is_mute, scores_of
+from fedglass.verdict.gate import is_mute
+from fedglass.verdict.images import ImageScores
 
 STYLES = {"leak": "bold red", "clear": "bold green", "inconclusive": "bold yellow", "incomplete": "bold yellow"}
 TITLES = {
@@ -27,38 +29,40 @@ TITLES = {
 
 
 class Screen(Bars):
-    """Progress bars on stderr: one for the audit and one for each running case.
+    """Progress bars on stderr: one for all cases and one for each that is running.
 
     Where stderr is no terminal, as in a pipeline, every finished case leaves a line.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, cases: str, in_words: Callable[[Record], str], console: Console | None = None) -> None:
+        """`cases` is what they are called, `in_words` says what a record came to."""
         super().__init__(console)
+        self.cases, self.in_words = cases, in_words
         self.whole: TaskID | None = None
         self.running: dict[str, TaskID] = {}
         self.training: dict[str, TaskID] = {}
 
     def planned(self, cases: int, done: int) -> None:
         if done:
-            self._line(f"{done} of {cases} cases are done already", "dim")
-        self.whole = self.bars.add_task(f"audit of {cases} cases", total=cases, completed=done)
+            self._line(f"{done} of {cases} {self.cases} are done already.", "dim")
+        self.whole = self.bars.add_task(f"{cases} {self.cases}", total=cases, completed=done)
 
-    def trained(self, source: str, done: int, total: int) -> None:
-        if source not in self.training:
-            self.training[source] = self.bars.add_task(plain(f"training {source}".rstrip()), total=total)
-        self.bars.update(self.training[source], completed=done, visible=done < total)
+    def trained(self, name: str, done: int, total: int) -> None:
+        if name not in self.training:
+            self.training[name] = self.bars.add_task(plain(f"training {name}".rstrip()), total=total)
+        self.bars.update(self.training[name], completed=done, visible=done < total)
 
-    def started(self, case: Case) -> None:
+    def started(self, case: Case[Any]) -> None:
         self.running[case.key] = self.bars.add_task(plain(case.title), total=None)
 
-    def moved(self, case: Case, done: int, total: int) -> None:
+    def moved(self, case: Case[Any], done: int, total: int) -> None:
         self.bars.update(self.running[case.key], completed=done, total=total)
 
-    def finished(self, case: Case, record: Record) -> None:
+    def finished(self, case: Case[Any], record: Record) -> None:
         self.bars.remove_task(self.running.pop(case.key))
         if self.whole is not None:
             self.bars.advance(self.whole)
-        self._line(f"{case.title}: {outcome_in_words(record)}", "red" if record.status == "failed" else "")
+        self._line(f"{case.title}: {self.in_words(record)}", "red" if record.status == "failed" else "")
 
     def _line(self, text: str, style: str) -> None:
         self.console.print(Text(plain(text), style=style), soft_wrap=True)
@@ -72,7 +76,8 @@ def outcome_in_words(record: Record) -> str:
         f"{scale_of(name).title} {scale_of(name).show(scale_of(name).best(known))}"
         for name in list(record.metrics)[:2]
         # Without a message the scores are those of a plain grey image.
-        if not is_mute(record) and (known := [v for v in scores_of(record, name, scale_of(name)) if v is not None])
+        if not is_mute(record)
+        and (known := [v for v in ImageScores.of(record).values(name, scale_of(name)) if v is not None])
     ]
     flags = [flag.name for flag in record.flags if flag.severity != "info"]
     noted = f" [{', '.join(flags)}]" if flags else ""

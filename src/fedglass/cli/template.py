@@ -23,6 +23,7 @@ model = "lenet"          # `fedglass list models`; or your own: "package.module:
 init = "uniform"         # `fedglass list initialisations`; or "file:weights.safetensors", "transfer:..."
 rounds = 1
 participation = 1.0      # share of the clients that each round calls
+# rule = { name = "mean" }  # how the server combines the updates: `fedglass list rules`
 # test_examples = 100    # kept from all clients, to measure the trained model
 
 [federation.training]    # what a client does in a round
@@ -33,6 +34,13 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # optimiser = "sgd"      # takes momentum, nesterov and weight_decay; or "adam", "adamw": betas, eps and weight_decay
 # shuffle = true         # or false: batches in file order; with steps = 40 in place of epochs the last may be cut short
 # clip = 1.0             # the norm of a step's gradient; label_smoothing = 0.1 spreads that share of each label
+
+# Clients that differ from the rest, by position; what is not said of them is as it is for all. One table a group.
+# [[federation.group]]
+# clients = [1]
+# behaviour = { name = "sign_flip", factor = 2.0 }  # `fedglass list behaviours`; a list: one for each round
+# defences = []                                     # in place of [[defences]] below; empty: none
+# training = { lr = 0.05, epochs = 2 }              # in place of [federation.training]
 
 # ... or a message that your own federation has sent (then leave [federation] out):
 # [recording]
@@ -46,9 +54,10 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 
 # ---- Against whom -----------------------------------------------------------------------------------------------
 [adversary]
-view = "server"            # sees a client's update; "aggregate": only the sum (secure aggregation)
-client = "all"             # which client(s) it looks at: 0, [0, 3] or "all"
-round = 0                  # in which round, counted from 0
+view = "server"            # sees a client's update; "aggregate": what the rule made of all (secure aggregation);
+                           # "peer": a client that sees the global model before and after a round
+client = "all"             # which client(s) it looks at, or which ones the peer is: 0, [0, 3] or "all"
+round = 0                  # in which round, counted from 0, or in several: [0, 24] (then rounds = 25)
 knows_training = true      # learning rate, epochs and batch size
 knows_labels = false       # ORACLE: the true labels; a real adversary has to recover them
 # knows_batch_labels = false

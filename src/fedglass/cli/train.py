@@ -10,8 +10,8 @@ import click
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
-    from fedglass.reproduce.lesson import Lesson
-    from fedglass.reproduce.stages import Course, State
+    from fedglass.train.checkpoints import Course, State
+    from fedglass.train.start import Start
 
 
 @click.command(short_help="Train a model and keep it at given test accuracies.")
@@ -65,15 +65,15 @@ def train(
     """
     from fedglass.audit.machine import device_named
     from fedglass.cli.audit import make_importable
-    from fedglass.reproduce.lesson import from_plan, lesson, overridden
-    from fedglass.reproduce.stages import Course
+    from fedglass.train.checkpoints import Course
+    from fedglass.train.start import from_plan, overridden, start
 
     wanted = percentages(targets)
     course = Course(lr, momentum, weight_decay, batch, mirror, every, seed)
     make_importable(Path.cwd() if plan is None else plan.resolve().parent)
     options = {"data": data, "model": model, "init": init, "size": size}
     chosen = overridden(None if plan is None else from_plan(plan), options)
-    _perform(lesson(chosen, seed), course, wanted, epochs, output, device_named(device).type)
+    _perform(start(chosen, seed), course, wanted, epochs, output, device_named(device).type)
 
 
 def percentages(text: str) -> list[float]:
@@ -83,30 +83,26 @@ def percentages(text: str) -> list[float]:
     [25.0, 50.0, 95.3]
     """
     try:
-        found = [float(part) for part in text.split(",")]
+        return sorted({float(part) for part in text.split(",")})
     except ValueError:
         raise UsageError(f"--at must be test accuracies in percent, such as 25,50,75, got {text!r}.") from None
-    if not all(0 < value <= 100 for value in found):
-        raise UsageError(f"--at must be test accuracies in percent, above 0 and at most 100, got {text!r}.")
-    return sorted(set(found))
 
 
-def _perform(what: Lesson, course: Course, targets: list[float], epochs: int, output: Path, device: str) -> None:
+def _perform(begin: Start, course: Course, targets: list[float], epochs: int, output: Path, device: str) -> None:
     from fedglass.cli.plain import plain
     from fedglass.cli.trained import TrainingScreen
-    from fedglass.reproduce.stages import train_stages
+    from fedglass.train.checkpoints import train_to
 
-    identity = what.identity(course)
-    what.model.to(device)
+    begin.model.to(device)
     with TrainingScreen() as screen:
-        screen.line(plain(f"{what.words}, on {device}"))
-        state = train_stages(what.model, what.train, what.test, course, targets, epochs, output, identity, screen)
+        screen.line(plain(f"{begin.words}, on {device}"))
+        state = train_to(targets, begin, course, epochs, output, screen)
     _say(state, targets, epochs, output)
 
 
 def _say(state: State, targets: list[float], epochs: int, output: Path) -> None:
     from fedglass.cli.plain import plain
-    from fedglass.reproduce.stages import name_of
+    from fedglass.train.checkpoints import name_of
 
     for target in targets:
         if (reached := state.reached.get(name_of(target))) is not None:

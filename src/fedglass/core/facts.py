@@ -59,7 +59,8 @@ _WORDS = {
     Fact.TRAINING: (
         "the clients' learning rate, epochs and batch size",
         "set adversary.knows_training = true (for a recording, give recording.training), or attack with "
-        "inverting_gradients, or with sme or dlfa_unknown_epochs where adversary.knows_steps = true",
+        "inverting_gradients, or with sme or dlfa_unknown_epochs where adversary.knows_steps = true; clients that "
+        "train differently have no training in common, look at one of them",
     ),
     Fact.STEPS: (
         "the number of local steps",

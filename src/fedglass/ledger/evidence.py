@@ -1,4 +1,4 @@
-"""The images of a case on disk: reconstructions as safetensors, and pairs of pictures to look at."""
+"""What a case leaves to look at, on disk: reconstructions as safetensors, pairs and strips of pictures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,22 @@ from fedglass.core.files import write_atomic
 from fedglass.ledger.records import PICTURES, Picture, Record
 
 RECONSTRUCTIONS = "reconstructions"
+IN_A_STRIP, GAP = 16, 2
+"""Images, as in SME's figures, and the white pixels between them."""
 Array = NDArray[Any]
 
 
+class Evidence(Protocol):
+    """What a case leaves to look at."""
+
+    def save(self, directory: Path, record: Record) -> Record:
+        """Write it, and return the record that points at it."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
-class Evidence:
-    """What a case leaves to look at; pixels in [0, 1]."""
+class Reconstructed:
+    """Every reconstructed image beside its original; pixels in [0, 1]."""
 
     found: Array  # (m, c, h, w): as the attack returned them
     found_labels: Array  # (m,)
@@ -34,33 +44,61 @@ class Evidence:
     raw: Array | None = None  # (n, c, h, w): as `shown`, before the images were refined; None where nothing was
     found_raw: Array | None = None  # (m, c, h, w): as `found`, before the images were refined
 
+    def save(self, directory: Path, record: Record) -> Record:
+        tensors = {"images": self.found, "labels": self.found_labels, "raw": self.found_raw}
+        held = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
+        write_bytes(directory / RECONSTRUCTIONS / f"{record.key}.safetensors", save(held))
+        shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
+        before = [] if self.raw is None else list(self.raw)
+        raw = [store_picture(directory, f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
+        if self.originals is None:
+            paths = {"pictures": shown, "pictures_raw": raw} if raw else {"pictures": shown}
+            return record.model_copy(update={"extra": {**record.extra, **paths}})
+        scores = {name: record.metrics.get(name, []) for name in ("psnr", "ssim")}
+        pictures = [
+            Picture(
+                original=_original(directory, original),
+                reconstruction=shown[i],
+                raw=raw[i] if raw else None,
+                label=self.labels[i],
+                psnr=scores["psnr"][i] if scores["psnr"] else None,
+                ssim=scores["ssim"][i] if scores["ssim"] else None,
+            )
+            for i, original in enumerate(self.originals)
+        ]
+        return record.model_copy(update={"pictures": pictures})
 
-def save_evidence(directory: Path, record: Record, evidence: Evidence | None) -> Record:
-    """Write the images, and return the record that points at them."""
-    if evidence is None:
-        return record
-    tensors = {"images": evidence.found, "labels": evidence.found_labels, "raw": evidence.found_raw}
-    held = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
-    write_bytes(directory / RECONSTRUCTIONS / f"{record.key}.safetensors", save(held))
-    shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(evidence.shown)]
-    before = [] if evidence.raw is None else list(evidence.raw)
-    raw = [store_picture(directory, f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
-    if evidence.originals is None:
-        paths = {"pictures": shown, "pictures_raw": raw} if raw else {"pictures": shown}
-        return record.model_copy(update={"extra": {**record.extra, **paths}})
-    scores = {name: record.metrics.get(name, []) for name in ("psnr", "ssim")}
-    pictures = [
-        Picture(
-            original=_original(directory, original),
-            reconstruction=shown[i],
-            raw=raw[i] if raw else None,
-            label=evidence.labels[i],
-            psnr=scores["psnr"][i] if scores["psnr"] else None,
-            ssim=scores["ssim"][i] if scores["ssim"] else None,
-        )
-        for i, original in enumerate(evidence.originals)
-    ]
-    return record.model_copy(update={"pictures": pictures})
+
+@dataclass(frozen=True, eq=False)
+class Strips:
+    """Originals and what was made of them as rows of small pictures, to be laid under each other."""
+
+    originals: Array  # (n, c, h, w)
+    shown: Array  # (n, c, h, w), in the order of the originals
+    by_epoch: Array | None = None  # (epochs, n, c, h, w), in the order of the originals
+
+    def save(self, directory: Path, record: Record) -> Record:
+        def store(name: str, images: Array) -> str:
+            return store_picture(directory, f"{record.key}-{name}.png", strip(images))
+
+        places: dict[str, Any] = {
+            "original": store("original", self.originals),
+            "reconstruction": store("reconstruction", self.shown),
+        }
+        if self.by_epoch is not None:
+            places["epochs"] = [store(f"epoch{i}", epoch) for i, epoch in enumerate(self.by_epoch, 1)]
+        return record.model_copy(update={"extra": {**record.extra, "strips": places}})
+
+
+def strip(images: Array) -> Array:
+    """The first images side by side on white.  # (n, c, h, w) -> (c, h, min(n, 16) * (w + gap) - gap)
+
+    >>> strip(np.zeros((3, 1, 4, 4))).shape
+    (1, 4, 16)
+    """
+    gap = np.ones((*images.shape[1:3], GAP))
+    parts = [piece for image in images[:IN_A_STRIP] for piece in (gap, image)]
+    return np.concatenate(parts[1:], axis=-1)
 
 
 def png(image: Array) -> bytes:

@@ -262,8 +262,9 @@ def _check_owner(directory: Path, digest: str) -> None:
         )
     if held is not None and held != digest:
         raise UsageError(
-            f"The output directory {directory} holds another plan's records (plan digest {held[:12]}, this "
-            f"plan is {digest[:12]}): choose another directory with -o, or delete it to start over."
+            f"The output directory {directory} holds another plan's records, or this one's by another version of "
+            f"fedglass (plan digest {held[:12]}, this plan is {digest[:12]}): choose another directory with -o, or "
+            "delete it to start over."
         )
 
 

@@ -24,7 +24,12 @@ LESS = 0.7
 """Of the total variation, where several points explain the message better than one and less of it is noise."""
 
 
-@register("attacks", "sme", summary="one gradient at a point between the weights before and after; fast", paper=SME)
+@register(
+    "attacks",
+    "sme",
+    summary="one gradient at a point between the weights before and after, then three; fast",
+    paper=SME,
+)
 def sme(
     labels: Labels = COUNTS, tv: float = 0.01, iterations: int = 240, finish: int = 60, restarts: int = 1
 ) -> Attack:

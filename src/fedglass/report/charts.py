@@ -117,6 +117,17 @@ def trade_off(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x
     return _svg(title, parts + _key(below, left, bottom + 52), bottom + 38 + KEY * len(below))
 
 
+def line_chart(title: str, values: Sequence[float], last: float, x_title: str) -> Markup:
+    """Values at equal distances along an axis from 0 to `last`."""
+    top, bottom, left = 8, 168, 46
+    x, y = Axis(0, last, left, WIDTH - EDGE), _linear(values, bottom, top)
+    step = last / max(len(values) - 1, 1)
+    points = " ".join(f"{x.at(i * step):.1f},{y.at(v):.1f}" for i, v in enumerate(values))
+    curve = f'<polyline class="curve c0" points="{points}"/>'
+    named = _text("tick", (left + WIDTH) / 2, bottom + 32, x_title, "middle")
+    return _svg(title, [*_y_grid(y, left), *_x_axis(x, top, bottom), curve, named], bottom + 38)
+
+
 def _key(names: Sequence[str], left: float, top: float) -> list[str]:
     """A piece of each series' line and its name, one below the other."""
     parts = []

@@ -13,7 +13,8 @@ from fedglass.report import sections
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
-from fedglass.verdict.gate import Gate, leaked_most
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_summary, scales_of
 
 WORST = 12
@@ -132,13 +133,12 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
     label = [] if picture.label is None else [f"label {picture.label}"]
     raw = [f"{scales[name].title} {scales[name].show(case.scores_raw.get(name))}" for name in first]
-    (value,) = leaked_most(gate.scale, [case.scores.get(gate.metric)], [case.scores_raw.get(gate.metric)])
     return Pair(
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
         scores=[f"{scales[name].title} {scores[name]}" for name in first],
         lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *lines, *label],
-        leaked=value is not None and gate.recovered(value),
+        leaked=case.recovered,
         raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
     )
 
@@ -155,10 +155,10 @@ def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: 
 
 def _evidence(record: Record, cases: Sequence[Case], gate: Gate, scales: Scales, album: Album) -> Evidence:
     values = [v for v in gate.scores(record) if v is not None]
-    hits = sum(map(gate.recovered, values))
+    hits = sum(gate.hits(ImageScores.of(record)))
     doubtful = any(flag.severity == "serious" for flag in record.flags)
     score = f"{hits} of {len(values)} recovered"
-    tone = "leak" if hits else "inconclusive" if doubtful else "clear"
+    tone = "leak" if hits else "inconclusive" if doubtful or record.absence is None else "clear"
     if values:
         score += f", best {gate.scale.show(gate.scale.best(values))}"
     else:

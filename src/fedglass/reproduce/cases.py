@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from fedglass.audit.cases import Case
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.core.identity import digest, identity_text
-from fedglass.core.registry import built_in
-from fedglass.reproduce import c2f, dlfa, sme
-from fedglass.reproduce.experiment import Experiment, Setup
+from fedglass.core.rng import derive
+from fedglass.reproduce.experiment import Experiment
+from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.populations import Population
 from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import Row, Table
-
-EXPERIMENTS = {**dlfa.DLFA, **sme.SME, **c2f.C2F}
+from fedglass.reproduce.tables import Row, Setting, Table
 
 
 @dataclass(frozen=True)
-class Case:
-    """One experiment on one client. Equal cases have equal keys, whichever table asks for them."""
+class Trial:
+    """One experiment on one client."""
 
-    key: str
     experiment: Experiment
     population: Population
     client: int
     seed: int
-    title: str
-    place: Mapping[str, object] = field(hash=False, compare=False)
-    """Table, row and method that asked for it first."""
-    part: str = field(default="", hash=False, compare=False)
+    """What network, data and training are drawn from."""
+    part: str = ""
     """Which of the settings that the row averages over."""
+
+
+TrialCase = Case[Trial]
+"""Equal trials have equal keys, whichever table asks for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,16 @@ class Cell:
 
     row: Row
     method: str
+    title: str
+    """Of the method."""
     experiment: Experiment
-    cases: Sequence[Case]
-    iterations: int | None = None
-    """Asked for in place of the published number."""
+    cases: Sequence[TrialCase]
+    request: Request
+
+
+def cases_of(cells: Sequence[Cell]) -> list[TrialCase]:
+    """The cases of all cells, client by client so that every cell soon has a number."""
+    return sorted((case for cell in cells for case in cell.cases), key=lambda case: case.subject.client)
 
 
 def known_methods(of: Table) -> dict[str, str]:
@@ -52,11 +58,8 @@ def known_methods(of: Table) -> dict[str, str]:
     >>> list(known_methods(table("sme-table2")))[:3]
     ['dlfa', 'ig', 'sme']
     """
-    modules = {"prior": dlfa, "sme": sme, "ours": c2f, "invg": c2f}
-    own = next((module for method, module in modules.items() if method in of.methods), None)
-    known = {} if own is None else {m: t for m, t in own.EXTRA.items() if own.RECIPES[m] in built_in("attacks")}
-    extra = {method: title for method, title in known.items() if method not in of.methods}
-    return {**of.methods, **extra}
+    beside = paper_of(of).tables[of.name].beside
+    return {**of.methods, **{name: each.title for name, each in beside.items() if name not in of.methods}}
 
 
 def choose_methods(of: Table, wanted: Sequence[str]) -> list[str]:
@@ -80,19 +83,26 @@ def cells(
     """Every row with every method, on the clients 0, 1, 2 ..."""
     if clients < 1:
         raise UsageError(f"clients must be at least 1, got {clients}.")
-    found = []
+    found, titles = [], known_methods(of)
     for row in rows:
         for method in methods:
             experiments = _experiments(of, row, method, request)
             _check_data(experiments.values(), clients, populations)
             cases = [
-                _case(of, row, method, experiment, populations[experiment.setup.data], client, seed, part)
+                _case(of, row, method, Trial(experiment, _population(experiment, populations), client, seed, part))
                 for part, experiment in experiments.items()
                 for client in range(clients)
             ]
             if cases:
-                found.append(Cell(row, method, next(iter(experiments.values())), cases, request.iterations))
+                first = cases[0].subject.experiment
+                found.append(Cell(row, method, titles[method], first, cases, request))
     return found
+
+
+def _population(experiment: Experiment, populations: Mapping[str, Population]) -> Population:
+    """The images of the experiment, under their own labels where a network has been trained on them."""
+    found = populations[experiment.setup.data]
+    return found if experiment.setup.warm_up is None else found.with_own_labels()
 
 
 def _check_data(experiments: Iterable[Experiment], clients: int, populations: Mapping[str, Population]) -> None:
@@ -107,13 +117,18 @@ def _check_data(experiments: Iterable[Experiment], clients: int, populations: Ma
 def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str, Experiment]:
     """One for each part of the row whose trained network was given, or is not needed; by the part in words."""
     averaged = [field for field, value in row.setting.items() if isinstance(value, list)]
-    parts = [part for part in row.parts() if c2f.available(part.setting, request)]
+    made = paper_of(of).tables[of.name].experiment
+    parts = [part for part in row.parts() if lacking(of, part.setting, request) is None]
     return {
-        ", ".join(f"{of.columns[field]} {part.setting[field]}" for field in averaged): EXPERIMENTS[of.name](
-            part, method, request
-        )
+        ", ".join(f"{of.columns[field]} {part.setting[field]}" for field in averaged): made(part, method, request)
         for part in parts
     }
+
+
+def lacking(of: Table, setting: Setting, request: Request) -> str | None:
+    """The name of the trained network that the setting needs and that was not given, if there is one."""
+    trained = paper_of(of).network(setting)
+    return None if trained is None or not trained.needed or trained.name in request.weights else trained.name
 
 
 def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: Request | None = None) -> list[str]:
@@ -121,34 +136,34 @@ def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: 
     asked = request or Request()
     made = [e.setup.data for row in rows for method in methods for e in _experiments(of, row, method, asked).values()]
     if not made:
-        names = [c2f.needed(part.setting) for row in rows for part in row.parts()]
+        names = [lacking(of, part.setting, asked) for row in rows for part in row.parts()]
         files = " ".join(f"--weights {name}=FILE" for name in dict.fromkeys(names))
         raise UsageError(f"These rows of {of.name} need trained networks: give them as {files}.")
     return list(dict.fromkeys(made))
 
 
-def network_names(of: Table) -> list[str]:
-    """The trained networks that rows of the table need or can use.
-
-    >>> from fedglass.reproduce.tables import table
-    >>> network_names(table("c2f-figure9")), network_names(table("c2f-figure14"))
-    (['25', '50', '75', 'max'], ['53'])
-    """
-    settings = [part.setting for row in of.rows for part in row.parts()]
-    names = [c2f.needed(setting) or setting.get("trained") for setting in settings]
-    return list(dict.fromkeys(name for name in names if name is not None))
-
-
-def warm_up_key(setup: Setup, population: Population, seed: int) -> str:
-    """The name of a trained network."""
-    facts = (setup.data, setup.network, setup.init, setup.gradient, setup.warm_up)
-    return digest(identity_text(facts, "The trained network"), population.identity, str(seed))[:32]
-
-
-def _case(
-    of: Table, row: Row, method: str, experiment: Experiment, population: Population, client: int, seed: int, part: str
-) -> Case:
-    key = digest(identity_text(experiment, "The experiment"), population.identity, str(client), str(seed))[:32]
-    title = f"{of.name} row {row.number}, {known_methods(of)[method]}, client {client}{part and f', {part}'}"
-    place = {"table": of.name, "row": row.number, "method": method}
-    return Case(key, experiment, population, client, seed, title, place, part)
+def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
+    experiment, setup, population = trial.experiment, trial.experiment.setup, trial.population
+    facts = identity_text(experiment, "The experiment"), population.identity, str(trial.client), str(trial.seed)
+    title = f"{of.name} row {row.number}, {known_methods(of)[method]}, client {trial.client}"
+    many = setup.clients > 1
+    known = {
+        "attack": method,
+        "attack_repr": repr(experiment.probe),
+        "view": f"the server sees the mean update of {setup.clients} clients" if many else "the server sees one update",
+        "round": 1 if setup.warm_up is None else setup.warm_up.rounds + 1,
+        "client": str(trial.client),
+        "repeat": 0,
+        "extra": {
+            "table": of.name,
+            "row": row.number,
+            "method": method,
+            "data": population.words(),
+            "stand_in": population.stand_in,
+            "experiment": repr(experiment),
+            "seed": trial.seed,
+        },
+    }
+    # Methods that meet the same client share their seed, so that they are compared from the same start.
+    seed = derive(trial.seed, "attack", trial.client)
+    return Case(digest(*facts)[:32], title + (trial.part and f", {trial.part}"), experiment.probe, seed, trial, known)

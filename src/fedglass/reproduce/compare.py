@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from fedglass.analysis.sparsity import pearson
 from fedglass.ledger.records import Record
-from fedglass.reproduce.cases import Case, Cell, known_methods
+from fedglass.reproduce.cases import Cell, TrialCase
+from fedglass.reproduce.curves import Curve
+from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table
 
 DEVIATION = "standard deviation"
@@ -32,8 +34,7 @@ class Line:
 
 def lines(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Line]:
     """The table of all cells, in order."""
-    titles = known_methods(of)
-    return [_line(of, cell, titles[cell.method], records) for cell in cells]
+    return [_line(of, cell, records) for cell in cells]
 
 
 def measures_of(record: Record) -> dict[str, float]:
@@ -46,14 +47,26 @@ def measures_of(record: Record) -> dict[str, float]:
     return known
 
 
+def curves_of(record: Record) -> list[Curve]:
+    """What was measured along an axis in one case."""
+    found: Any = record.extra.get("curves", [])
+    return [Curve(**each) for each in found]
+
+
+def strips_of(record: Record) -> dict[str, Any]:
+    """Where the pictures of one case are: of the originals, of the reconstruction, and of each epoch."""
+    found: Any = record.extra.get("strips", {})
+    return dict(found)
+
+
 def spread_in_words(of: Table, cells: Sequence[Cell]) -> str:
     """What stands after ± in the measured columns, or that nothing does."""
-    if all(len({case.client for case in cell.cases}) == 1 for cell in cells):
+    if all(len({case.subject.client for case in cell.cases}) == 1 for cell in cells):
         return "of a single client, which has no spread"
     return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
 
 
-def is_done(case: Case, records: Mapping[str, Record]) -> bool:
+def is_done(case: TrialCase, records: Mapping[str, Record]) -> bool:
     """Whether the case was run and did not fail."""
     return case.key in records and records[case.key].status == "done"
 
@@ -66,21 +79,8 @@ def by_client(cell: Cell, records: Mapping[str, Record], measure: str) -> list[f
     values: dict[int, list[float]] = {}
     for case in cell.cases:
         if is_done(case, records) and measure in (known := measures_of(records[case.key])):
-            values.setdefault(case.client, []).append(known[measure])
+            values.setdefault(case.subject.client, []).append(known[measure])
     return [statistics.fmean(own) for own in values.values()]
-
-
-def correlation(cell: Cell, records: Mapping[str, Record]) -> float | None:
-    """Pearson's coefficient of sparsity and PSNR over the settings of a cell, averaged over its clients."""
-    points: dict[int, list[tuple[float, float]]] = {}
-    for case in cell.cases:
-        known = measures_of(records[case.key]) if case.key in records else {}
-        if "sparsity" in known and "psnr" in known:
-            points.setdefault(case.client, []).append((known["sparsity"], known["psnr"]))
-    whole = [pairs for pairs in points.values() if len(pairs) > 2]  # two points always lie on a line
-    found = [pearson([x for x, _ in pairs], [y for _, y in pairs]) for pairs in whole]
-    values = [value for value in found if value is not None]
-    return statistics.fmean(values) if values else None
 
 
 def number(value: Printed | str | None, digits: int) -> str:
@@ -108,21 +108,22 @@ def summarised(values: Sequence[float], of: Table) -> Printed | None:
     return Printed(statistics.fmean(values), deviation if of.spread == DEVIATION else deviation / len(values) ** 0.5)
 
 
-def _line(of: Table, cell: Cell, title: str, records: Mapping[str, Record]) -> Line:
+def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
     found = [records[case.key] for case in cell.cases if case.key in records]
     done = [record for record in found if record.status == "done"]
     printed = cell.row.values.get(cell.method, {})
     values = {name: by_client(cell, records, name) for name in of.measures}
-    if "pearson" in of.measures and (coefficient := correlation(cell, records)) is not None:
-        values["pearson"] = [coefficient]
-    clients = len({case.client for case in cell.cases if is_done(case, records)})
+    derived = {name: of_cell(cell, records) for name, of_cell in paper_of(of).derived.items() if name in of.measures}
+    values |= {name: [value] for name, value in derived.items() if value is not None}
+    clients = len({case.subject.client for case in cell.cases if is_done(case, records)})
     peaks = [record.peak_mib for record in done if record.peak_mib is not None]
     return Line(
         [shown(cell.row.setting[field]) for field in of.columns],
-        title,
+        cell.title,
         {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
         {
-            name: number(summarised(values[name], of), measure.digits) + _share(len(values[name]), clients, name)
+            name: number(summarised(values[name], of), measure.digits)
+            + ("" if name in derived else _share(len(values[name]), clients))
             for name, measure in of.measures.items()
         },
         len(done),
@@ -133,13 +134,13 @@ def _line(of: Table, cell: Cell, title: str, records: Mapping[str, Record]) -> L
     )
 
 
-def _share(told: int, clients: int, measure: str) -> str:
+def _share(told: int, clients: int) -> str:
     """How many clients have the measure, where not all do: LPIPS, say, whose weights were not there at first.
 
-    >>> _share(1, 4, "lpips"), _share(4, 4, "lpips"), _share(0, 4, "lpips")
+    >>> _share(1, 4), _share(4, 4), _share(0, 4)
     (' (1 of 4)', '', '')
     """
-    return f" ({told} of {clients})" if 0 < told < clients and measure != "pearson" else ""
+    return f" ({told} of {clients})" if 0 < told < clients else ""
 
 
 def shown(value: object) -> str:

@@ -1,14 +1,21 @@
-"""The curves of SME's figures as drawings: share along the local steps, cosine along the segment."""
+"""What a table's page draws: along an axis that one case was measured on, or over its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 300, 170, 38, 28, 10, 8
-TITLES = {"share": ("share in the 2-D subspace", "local step t"), "cosine": ("cosine", "α")}
+
+@dataclass(frozen=True)
+class Curve:
+    """Values at equal distances along an axis from 0 to `last`."""
+
+    title: str
+    axis: str
+    last: float
+    values: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -18,43 +25,3 @@ class Chart:
     title: str
     svg: Markup
     note: str = ""
-
-
-def charts(setting: str, curves: Mapping[str, object]) -> list[Chart]:
-    """One chart for each curve of a client."""
-    found = []
-    for name, (title, axis) in TITLES.items():
-        values = curves.get(name)
-        if isinstance(values, list) and len(values) > 1:
-            last = 1.0 if name == "cosine" else float(len(values) - 1)
-            found.append(Chart(title, line(title, axis, [float(v) for v in values], last), setting))
-    return found
-
-
-def line(title: str, axis: str, values: Sequence[float], last: float) -> Markup:
-    """A polyline over an axis from 0 to `last`; the vertical axis ends at 1.
-
-    >>> "polyline" in line("cosine", "alpha", [0.8, 0.9, 0.7], 1.0)
-    True
-    """
-    low = min(0.9, *values)
-    low = max(-1.0, (low * 10 // 1) / 10)
-    wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    points = " ".join(
-        f"{LEFT + wide * i / (len(values) - 1):.1f},{TOP + high * (1 - v) / (1 - low):.1f}"
-        for i, v in enumerate(values)
-    )
-    base = HEIGHT - BOTTOM
-    parts = [
-        f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="var(--rule)"/>'
-        f'<text x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end" font-size="11" fill="var(--muted)">{value:.2f}</text>'
-        for value, y in ((1.0, TOP), ((1 + low) / 2, TOP + high / 2), (low, base))
-    ]
-    ends = ((LEFT, "start", "0"), (WIDTH - RIGHT, "end", f"{last:g}"), (LEFT + wide / 2, "middle", axis))
-    parts += [
-        f'<text x="{x:.0f}" y="{HEIGHT - 10}" text-anchor="{anchor}" font-size="11" fill="var(--muted)">'
-        f"{escape(text)}</text>"
-        for x, anchor, text in ends
-    ]
-    parts.append(f'<polyline points="{points}" fill="none" stroke="var(--accent)" stroke-width="1.8"/>')
-    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>')

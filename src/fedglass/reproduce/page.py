@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from markupsafe import Markup
+from typing import Any
 
 from fedglass.ledger.records import Record
-from fedglass.report.charts import trade_off
+from fedglass.report.charts import line_chart
 from fedglass.report.page import Cell as TableCell
 from fedglass.report.page import Table as PageTable
 from fedglass.report.page import render, write_page
 from fedglass.report.pictures import Album, Inlined
-from fedglass.reproduce.against import against
-from fedglass.reproduce.cases import Case, Cell, known_methods
-from fedglass.reproduce.compare import Line, by_client, lines, measures_of, shown, spread_in_words
-from fedglass.reproduce.curves import Chart, charts
+from fedglass.reproduce.cases import Cell, TrialCase
+from fedglass.reproduce.compare import Line, curves_of, lines, measures_of, shown, spread_in_words, strips_of
+from fedglass.reproduce.curves import Chart
+from fedglass.reproduce.drawn_over import charts_over
 from fedglass.reproduce.estimate import duration
 from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.tables import Figure, Table
@@ -54,17 +53,17 @@ def write_recreation(
         title=figure.title,
         source=of.source,
         data=data_in_words(cells),
-        stand_in=any(case.population.stand_in for cell in cells for case in cell.cases),
+        stand_in=any(case.subject.population.stand_in for cell in cells for case in cell.cases),
         progress=f"{sum(line.done for line in found)} of {sum(line.planned for line in found)} runs are done.",
         spread=spread_in_words(of, cells),
         clients=of.clients,
         table=_table(of, found),
         notes=remarks(of, cells, records),
         charts=_charts(of, cells, records),
-        averaged=bool(of.against),
+        averaged=bool(of.drawn_over),
         groups=[group for row in _by_row(cells) for group in _groups(of, row, records, album)],
         failures=[(case.title, r.error) for case, r in _failed(cells, records)],
-        attacks=PageTable(["method", "exactly as run"], _reprs(of, cells)),
+        attacks=PageTable(["method", "exactly as run"], _reprs(cells)),
         command=command,
     )
     return write_page(directory / f"{figure.name}.html", html)
@@ -72,8 +71,8 @@ def write_recreation(
 
 def data_in_words(cells: Sequence[Cell]) -> list[str]:
     """What the clients' images were, each once."""
-    each = ((case.population, cell.experiment.setup.warm_up is not None) for cell in cells for case in cell.cases)
-    return list(dict.fromkeys(population.words(trained) for population, trained in dict.fromkeys(each)))
+    found = dict.fromkeys(case.subject.population for cell in cells for case in cell.cases)
+    return list(dict.fromkeys(population.words() for population in found))
 
 
 def _table(of: Table, found: Sequence[Line]) -> PageTable:
@@ -118,74 +117,49 @@ def _by_row(cells: Sequence[Cell]) -> list[list[Cell]]:
 def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], album: Album) -> list[Group]:
     """One group for each client; all methods are shown below its originals."""
     found = []
-    for client in range(len(cells[0].cases)):
-        known = [(cell, record) for cell in cells if (record := _pictured(cell, client, records)) is not None]
-        if known:
-            original = Strip("original", "", album.inline(_place(known[0][1], "original"), "originals"))
-            strips = [original, *(_strip(of, cell, record, album) for cell, record in known)]
+    for number, case in enumerate(cells[0].cases):
+        known = [(cell, record) for cell in cells if (record := records.get(cell.cases[number].key)) is not None]
+        shown = [(cell, record, strips) for cell, record in known if (strips := strips_of(record))]
+        if shown:
+            original = Strip("original", "", album.inline(str(shown[0][2]["original"]), "originals"))
+            made = [
+                _strip(cell, record, album.inline(str(s["reconstruction"]), cell.title)) for cell, record, s in shown
+            ]
             # Of one client only: they are many.
-            epochs = [s for cell, record in known for s in _epochs(of, cell, record, album)] if client == 0 else []
-            case = cells[0].cases[client]
-            part = f" ({case.part})" if case.part else ""
-            found.append(Group(f"{_setting(of, cells[0])}: client {case.client}{part}", strips, epochs))
+            epochs = [e for cell, _, s in shown for e in _epochs(cell, s, album)] if number == 0 else []
+            part = f" ({case.subject.part})" if case.subject.part else ""
+            title = f"{_setting(of, cells[0])}: client {case.subject.client}{part}"
+            found.append(Group(title, [original, *made], epochs))
     return found
 
 
-def _pictured(cell: Cell, client: int, records: Mapping[str, Record]) -> Record | None:
-    record = records.get(cell.cases[client].key)
-    return record if record is not None and record.extra.get("strips") else None
-
-
-def _place(record: Record, name: str) -> str:
-    places = record.extra["strips"]
-    return str(places[name]) if isinstance(places, dict) else ""
-
-
-def _strip(of: Table, cell: Cell, record: Record, album: Album) -> Strip:
-    method, measures = known_methods(of)[cell.method], measures_of(record)
+def _strip(cell: Cell, record: Record, picture: Inlined) -> Strip:
+    measures = measures_of(record)
     told = [f"{measures['psnr']:.1f} dB"]
     told += [f"{measures['recovered']:.0f} % recovered"] if "recovered" in measures else []
     told += [f"{name.upper()} {measures[name]:.3f}" for name in ("ssim", "lpips") if name in measures]
-    score = ", ".join(told)
-    return Strip(method, score, album.inline(_place(record, "reconstruction"), f"reconstructed by {method}"))
+    return Strip(cell.title, ", ".join(told), picture)
 
 
-def _epochs(of: Table, cell: Cell, record: Record, album: Album) -> list[Strip]:
-    places = record.extra["strips"]
-    paths = places.get("epochs") if isinstance(places, dict) else None
-    if not isinstance(paths, list):
-        return []
-    titles = [f"{known_methods(of)[cell.method]}, epoch {i}" for i in range(1, len(paths) + 1)]
-    return [Strip(title, "", album.inline(str(path), title)) for title, path in zip(titles, paths, strict=True)]
+def _epochs(cell: Cell, strips: Mapping[str, Any], album: Album) -> list[Strip]:
+    named = ((f"{cell.title}, epoch {i}", path) for i, path in enumerate(strips.get("epochs", []), 1))
+    return [Strip(title, "", album.inline(str(path), title)) for title, path in named]
 
 
 def _charts(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
-    drawn = [Chart("PSNR against N", svg)] if (svg := _against_examples(of, cells, records)) is not None else []
-    drawn += against(of, cells, records)
+    found = charts_over(of, cells, records)
     for cell in cells:
         record = records.get(cell.cases[0].key)
-        if record is not None and isinstance(curves := record.extra.get("curves"), dict) and curves:
-            drawn += charts(_setting(of, cell), curves)
-    return drawn
+        for curve in [] if record is None else curves_of(record):
+            svg = line_chart(curve.title, curve.values, curve.last, curve.axis)
+            found.append(Chart(curve.title, svg, _setting(of, cell)))
+    return found
 
 
-def _against_examples(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> Markup | None:
-    """The mean PSNR of each method over the number of examples, where that is all that changes."""
-    if set(of.columns) != {"examples", "steps"}:
-        return None
-    series: dict[str, list[tuple[float, float]]] = {}
-    for cell in cells:
-        if values := by_client(cell, records, "psnr"):
-            point = (float(cell.row.setting["examples"]), sum(values) / len(values))
-            series.setdefault(known_methods(of)[cell.method], []).append(point)
-    return trade_off("PSNR against the number of examples", series, "N", "dB") if series else None
-
-
-def _failed(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[tuple[Case, Record]]:
+def _failed(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[tuple[TrialCase, Record]]:
     cases = [case for cell in cells for case in cell.cases]
     return [(case, records[case.key]) for case in cases if case.key in records and records[case.key].status == "failed"]
 
 
-def _reprs(of: Table, cells: Sequence[Cell]) -> list[list[TableCell | str]]:
-    titles = known_methods(of)
-    return [list(pair) for pair in dict.fromkeys((titles[c.method], repr(c.experiment.probe)) for c in cells)]
+def _reprs(cells: Sequence[Cell]) -> list[list[TableCell | str]]:
+    return [list(pair) for pair in dict.fromkeys((c.title, repr(c.experiment.probe)) for c in cells)]

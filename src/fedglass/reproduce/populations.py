@@ -19,10 +19,8 @@ from fedglass.data.catalogue import load
 from fedglass.data.dataset import Dataset
 from fedglass.data.photos import photos
 from fedglass.data.whitening import CIFAR10, CIFAR100, FEMNIST
+from fedglass.reproduce.request import PUBLISHED, REDUCED
 from fedglass.reproduce.samples import read_samples
-
-PUBLISHED, REDUCED = 224, 96
-"""Sides of photographs: those of the coarse-to-fine paper, and those that a CPU can bear."""
 
 IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -89,28 +87,20 @@ class Population:
     stand_in: bool
     seed: int = 0
     own_labels: bool = False
-    """Whether a stand-in always keeps its labels, also where the network is untrained."""
+    """Whether a stand-in keeps its labels; drawn ones are sound for an untrained network alone, which knows none."""
 
-    def dataset(self, own_labels: bool = False) -> Dataset:
-        """The images; a stand-in's labels are drawn from as many classes as the paper's data have.
+    def dataset(self) -> Dataset:
+        """The images; a stand-in's labels may be drawn from as many classes as the paper's data have."""
+        return _loaded(self)
 
-        That is sound for an untrained network alone, to which labels mean nothing: with `own_labels` they stay.
-        """
-        return _loaded(self, own_labels or self.own_labels)
+    def with_own_labels(self) -> Population:
+        """The same images under the labels that they have."""
+        return replace(self, own_labels=self.stand_in)
 
-    def client(self, index: int, examples: int | None, own_labels: bool = False) -> tuple[str, Tensor, Tensor]:
+    def client(self, index: int, examples: int | None) -> tuple[str, Tensor, Tensor]:
         """Name, images and labels of one client: a writer's first images, or any, shuffled for that client."""
-        return _client(self, index, examples, own_labels)
-
-    def _drawn(self, index: int, examples: int | None, own_labels: bool) -> tuple[str, Tensor, Tensor]:
-        data = self.dataset(own_labels)
         self.check(index + 1, examples)
-        name, rows = self._rows(data, index, examples)
-        count = len(rows) if examples is None else examples
-        # The papers take a writer's first images; those of the stand-in are sorted by their digits.
-        first = data.writers is not None and not self.stand_in
-        chosen = rows if first else rows[torch.randperm(len(rows), generator=stream(self.seed, "client", index))]
-        return f"{name} (client {index})", data.images[chosen[:count]], data.labels[chosen[:count]]
+        return _client(self, index, examples)
 
     def check(self, clients: int, examples: int | None, together: int = 1) -> None:
         """Refuse what the data do not suffice for: `together` clients are behind each message.
@@ -131,29 +121,23 @@ class Population:
         data = self.dataset()
         return None if data.writers is None else len(_with_enough(data.writers, examples))
 
-    def words(self, own_labels: bool = False) -> str:
+    def words(self) -> str:
         """What the images are, for every table that shows a number from them."""
         kind, data = KINDS[self.kind], self.dataset()
         size = f", at {kind.shape[1]} x {kind.shape[2]} pixels" if kind.shape[1] > 32 else ""
         if not self.stand_in:
             return f"{kind.title}: {data.name}, {len(data)} images read from {self.source}{size}"
         images = {"glyphs": "drawn characters", "photos": "crops of the embedded photographs"}.get(self.source)
-        labels = "their own labels" if own_labels or self.own_labels else f"labels drawn from {kind.classes} classes"
+        labels = "their own labels" if self.own_labels else f"labels drawn from {kind.classes} classes"
         return f"STAND-IN for {kind.title}: {images or kind.images} with {labels}{size}"
 
     @functools.cached_property
     def identity(self) -> str:
         """A hash of the images, their labels and their writers."""
-        data = self.dataset(own_labels=True)
+        data = self.with_own_labels().dataset()
         writers = "" if data.writers is None else of_tensor(data.writers)
         facts = [self.kind, str(self.stand_in), of_tensor(data.images), of_tensor(data.labels), writers]
         return digest(*facts, *(["own labels"] if self.own_labels else []))
-
-    def _rows(self, data: Dataset, index: int, examples: int | None) -> tuple[str, Tensor]:
-        if data.writers is None:
-            return "random images", torch.arange(len(data))
-        writer = _with_enough(data.writers, examples)[index]
-        return f"writer {writer}", (data.writers == writer).nonzero()[:, 0]
 
 
 def _with_enough(writers: Tensor, examples: int | None) -> list[int]:
@@ -178,9 +162,18 @@ def _too_few_writers(name: str, found: int, whole: int, clients: int, examples: 
 
 
 @functools.cache
-def _client(population: Population, index: int, examples: int | None, own_labels: bool) -> tuple[str, Tensor, Tensor]:
+def _client(population: Population, index: int, examples: int | None) -> tuple[str, Tensor, Tensor]:
     """Kept, so that the runs of all methods on one client share its images."""
-    return population._drawn(index, examples, own_labels)
+    data = population.dataset()
+    name, rows = "random images", torch.arange(len(data))
+    if data.writers is not None:
+        writer = _with_enough(data.writers, examples)[index]
+        name, rows = f"writer {writer}", (data.writers == writer).nonzero()[:, 0]
+    # The papers take a writer's first images; those of the stand-in are sorted by their digits.
+    if data.writers is None or population.stand_in:
+        rows = rows[torch.randperm(len(rows), generator=stream(population.seed, "client", index))]
+    chosen = rows[: len(rows) if examples is None else examples]
+    return f"{name} (client {index})", data.images[chosen], data.labels[chosen]
 
 
 def populations(
@@ -206,7 +199,7 @@ def populations(
         return found
     if not any(population.stand_in for population in found.values()):
         raise UsageError("--own-labels is for stand-ins, but these are the paper's data or your own: leave it out.")
-    return {kind: replace(each, own_labels=each.stand_in) for kind, each in found.items()}
+    return {kind: each.with_own_labels() for kind, each in found.items()}
 
 
 def _in_words(kinds: Sequence[str]) -> str:
@@ -258,7 +251,7 @@ def _read(source: str, split: str = "train", side: int | None = None) -> Dataset
 
 
 @functools.lru_cache(maxsize=8)
-def _loaded(population: Population, own_labels: bool) -> Dataset:
+def _loaded(population: Population) -> Dataset:
     kind = KINDS[population.kind]
     side = kind.shape[1] if kind.shape[1] > 32 else None
     if population.source == "photos" and side is None:
@@ -269,7 +262,7 @@ def _loaded(population: Population, own_labels: bool) -> Dataset:
         data = replace(data, labels=data.labels % kind.classes, classes=kind.classes, class_names=None)
     if data.classes > kind.classes:
         raise DataError(f"{data.name} has {data.classes} classes, {kind.title} has {kind.classes}: bring those data.")
-    if population.stand_in and not own_labels:
+    if population.stand_in and not population.own_labels:
         data = data.relabelled(kind.classes, stream(population.seed, "labels", population.kind))
     return replace(data, whitening=kind.whitening, classes=kind.classes, class_names=None)
 

@@ -78,8 +78,9 @@ class Table:
     """Clients and iterations that fit about an hour on 2 cores, where the published numbers are beyond that."""
     also: Sequence[str] = ()
     """Methods that are run beside the paper's where none are asked for."""
-    against: Mapping[str, Any] = field(default_factory=dict)
-    """What the measures are drawn over: the field `x` of the setting, its `title`, whether `log`."""
+    drawn_over: Mapping[str, Any] = field(default_factory=dict)
+    """What the measures are drawn over: the field `x` of the setting, its `title`, whether `log`, the `places` of what
+    is no number, and the fields that change `along` with it."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,8 @@ def table(name: str) -> Table:
     content = _content(name)
     measures = {key: Measure(**value) for key, value in content["measures"].items()}
     rows = [_row(i, row, content, tuple(measures)) for i, row in enumerate(content["rows"], 1)]
-    optional = {
-        key: content[key] for key in ("spread", "clients", "notes", "default", "also", "against") if key in content
-    }
-    title, source, columns, methods = (content[key] for key in ("title", "source", "columns", "methods"))
-    return Table(name, title, source, columns, methods, measures, rows, **optional)
+    told = {key: value for key, value in content.items() if key != "fixed"}
+    return Table(**{**told, "measures": measures, "rows": rows})
 
 
 def figure(name: str) -> Figure:

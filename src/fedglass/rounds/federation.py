@@ -81,7 +81,13 @@ class Federation:
     def terms(self) -> Terms:
         """What everybody in the federation knows."""
         names = tuple(client.name for client in self.clients)
-        return Terms(self.shape, self.classes, self.whitening, names, repr(self.aggregator))
+        rule = repr(self.aggregator)
+        return Terms(self.shape, self.classes, self.whitening, names, rule, behaviours=self._behaviours())
+
+    def _behaviours(self) -> tuple[str, ...]:
+        """What those clients do that are not honest, in words."""
+        told = {client.name: client.behaviour.describe() for client in self.clients}
+        return tuple(f"{name[0].upper()}{name[1:]} {words}." for name, words in told.items() if words)
 
     @cached_property
     def identity(self) -> str:

@@ -164,17 +164,23 @@ def _round(directory: Path, facts: RoundFacts, model: nn.Module) -> Round:
 
 
 def _check_order(directory: Path, rounds: Mapping[int, Round]) -> None:
-    """A round starts where the one before it ended."""
+    """A round starts where the one before it ended, but for the rounding of a step that was taken from two models."""
     for index, past in rounds.items():
         following = rounds.get(index + 1)
-        after = past.after if following is not None else {}
-        if following is not None and not all(
-            torch.equal(after[name].nan_to_num(), following.before[name].nan_to_num()) for name in after
-        ):
+        if following is not None and not all(_continues(past, following, name) for name in past.before):
             raise DataError(
                 f"{directory}: round {index + 1} does not start where round {index} ended: files of different "
                 "rounds or federations were mixed; save the transcript again."
             )
+
+
+def _continues(past: Round, following: Round, name: str) -> bool:
+    before, step = past.before[name], past.step[name]
+    after, found = (tensor.nan_to_num() for tensor in (before + step, following.before[name]))
+    if torch.equal(after, found):
+        return True
+    size = torch.maximum(before.abs(), after.abs())
+    return bool(((after - found).abs() <= 2 * torch.finfo(after.dtype).eps * size).all())
 
 
 def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> Held:

@@ -10,13 +10,14 @@ Everything else is a serious flag, which makes the audit inconclusive.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Flag
-from fedglass.verdict.gate import NO_MESSAGE, Gate, leaked_most
+from fedglass.verdict.gate import NO_MESSAGE, Gate
+from fedglass.verdict.images import ImageScores, Values
 
 State = Literal["sound", "zero", "non-finite"]
 HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
@@ -24,6 +25,8 @@ HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
 
 CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
+FAITHFUL = 0.2
+"""The share of other images' energy that the truth's may have for an attack to model how the message was made."""
 DISTINCT = 0.01
 """By which share it must undercut that of every decoy for the message to point at the true data."""
 
@@ -43,7 +46,7 @@ class Look:
     def reached(self) -> bool:
         """Whether it found an energy at or below that of the truth, which stands out from other images."""
         found = math.isfinite(self.energy) and not _undercuts(self.energy_truth, self.energy, CLEARLY)
-        return found and _undercuts(self.energy_truth, self.energy_others, DISTINCT)
+        return found and self.energy_truth <= FAITHFUL * self.energy_others
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,7 @@ class Findings:
 
     gate: Gate
     update: State = "sound"
-    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    metrics_raw: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The same before the images were refined; empty where nothing was."""
-    blind: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """What the best guess without the message reaches."""
-    partly: int = 0
-    """Images that are not recovered but partly recognisable."""
+    scores: ImageScores = field(default_factory=ImageScores)
     energy: float = math.nan
     energy_truth: float | None = None
     energy_decoys: Sequence[float] = ()
@@ -85,18 +82,7 @@ class Findings:
     @property
     def recovered(self) -> list[bool]:
         """Image by image."""
-        name, gate = self.gate.metric, self.gate
-        values = leaked_most(gate.scale, self.metrics.get(name, []), self.metrics_raw.get(name, []))
-        guesses = [*self.blind.get(name, []), *[None] * len(values)][: len(values)]
-        pairs = zip(values, guesses, strict=True)
-        return [value is not None and gate.recovered(value) and gate.beats(value, guess) for value, guess in pairs]
-
-    @property
-    def guessed(self) -> int:
-        """Images beyond the threshold that a guess without the message reaches as well."""
-        name, gate = self.gate.metric, self.gate
-        values = leaked_most(gate.scale, self.metrics.get(name, []), self.metrics_raw.get(name, []))
-        return sum(value is not None and gate.recovered(value) for value in values) - sum(self.recovered)
+        return self.gate.hits(self.scores)
 
     @property
     def all_recovered(self) -> bool:
@@ -110,10 +96,9 @@ class Findings:
     @property
     def hidden(self) -> bool:
         """Whether the true data fit the message no better than other data do."""
-        known = [e for e in (*self.energy_decoys, self.energy_blind) if e is not None and math.isfinite(e)]
-        if self.energy_truth is None or not math.isfinite(self.energy_truth) or not known:
+        if self.energy_truth is None or not math.isfinite(self.energy_truth) or not math.isfinite(self.others):
             return False
-        return not _undercuts(self.energy_truth, min(known), DISTINCT)
+        return not _undercuts(self.energy_truth, self.others, DISTINCT)
 
     @property
     def reached(self) -> bool:
@@ -124,12 +109,30 @@ class Findings:
     @property
     def absence(self) -> str | None:
         """In which way it was shown that what was not recovered does not leak; None where it was not."""
-        if not self.open or self.explained is not True or self.partly or self.guessed or self.notes:
+        if (
+            not self.open
+            or self.explained is not True
+            or self.gate.partly(self.scores)
+            or self.gate.guessed(self.scores)
+            or self.notes
+        ):
             return None
         if self.hidden:
             return HIDDEN if self.defended and self.read_without else None
         enough = len(self.looks) >= max(1, self.asked) and all(look.reached for look in self.looks)
-        return CHOICE if self.reached and enough and not any(look.recovered for look in self.looks) else None
+        shown = self.reached and self.faithful and enough
+        return CHOICE if shown and not any(look.recovered for look in self.looks) else None
+
+    @property
+    def others(self) -> float:
+        """The lowest energy of images that are not the true ones."""
+        known = [e for e in (*self.energy_decoys, self.energy_blind) if e is not None and math.isfinite(e)]
+        return min(known, default=math.inf)
+
+    @property
+    def faithful(self) -> bool:
+        """Whether the attack models how the message was made: at the truth little of it is left unexplained."""
+        return self.energy_truth is not None and self.energy_truth <= FAITHFUL * self.others
 
 
 def flags_of(found: Findings) -> list[Flag]:
@@ -211,10 +214,9 @@ def _labels(found: Findings) -> Flag | None:
 def _hides(found: Findings) -> Flag | None:
     if not found.open or not found.hidden:
         return None
-    others = min(e for e in (*found.energy_decoys, found.energy_blind) if e is not None)
     fits = (
         "The true images explain the message no better than other images do (energies "
-        f"{found.energy_truth:.3g} and {others:.3g})"
+        f"{found.energy_truth:.3g} and {found.others:.3g})"
     )
     if found.defended and found.read_without:
         text = (
@@ -261,6 +263,8 @@ def _preferred(found: Findings) -> Flag | None:
         )
         return Flag(name="recovered by another run", severity="serious", text=text)
     why = f" The run {missed[0]} did not get there." if missed else ""
+    if not found.faithful:
+        why = " It does not model how the message was made, which at the true images leaves much of it unexplained."
     text = (
         f"The attack found images that its objective likes as well as the true ones {same} but that are not them: its "
         f'prior is too strong here, or the message leaves a choice.{why} Set effort = "thorough", try a smaller weight '
@@ -270,20 +274,22 @@ def _preferred(found: Findings) -> Flag | None:
 
 
 def _partly(found: Findings) -> Flag | None:
-    if found.update != "sound" or not found.partly:
+    partly = found.gate.partly(found.scores)
+    if found.update != "sound" or not partly:
         return None
     text = (
-        f"{found.partly} of the images are not recovered by the gate's rule, but come so near, or are recovered by "
+        f"{partly} of the images are not recovered by the gate's rule, but come so near, or are recovered by "
         "another metric, that a person may recognise them: look at the pictures."
     )
     return Flag(name="partly recognisable", severity="serious", text=text)
 
 
 def _guessed(found: Findings) -> Flag | None:
-    if found.update != "sound" or not found.guessed:
+    guessed = found.gate.guessed(found.scores)
+    if found.update != "sound" or not guessed:
         return None
     text = (
-        f"{found.guessed} of the images lie beyond the gate's threshold, but a guess without any message, such as the "
+        f"{guessed} of the images lie beyond the gate's threshold, but a guess without any message, such as the "
         "best flat colour, does so as well: they do not count as recovered."
     )
     return Flag(name="no better than guessing", severity="serious", text=text)
@@ -301,7 +307,7 @@ def _oracle(found: Findings) -> Flag | None:
 
 
 def _disagree(found: Findings) -> Flag | None:
-    said = _contradiction(found.metrics) or _opposite_order(found.metrics)
+    said = _contradiction(found.scores.metrics) or _opposite_order(found.scores.metrics)
     if said is None or found.update != "sound":
         return None
     text = f"The metrics disagree: {said}. Look at the pictures before you trust either number."
@@ -355,7 +361,7 @@ def _outspoken(metrics: Iterable[str]) -> dict[str, Scale]:
     return {name: scale for name, scale in scales.items() if scale.sure is not None}
 
 
-def _contradiction(metrics: Mapping[str, Sequence[float]]) -> str | None:
+def _contradiction(metrics: Values) -> str | None:
     """The first image that one metric calls recovered and another certainly not."""
     scales = _outspoken(metrics)
     for i, values in enumerate(zip(*(metrics[name] for name in scales), strict=True)):
@@ -368,7 +374,7 @@ def _contradiction(metrics: Mapping[str, Sequence[float]]) -> str | None:
     return None
 
 
-def _opposite_order(metrics: Mapping[str, Sequence[float]], least: int = 4) -> str | None:
+def _opposite_order(metrics: Values, least: int = 4) -> str | None:
     """A metric that ranks the images in the order opposite to the first one's; told only of `least` images or more."""
     scales = _outspoken(metrics)
     first, *others = scales or [""]
@@ -380,13 +386,14 @@ def _opposite_order(metrics: Mapping[str, Sequence[float]], least: int = 4) -> s
     return None
 
 
-def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
+def rank_correlation(left: Sequence[float | None], right: Sequence[float | None]) -> float:
     """Spearman's rank correlation; 0 where one side is constant.
 
     >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 40.0, 90.0])
     1.0
     """
-    a, b = _ranks(left), _ranks(right)
+    known = [(x, y) for x, y in zip(left, right, strict=True) if x is not None and y is not None]
+    a, b = _ranks([x for x, _ in known]), _ranks([y for _, y in known])
     mean = (len(a) - 1) / 2
     spread = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
     if spread == 0:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
-from typing import Literal, TypeVar
+from typing import Literal
 
 from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Record
+from fedglass.verdict.images import ImageScores
 
 NO_MESSAGE = ("zero update", "non-finite update")
 """Flags of a case in which no attack could be played."""
@@ -22,23 +21,6 @@ REMEDIES = (
 """What to do about each of them."""
 
 State = Literal["leak", "clear", "inconclusive", "incomplete"]
-
-
-def leaked_most(scale: Scale, *versions: Sequence[float | None]) -> list[float | None]:
-    """Image by image the value of the version that leaked most, None where none has one.
-
-    A refinement may destroy what the attack had recovered: the images before it count as well.
-
-    >>> leaked_most(Scale("PSNR"), [12.0, 25.0, None], [21.0, 24.0, None])
-    [21.0, 25.0, None]
-    """
-    each = [[v for v in image if v is not None and not math.isnan(v)] for image in zip_longest(*versions)]
-    return [scale.best(known) if known else None for known in each]
-
-
-def scores_of(record: Record, metric: str, scale: Scale) -> list[float | None]:
-    """The metric of each image of a record, of the raw or the refined one, whichever leaked more."""
-    return leaked_most(scale, record.metrics.get(metric, []), record.metrics_raw.get(metric, []))
 
 
 @dataclass(frozen=True)
@@ -130,37 +112,19 @@ class Gate:
 
     def scores(self, record: Record) -> list[float | None]:
         """What each image of a record is judged by."""
-        return scores_of(record, self.metric, self.scale)
+        return ImageScores.of(record).values(self.metric, self.scale)
 
-    def hits(self, record: Record) -> list[bool]:
-        """Which images count as recovered: beyond the threshold, and better than any guess without the message."""
-        values, guesses = self.scores(record), record.blind.get(self.metric, [])
-        pairs = zip_longest(values, guesses[: len(values)])
-        return [value is not None and self.recovered(value) and self.beats(value, guess) for value, guess in pairs]
+    def hits(self, scores: ImageScores) -> list[bool]:
+        """Which images count as recovered."""
+        return scores.earned(self.metric, self.scale, self.threshold)
 
-    def beats(self, value: float, guess: float | None) -> bool:
-        """Whether a value is better than that of a guess, where there is one."""
-        return guess is None or self.scale.beyond(value, guess)
+    def guessed(self, scores: ImageScores) -> int:
+        """How many lie beyond the threshold where a guess without the message does as well."""
+        return sum(scores.beyond(self.metric, self.scale, self.threshold)) - sum(self.hits(scores))
 
-    def partly(self, record: Record) -> list[bool]:
-        """Which images are not recovered but partly recognisable, by this metric or another."""
-        near = [
-            value is not None and self.near(value) and self.beats(value, _at(record.blind.get(self.metric, []), i))
-            for i, value in enumerate(self.scores(record))
-        ]
-        others = [called_recovered(record, name) for name in record.metrics if name != self.metric]
-        hits = self.hits(record)
-        return [not hits[i] and (near[i] or any(_at(other, i) for other in others)) for i in range(len(hits))]
-
-    def near(self, value: float) -> bool:
-        """Whether a value lies in the upper half of the band below the threshold in which a metric is not sure.
-
-        >>> Gate().near(18.0), Gate().near(16.0)
-        (True, False)
-        """
-        if self.scale.sure is None:
-            return False
-        return self.scale.beyond(value, (self.scale.sure[0] + self.threshold) / 2)
+    def partly(self, scores: ImageScores) -> int:
+        """How many are not recovered but partly recognisable."""
+        return sum(scores.partly(self.metric, self.scale, self.threshold))
 
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """The attacks that have judged images, the one that leaked most first."""
@@ -171,7 +135,7 @@ class Gate:
             found = [v for v in self.scores(record) if v is not None]
             if record.status == "done" and found and not is_mute(record):
                 scores.setdefault(record.attack, []).extend(found)
-                hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(record))
+                hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(ImageScores.of(record)))
         tallies = [Tally(name, len(v), hits[name], self.scale.best(v), name in oracle) for name, v in scores.items()]
         sign = 1 if self.scale.higher_leaks else -1
         return sorted(tallies, key=lambda t: (-t.share, -sign * t.best, t.attack))
@@ -225,7 +189,7 @@ class Gate:
     def _unshown(self, record: Record) -> list[str]:
         """What keeps a record from showing that nothing leaks: every pass must have been shown."""
         serious = [flag.name for flag in record.flags if flag.severity == "serious"]
-        if serious or all(self.hits(record)) or record.absence is not None:
+        if serious or all(self.hits(ImageScores.of(record))) or record.absence is not None:
             return serious
         return ["absence not shown"]
 
@@ -260,27 +224,6 @@ class Gate:
             f"None of the {len(tallies)} attacks recovered a private image ({self.rule}); the closest, "
             f"{worst.attack}, reached {best}."
         )
-
-
-def called_recovered(record: Record, metric: str) -> list[bool]:
-    """Which images a metric beside the gate's is sure of, where no guess is as good."""
-    scale, guesses = scale_of(metric), record.blind.get(metric, [])
-    if scale.sure is None:
-        return []
-    values = scores_of(record, metric, scale)
-    return [
-        value is not None
-        and scale.beyond(value, scale.sure[1])
-        and ((guess := _at(guesses, i)) is None or scale.beyond(value, guess))
-        for i, value in enumerate(values)
-    ]
-
-
-T = TypeVar("T")
-
-
-def _at(values: Sequence[T], index: int) -> T | None:
-    return values[index] if index < len(values) else None
 
 
 def is_mute(record: Record) -> bool:

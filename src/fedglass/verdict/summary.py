@@ -16,6 +16,7 @@ from fedglass.core.files import write_atomic
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Picture, Record
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
 RESAMPLES = 2000
 WORST = 12
@@ -72,6 +73,7 @@ class Case(_Frozen):
     """The same before the image was refined; empty where it was not."""
     picture: Picture | None
     oracle: bool
+    recovered: bool = False
 
 
 class Summary(_Frozen):
@@ -157,10 +159,10 @@ def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
 def rank(records: Iterable[Record], gate: Gate) -> list[Case]:
     """Every scored image, the one that leaked most by the gate's metric, raw or refined, first."""
     found = [
-        (value, _case(record, index))
+        (value, _case(record, index, hit))
         for record in records
         if record.status == "done"
-        for index, value in enumerate(gate.scores(record))
+        for index, (value, hit) in enumerate(zip(gate.scores(record), gate.hits(ImageScores.of(record)), strict=True))
         if value is not None
     ]
     sign = -1 if gate.scale.higher_leaks else 1
@@ -210,7 +212,7 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
     done = [record for record in records if record.status == "done"]
     names = dict.fromkeys(name for record in done for name in record.metrics)
     values = {name: [_known(record.metrics.get(name, [])) for record in done] for name in names}
-    hits = [gate.hits(record) for record in done]
+    hits = [gate.hits(ImageScores.of(record)) for record in done]
     labelled = [record for record in done if record.label_errors is not None]
     return Group(
         attack=attack,
@@ -256,7 +258,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _case(record: Record, index: int) -> Case:
+def _case(record: Record, index: int, recovered: bool) -> Case:
     return Case(
         **{name: getattr(record, name) for name in ("key", "attack", "view", "client", "round", "repeat")},
         image=index,
@@ -264,4 +266,5 @@ def _case(record: Record, index: int) -> Case:
         scores_raw={name: values[index] for name, values in record.metrics_raw.items() if index < len(values)},
         picture=record.pictures[index] if index < len(record.pictures) else None,
         oracle=record.oracle,
+        recovered=recovered,
     )

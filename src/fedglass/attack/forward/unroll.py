@@ -19,6 +19,8 @@ from fedglass.fl.trajectory import Trajectory, per_epoch
 
 BUDGET_MIB = 512.0
 """Of the simulation; with unknowns and prior, 250 steps of the CIFAR CNN then peak below 1.5 GiB of process memory."""
+WALKS = 4.0
+"""Cost of simulating a training and walking back, in plain trainings; measured on the networks of the paper."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Unroll:
         """A simulated message has the size of the true one, whatever the optimiser."""
         return frozenset({Fact.SIZE})
 
+    def cost(self, training: Training, examples: int) -> tuple[float, int]:
+        """What a prediction and its gradient take: how many plain gradients, of how many examples each."""
+        return WALKS * training.local_steps(examples), min(training.batch_size or examples, examples)
+
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)
         return simulate(observation, training, self.budget_mib)
@@ -62,6 +68,10 @@ class UnrollEpochs:
     def reads(self, observation: Observation) -> frozenset[Fact]:
         """A simulated message has the size of the true one, whatever the optimiser."""
         return frozenset({Fact.SIZE})
+
+    def cost(self, training: Training, examples: int) -> tuple[float, int]:
+        """What a prediction and its gradient take: how many plain gradients, of how many examples each."""
+        return WALKS * training.passes(examples), examples
 
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ class GeneratorWeights:
     inside the bounds. A side that is no such power is met by resizing, as the coarse-to-fine paper does. The
     release's spectral normalisation is left out: batch normalisation undoes a convolution's scale.
     """
+
+    evaluations: ClassVar[float] = 2.0
+    """Cost of an iteration, in iterations on pixels."""
 
     width: int = 256
     code: int = 128

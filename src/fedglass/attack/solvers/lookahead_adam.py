@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ class LookaheadAdam(Settings):
     norm. The release takes the trial point from a step of Adam itself, whose moments it advances twice an iteration;
     here it is a plain signed step of the full rate. `blend=0` is `SignedAdam`, at twice the price.
     """
+
+    evaluations: ClassVar[float] = 2.0
+    """Of the energy, in each iteration."""
 
     rate: float = 0.01
     blend: float = 0.3

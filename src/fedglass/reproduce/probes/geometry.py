@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import torch
 
 from fedglass.analysis.segment import cosine_on_segment
 from fedglass.analysis.subspace import local_path, shares_in_subspace, true_gradient
 from fedglass.attack.parts import Progress
+from fedglass.audit.probe import Finding
+from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
-from fedglass.core.types import Observation
 from fedglass.fl.local import schedule
 from fedglass.models.network import Network
-from fedglass.reproduce.experiment import Finding
-from fedglass.rounds.truth import Truth
+from fedglass.reproduce.cost import Load
+from fedglass.reproduce.curves import Curve
 
 
 @dataclass(frozen=True)
 class Geometry:
     """Trains the client step by step and measures along its way [Zhu, Yao, Blaschko, 2023, Sec. 5.1]."""
 
+    accelerated: ClassVar[bool] = False
+    attack: ClassVar[None] = None
+
     points: int = 51
     """Values of alpha, from the weights before to those after."""
 
-    def measure(self, seen: Observation, truth: Truth, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen, truth = target.observation, target.known_truth
         training = seen.knows.training
         if training is None:
             raise UsageError("The geometry of a local training needs to know the training.")
@@ -44,7 +50,12 @@ class Geometry:
         cosines = cosine_on_segment(network, start, after, inputs, truth.labels, alphas).tolist()
         shares = shares_in_subspace(gradients).tolist()
         progress(total, total)
-        return Finding(
-            {"min_share": min(shares), "cosine_before": cosines[0], "cosine_best": max(cosines)},
-            curves={"share": tuple(shares), "cosine": tuple(cosines)},
+        curves = (
+            Curve("share in the 2-D subspace", "local step t", len(shares) - 1, shares),
+            Curve("cosine", "α", 1, cosines),
         )
+        measures = {"min_share": min(shares), "cosine_before": cosines[0], "cosine_best": max(cosines)}
+        return Finding({"extra": {"measures": measures, "curves": [asdict(curve) for curve in curves]}})
+
+    def seconds(self, load: Load) -> float:
+        return (load.steps + self.points) * load.gradient(load.examples)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedglass.analysis.sparsity import sparsity
 from fedglass.attack.attack import Attack
 from fedglass.attack.parts import Progress
-from fedglass.audit.play import told_of
-from fedglass.core.types import Observation, Reconstruction
-from fedglass.metrics.catalogue import Scores, score
-from fedglass.metrics.labels import label_errors
-from fedglass.reproduce.experiment import Finding
-from fedglass.rounds.truth import Truth
+from fedglass.audit.probe import Finding
+from fedglass.audit.target import Target
+from fedglass.ledger.evidence import Strips
+from fedglass.metrics.catalogue import score
+from fedglass.reproduce.cost import Load, attack_seconds, iterations_of_stages
+from fedglass.reproduce.probes.probe import of_attack
 
 METRICS = ("psnr", "ssim", "lpips")
 
@@ -24,38 +25,22 @@ class Invert:
     The attack's own merge and refinements are kept, and several restarts are one run.
     """
 
+    accelerated: ClassVar[bool] = True
+
     attack: Attack
 
-    @property
-    def iterations(self) -> int:
-        """Of all stages together, in one restart."""
-        return sum(int(getattr(stage.solver, "iterations", 0)) for stage in self.attack.stages)
-
-    def measure(self, seen: Observation, truth: Truth, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen, truth = target.observation, target.known_truth
         found = self.attack.run(seen, seed, progress)
         scores = score(found.images, truth.images, METRICS)
+        fields = of_attack(self.attack, target, found)
         measures = {name: sum(values) / len(values) for name, values in scores.values.items()}
-        measures["label_errors"] = float(label_errors(found.labels.cpu(), truth.labels, seen.knows.classes))
+        measures["label_errors"] = float(fields["label_errors"])
         measures["sparsity"] = sparsity(seen.update.values())  # of the message, as the attack was given it
-        return Finding(
-            measures,
-            scores.values,
-            truth.images,
-            scores.matching.apply(found.images.detach().cpu()),
-            record=self._record(seen, truth, found, scores),
-        )
+        extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
+        told = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
+        shown = scores.matching.apply(found.images.detach().cpu())
+        return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.numpy()))
 
-    def _record(self, seen: Observation, truth: Truth, found: Reconstruction, scores: Scores) -> dict[str, object]:
-        device = next(iter(seen.before.values())).device
-        images, labels = truth.images.to(device), truth.labels.to(device)
-        return {
-            "labels_true": truth.labels.tolist(),
-            "labels_recovered": found.labels.tolist(),
-            "label_errors": int(label_errors(found.labels.cpu(), truth.labels, seen.knows.classes)),
-            "energy": found.energy,
-            "energy_truth": self.attack.energy_of(seen, images, labels, found),
-            "trace": list(found.trace),
-            "iterations": self.iterations,
-            "energy_refined": found.energy_refined,
-            "extra": {**told_of(found), "skipped": dict(scores.skipped)},
-        }
+    def seconds(self, load: Load) -> float:
+        return attack_seconds(self.attack, load)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -13,16 +13,17 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.merge import MatchAndAverage
 from fedglass.attack.needs import needs_of
 from fedglass.attack.parts import Progress
-from fedglass.audit.play import told_of
+from fedglass.audit.probe import Finding
+from fedglass.audit.target import Target
 from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.facts import Fact
 from fedglass.core.types import Candidate, Observation, Reconstruction
-from fedglass.metrics.labels import label_errors
+from fedglass.ledger.evidence import Strips
 from fedglass.metrics.matching import Matching, match, match_by_psnr
 from fedglass.metrics.psnr import psnr
 from fedglass.metrics.recovered import share_above
-from fedglass.reproduce.experiment import Finding
-from fedglass.rounds.truth import Truth
+from fedglass.reproduce.cost import Load, attack_seconds
+from fedglass.reproduce.probes.probe import of_attack
 
 
 class Pairing(Protocol):
@@ -51,45 +52,33 @@ class ByPsnr:
 class Reconstruct:
     """Mean PSNR (range 1, not clipped), share of recovered images, and 1 - cosine of the predicted update."""
 
+    accelerated: ClassVar[bool] = False
+
     attack: Attack
     threshold: float
     """PSNR above which an image counts as recovered."""
     pairing: Pairing
 
-    def measure(self, seen: Observation, truth: Truth, seed: int, progress: Progress) -> Finding:
-        watch = _Watch()
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen, truth, watch = target.observation, target.known_truth, _Watch()
         found = replace(self.attack, merge=watch).run(seen, seed, progress)
         matching = self.pairing.pair(found.images, truth.images)
-        shown = matching.apply(found.images)
+        shown, by_epoch = matching.apply(found.images), _by_epoch(watch.images, matching)
         scores = psnr(shown, truth.images).tolist()
+        fields = of_attack(self.attack, target, found)
         measures = {
             "psnr": sum(scores) / len(scores),
             "recovered": 100 * share_above(scores, self.threshold),
-            "label_errors": float(label_errors(found.labels, truth.labels, seen.knows.classes)),
+            "label_errors": float(fields["label_errors"]),
         }
         if (similarity := _similarity(self.attack, seen, found, watch.images)) is not None:
             measures["lsim"] = similarity
-        return Finding(
-            measures,
-            {"psnr": tuple(scores)},
-            truth.images,
-            shown,
-            _by_epoch(watch.images, matching),
-            record=self._record(seen, truth, found, measures["label_errors"]),
-        )
+        told = {"metrics": {"psnr": scores}, "extra": {**fields["extra"], "measures": measures}}
+        epochs = None if by_epoch is None else by_epoch.detach().numpy()
+        return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.detach().numpy(), epochs))
 
-    def _record(self, seen: Observation, truth: Truth, found: Reconstruction, errors: float) -> dict[str, object]:
-        return {
-            "labels_true": truth.labels.tolist(),
-            "labels_recovered": found.labels.tolist(),
-            "label_errors": int(errors),
-            "energy": found.energy,
-            "energy_truth": self.attack.energy_of(seen, truth.images, truth.labels, found),
-            "trace": list(found.trace),
-            "iterations": getattr(self.attack.stages[-1].solver, "iterations", None),
-            "energy_refined": found.energy_refined,
-            "extra": told_of(found),
-        }
+    def seconds(self, load: Load) -> float:
+        return attack_seconds(self.attack, load)
 
 
 class _Watch:

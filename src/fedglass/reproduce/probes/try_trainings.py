@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from fedglass.attack.attack import part, rank
-from fedglass.attack.hypotheses import hypotheses, supposing
+from fedglass.attack.attack import Attack, part, rank
+from fedglass.attack.hypotheses import hypotheses, supposing, trainings
 from fedglass.attack.parts import Progress
-from fedglass.core.types import Observation, Training
-from fedglass.reproduce.experiment import Finding
+from fedglass.audit.probe import Finding
+from fedglass.audit.target import Target
+from fedglass.core.types import Training
+from fedglass.reproduce.cost import Load
 from fedglass.reproduce.probes.reconstruct import Reconstruct
-from fedglass.rounds.truth import Truth
 
 
 @dataclass(frozen=True)
@@ -20,30 +22,32 @@ class TryTrainings:
     The way out that the paper names but does not measure [Dimitrov et al., 2022, App. C.4].
     """
 
+    accelerated: ClassVar[bool] = False
+
     probe: Reconstruct
 
-    def measure(self, seen: Observation, truth: Truth, seed: int, progress: Progress) -> Finding:
+    @property
+    def attack(self) -> Attack:
+        return self.probe.attack
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen, found = target.observation, []
         guesses = hypotheses(seen)
-        found = [
-            self.probe.measure(supposing(seen, guess), truth, seed, part(progress, i, len(guesses)))
-            for i, guess in enumerate(guesses)
-        ]
-        best = min(range(len(guesses)), key=lambda i: rank(_energy(found[i])))
-        return replace(found[best], record=dict(found[best].record) | {"extra": _told(guesses, found, best)})
+        for i, guess in enumerate(guesses):
+            supposed = replace(target, observation=supposing(seen, guess))
+            found.append(self.probe.measure(supposed, seed, part(progress, i, len(guesses))))
+        best = min(range(len(guesses)), key=lambda i: rank(found[i].record["energy"]))
+        fields = found[best].record
+        extra = {**fields["extra"], "supposed": repr(guesses[best])}
+        extra["notes"] = [*extra["notes"], _chosen(guesses, found, best)]
+        return replace(found[best], record={**fields, "extra": extra})
+
+    def seconds(self, load: Load) -> float:
+        guesses = trainings(load.training.lr, load.steps, load.examples)
+        return sum(self.probe.seconds(replace(load, training=guess)) for guess in guesses)
 
 
-def _energy(finding: Finding) -> float:
-    """What the adversary chooses by."""
-    return float(str(finding.record["energy"]))
-
-
-def _told(guesses: list[Training], found: list[Finding], best: int) -> dict[str, object]:
-    """What the best attack told, which training it supposed, and the energies of all of them."""
-    own, epochs = found[best].record["extra"], guesses[best].epochs
-    assert isinstance(own, dict)
-    each = ", ".join(f"E={g.epochs} {_energy(f):.4g}" for g, f in zip(guesses, found, strict=True))
-    return {
-        **own,
-        "supposed": repr(guesses[best]),
-        "notes": [*own["notes"], f"E={epochs} was chosen by its energy: {each}."],
-    }
+def _chosen(guesses: list[Training], found: list[Finding], best: int) -> str:
+    """Which training was supposed in the end, and the energies of all of them."""
+    each = ", ".join(f"E={g.epochs} {f.record['energy']:.4g}" for g, f in zip(guesses, found, strict=True))
+    return f"E={guesses[best].epochs} was chosen by its energy: {each}."

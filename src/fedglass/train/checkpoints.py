@@ -1,4 +1,4 @@
-"""Training stages: one network trained to given test accuracies, with a checkpoint at each.
+"""A network trained to given test accuracies, with a checkpoint at each.
 
 Plain SGD with momentum at a constant rate, so that a longer training goes through the shorter one. All that was done
 is kept at every evaluation: a training that was stopped continues as if it had not been.
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedglass.audit.utility import accuracy, sample
+from fedglass.core import optimisers
 from fedglass.core.errors import AuditError, DataError, UsageError
 from fedglass.core.rng import stream
 from fedglass.data.dataset import Dataset
 from fedglass.ledger.evidence import write_bytes
+from fedglass.train.start import Start
 
 STATE = "training.safetensors"
 BEST = "best.safetensors"
-JUDGED = 1000
-"""Test images that an accuracy is taken over, the first of a shuffle."""
-AT_ONCE = 250
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Course:
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
             raise UsageError(f"lr must be a positive number, got {self.lr}.")
-        if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
-            raise UsageError(
-                "momentum must be in [0, 1) and weight decay at least 0, got "
-                f"momentum {self.momentum} and weight decay {self.weight_decay}."
-            )
         if self.batch_size < 2 or self.every < 1:
             raise UsageError(
                 f"batch must be at least 2 and every at least 1, got batch {self.batch_size} and every {self.every}."
             )
+        _ = self.optimiser  # which refuses what it can not step with
+
+    @property
+    def optimiser(self) -> optimisers.SGD:
+        return optimisers.SGD(momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 class Progress(Protocol):
@@ -72,31 +72,24 @@ class Progress(Protocol):
 class State:
     """Where a training stands, beside the weights."""
 
+    optimiser: optimisers.State
     step: int = 0
     best: float = -1.0
     reached: dict[str, float] = field(default_factory=dict)
     """Target -> accuracy at which it was first reached, in percent."""
-    momentum: dict[str, Tensor] = field(default_factory=dict)
 
 
-def train_stages(
-    model: nn.Module,
-    data: Dataset,
-    test: Dataset,
-    course: Course,
-    targets: Sequence[float],
-    epochs: int,
-    directory: Path,
-    identity: str,
-    progress: Progress,
+def train_to(
+    targets: Sequence[float], start: Start, course: Course, epochs: int, directory: Path, progress: Progress
 ) -> State:
-    """Train until every target (a test accuracy in percent) is reached, or the epochs are over.
+    """Train the start's model until every target (a test accuracy in percent) is reached, or the epochs are over.
 
     The directory receives `acc25.safetensors` for a target of 25, `best.safetensors`, and the state to continue from.
-    `identity` names data, model and course: a directory of another training is refused.
+    A directory of another start or course is refused.
     """
     _check(targets, epochs)
-    state = _resumed(model, directory / STATE, identity)
+    model, data, identity = start.model, start.train, start.identity(repr(course))
+    state = _resumed(model, course, directory / STATE, identity)
     _refuse_passed(targets, state, directory)
     total = epochs * steps_per_epoch(data, course)
     for inputs, labels in _batches(data, course, state.step, total):
@@ -106,7 +99,7 @@ def train_stages(
         state.step += 1
         progress.moved(state.step, total, loss)
         if state.step % course.every == 0 or state.step == total:
-            value = accuracy(model, test, course.seed)
+            value = percentage(model, start.test, course.seed)
             progress.judged(state.step, value, _keep(model, state, value, targets, directory, identity))
     return state
 
@@ -120,22 +113,14 @@ def name_of(target: float) -> str:
     return f"acc{target:g}"
 
 
+def percentage(model: nn.Module, test: Dataset, seed: int) -> float:
+    """The accuracy in percent, rounded so that 29 of 100 images reach a target of 29."""
+    return round(100 * accuracy(model, test.whitening, sample(test, seed)), 9)
+
+
 def steps_per_epoch(data: Dataset, course: Course) -> int:
     """Full batches only: batch normalisation can not do with a last one of a single example."""
     return max(1, len(data) // course.batch_size)
-
-
-def accuracy(model: nn.Module, test: Dataset, seed: int) -> float:
-    """The share of at most 1000 test images that are classified rightly, in percent."""
-    rows = torch.randperm(len(test), generator=stream(seed, "judged"))[:JUDGED]
-    device = next(model.parameters()).device
-    model.eval()
-    right = 0
-    with torch.no_grad():
-        for part in torch.split(rows, AT_ONCE):
-            logits = model(test.whitening.whiten(test.images[part]).to(device))
-            right += int((logits.argmax(1).cpu() == test.labels[part]).sum())
-    return 100 * right / len(rows)
 
 
 def _check(targets: Sequence[float], epochs: int) -> None:
@@ -171,25 +156,23 @@ def _batches(data: Dataset, course: Course, start: int, total: int) -> Iterator[
 
 
 def _descend(model: nn.Module, inputs: Tensor, labels: Tensor, course: Course, state: State) -> float:
-    """One step: v <- momentum v + g + decay w, w <- w - lr v."""
+    """One step, in which normalisation layers gather their statistics; the loss before it."""
     model.train()
     for layer in model.modules():
         if isinstance(layer, _DropoutNd):
             layer.eval()  # it would draw from the global generator
-    named = dict(model.named_parameters())
-    device = next(iter(named.values())).device
+    weights = list(model.parameters())
+    device = weights[0].device
     loss = F.cross_entropy(model(inputs.to(device)), labels.to(device))
     if not math.isfinite(value := float(loss.detach())):
         raise AuditError(
             f"The training diverged at step {state.step} (loss {value}): lower --lr, and choose another directory."
         )
-    gradients = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+    gradient = torch.autograd.grad(loss, weights, materialize_grads=True)
+    moved, state.optimiser = course.optimiser.step(optimisers.Move(weights, gradient, state.optimiser, course.lr))
     with torch.no_grad():
-        for (name, weight), gradient in zip(named.items(), gradients, strict=True):
-            pull = gradient.add(weight, alpha=course.weight_decay)
-            velocity = state.momentum[name].mul_(course.momentum).add_(pull) if name in state.momentum else pull
-            state.momentum[name] = velocity
-            weight.sub_(velocity, alpha=course.lr)
+        for weight, new in zip(weights, moved, strict=True):
+            weight.copy_(new)
     return value
 
 
@@ -198,7 +181,11 @@ def _keep(
 ) -> list[Path]:
     """Checkpoints first, the state last: what is stopped in between is done again, and comes out the same."""
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    _refuse_broken(weights, state.step)
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+        raise AuditError(
+            f"The training diverged before step {state.step} (weights not finite): lower --lr, and choose another "
+            "directory."
+        )
     facts = {"accuracy": f"{value:g}", "step": str(state.step)}
     new = [t for t in sorted(set(targets)) if value >= t and name_of(t) not in state.reached]
     places = [directory / f"{name_of(target)}.safetensors" for target in new]
@@ -208,24 +195,23 @@ def _keep(
         places.append(directory / BEST)
     for path in places:
         write_bytes(path, save(weights, facts))
-    momentum = {f"momentum {name}": tensor.cpu().contiguous() for name, tensor in state.momentum.items()}
+    moving = zip(_slots(model), (slot for each in state.optimiser.slots for slot in each), strict=False)
+    slots = {name: slot.cpu().contiguous() for name, slot in moving}
     way = {"step": state.step, "best": state.best, "reached": state.reached}
-    write_bytes(directory / STATE, save({**weights, **momentum}, {"identity": identity, "way": json.dumps(way)}))
+    write_bytes(directory / STATE, save({**weights, **slots}, {"identity": identity, "way": json.dumps(way)}))
     return places
 
 
-def _refuse_broken(weights: Mapping[str, Tensor], step: int) -> None:
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
-        raise AuditError(
-            f"The training diverged before step {step} (weights not finite): lower --lr, and choose another directory."
-        )
+def _slots(model: nn.Module) -> list[str]:
+    """The names under which the momentum of each weight is kept."""
+    return [f"momentum {name}" for name, _ in model.named_parameters()]
 
 
-def _resumed(model: nn.Module, path: Path, identity: str) -> State:
+def _resumed(model: nn.Module, course: Course, path: Path, identity: str) -> State:
     """The state of that file, with the model's weights set to it; the beginning where there is none."""
+    beginning = State(course.optimiser.init(list(model.parameters())))
     if not path.is_file():
-        return State()
-    own = model.state_dict()
+        return beginning
     try:
         with safe_open(str(path), framework="pt") as file:
             facts = file.metadata() or {}
@@ -234,27 +220,15 @@ def _resumed(model: nn.Module, path: Path, identity: str) -> State:
                     f"{path.parent} holds another training (other data, model or options): choose another directory "
                     "with -o, or repeat the options it was begun with."
                 )
-            way = json.loads(facts["way"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            return _restored(model, own, tensors, way)
+        return _restored(model, bool(beginning.optimiser.slots), tensors, json.loads(facts["way"]))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DataError(f"{path} can not be read ({error}): it is damaged, delete it to begin anew.") from error
 
 
-def _restored(
-    model: nn.Module, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], way: Mapping[str, object]
-) -> State:
-    momentum = {name: tensors[f"momentum {name}"] for name, _ in model.named_parameters()}
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-    reached = way["reached"]
-    if not isinstance(reached, dict):
-        raise TypeError("no table of what was reached")
+def _restored(model: nn.Module, moving: bool, tensors: Mapping[str, Tensor], way: Mapping[str, Any]) -> State:
     device = next(model.parameters()).device
-    return State(
-        int(str(way["step"])),
-        float(str(way["best"])),
-        {str(name): float(value) for name, value in reached.items()},
-        {name: tensor.to(device) for name, tensor in momentum.items()},
-    )
+    slots = ([tensors[name].to(device) for name in _slots(model)],) if moving else ()
+    model.load_state_dict({name: tensors[name] for name in model.state_dict()})
+    reached = {str(name): float(value) for name, value in dict(way["reached"]).items()}
+    return State(optimisers.State(slots, int(way["step"])), int(way["step"]), float(way["best"]), reached)

@@ -16,7 +16,8 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.models.weights import load_weights
-from fedglass.reproduce.stages import BEST, STATE, Course, State, accuracy, train_stages
+from fedglass.train.checkpoints import BEST, STATE, Course, State, percentage, train_to
+from fedglass.train.start import Start
 
 COURSE = Course(lr=0.1, batch_size=8, every=2, mirror=True)
 
@@ -63,12 +64,11 @@ def train(
     heard: Heard | None = None,
     targets: Sequence[float] = (100.0,),
     epochs: int = 2,
-    identity: str = "id",
     course: Course = COURSE,
+    data: Dataset | None = None,
 ) -> tuple[nn.Module, State]:
-    model = fresh()
-    state = train_stages(model, TRAIN, TEST, course, targets, epochs, directory, identity, heard or Heard())
-    return model, state
+    start = Start(data or TRAIN, TEST, fresh(), "")
+    return start.model, train_to(targets, start, course, epochs, directory, heard or Heard())
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def test_checkpoints_are_what_reached_the_accuracy_first(tmp_path: Path) -> None
         path = tmp_path / f"acc{target}.safetensors"
         model = fresh()
         load_weights(model, str(path))
-        assert accuracy(model, TEST, COURSE.seed) == first[1] == state.reached[f"acc{target}"]
+        assert percentage(model, TEST, COURSE.seed) == first[1] == state.reached[f"acc{target}"]
         with safe_open(str(path), framework="pt") as file:
             assert file.metadata() == {"accuracy": f"{first[1]:g}", "step": str(first[0])}
     assert heard.tests[-1][1] >= 90
@@ -99,7 +99,8 @@ def test_a_training_that_was_stopped_continues_as_if_it_had_not_been(tmp_path: P
     assert again.step == state.step == 10
     for name, tensor in tensors(whole).items():
         assert torch.equal(tensor, tensors(parts)[name]), name
-    assert all(torch.equal(tensor, again.momentum[name]) for name, tensor in state.momentum.items())
+    (ours,), (theirs,) = state.optimiser.slots, again.optimiser.slots
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_it_is_plain_sgd_with_momentum(tmp_path: Path) -> None:
@@ -120,9 +121,8 @@ def test_it_is_plain_sgd_with_momentum(tmp_path: Path) -> None:
 
 
 def test_the_global_generator_is_left_alone(tmp_path: Path) -> None:
-    model = fresh()
-    before = torch.get_rng_state()
-    train_stages(model, TRAIN, TEST, COURSE, (100.0,), 2, tmp_path, "id", Heard())
+    start, before = Start(TRAIN, TEST, fresh(), ""), torch.get_rng_state()
+    train_to((100.0,), start, COURSE, 2, tmp_path, Heard())
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -143,13 +143,13 @@ def test_the_best_is_kept_whatever_the_targets(tmp_path: Path) -> None:
     assert state.best == max(value for _, value in heard.tests)
     model = fresh()
     load_weights(model, str(tmp_path / BEST))
-    assert accuracy(model, TEST, COURSE.seed) == state.best
+    assert percentage(model, TEST, COURSE.seed) == state.best
 
 
 def test_another_training_and_passed_accuracies_are_refused(tmp_path: Path) -> None:
     train(tmp_path, targets=(60.0,), epochs=20)
     with pytest.raises(UsageError, match="holds another training"):
-        train(tmp_path, identity="other")
+        train(tmp_path, data=sides(40, "other"))
     with pytest.raises(UsageError, match=r"5 % can not be saved any more"):
         train(tmp_path, targets=(5.0, 60.0))
 

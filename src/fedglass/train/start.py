@@ -1,4 +1,4 @@
-"""What `fedglass train` trains on what: a plan's federation or options, made into data and a model."""
+"""Where `fedglass train` starts: a plan's federation or options, made into data and an untrained model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from fedglass.models.catalogue import build
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
 from fedglass.plan.schema import read_plan
-from fedglass.reproduce.stages import Course
 
 HELD_OUT = 0.2
 """Of data without a test split: 4 to 1, as the coarse-to-fine paper splits CelebA-HQ."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Choice:
     """What to train; a plan's federation has the same fields."""
 
     data: str
@@ -35,7 +34,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class Start:
     """Examples to learn from, examples to be judged by, and the untrained network."""
 
     train: Dataset
@@ -43,14 +42,14 @@ class Lesson:
     model: nn.Module
     words: str
 
-    def identity(self, course: Course) -> str:
-        """Names all that decides the weights of every step."""
+    def identity(self, course: str) -> str:
+        """Names all that decides the weights of every step of a course."""
         parts = (self.train.images, self.train.labels, self.test.images, self.test.labels)
         whitening = repr((self.train.whitening, self.test.whitening))
-        return digest(repr(course), whitening, of_model(self.model), *map(of_tensor, parts))
+        return digest(course, whitening, of_model(self.model), *map(of_tensor, parts))
 
 
-def from_plan(path: Path) -> Wanted:
+def from_plan(path: Path) -> Choice:
     """The first federation of a plan; its paths are relative to the plan's folder."""
     plan, _ = read_plan(path)
     if not plan.federation:
@@ -62,39 +61,39 @@ def from_plan(path: Path) -> Wanted:
             "out, or train with the data's own labels by --data and --model."
         )
     init = initialisation_at(table.init, folder)
-    return Wanted(located(table.data, folder), table.model, init, table.size)
+    return Choice(located(table.data, folder), table.model, init, table.size)
 
 
-def overridden(wanted: Wanted | None, options: Mapping[str, object]) -> Wanted:
+def overridden(choice: Choice | None, options: Mapping[str, object]) -> Choice:
     """The plan's choices with those of the command line in their place."""
     given = {name: value for name, value in options.items() if value is not None}
-    if wanted is not None:
-        return replace(wanted, **given)  # type: ignore[arg-type] # the options have the fields' names and types
+    if choice is not None:
+        return replace(choice, **given)  # type: ignore[arg-type] # the options have the fields' names and types
     missing = [f"--{name}" for name in ("data", "model") if name not in given]
     if missing:
         raise UsageError(f"What is to be trained? Give a plan, or {' and '.join(missing)}.")
-    return Wanted(**given)  # type: ignore[arg-type]
+    return Choice(**given)  # type: ignore[arg-type]
 
 
-def lesson(wanted: Wanted, seed: int) -> Lesson:
+def start(choice: Choice, seed: int) -> Start:
     """Load the data, split them where they have no test split, and build the model."""
-    whole = load(wanted.data, size=wanted.size)
-    found = _test_split(wanted, whole)
+    whole = load(choice.data, size=choice.size)
+    found = _test_split(choice, whole)
     if found is None:
         train, test = _held_out(whole, seed)
         how = f"{len(test)} of {len(whole)} held out for the test"
     else:
         train, test = whole, found
         how = f"its test split of {len(test)}"
-    model = build(wanted.model, shape=train.shape, classes=train.classes, init=by_name(wanted.init), seed=seed)
-    words = f"{wanted.model} ({wanted.init}) on {len(train)} images of {train.name}, judged by {how}"
-    return Lesson(train, test, model, words)
+    model = build(choice.model, shape=train.shape, classes=train.classes, init=by_name(choice.init), seed=seed)
+    words = f"{choice.model} ({choice.init}) on {len(train)} images of {train.name}, judged by {how}"
+    return Start(train, test, model, words)
 
 
-def _test_split(wanted: Wanted, train: Dataset) -> Dataset | None:
+def _test_split(choice: Choice, train: Dataset) -> Dataset | None:
     """The source's own, where it has one that is not the training images again."""
     try:
-        found = load(wanted.data, split="test", size=wanted.size, whitening=train.whitening)
+        found = load(choice.data, split="test", size=choice.size, whitening=train.whitening)
     except UsageError:
         return None
     if found.shape != train.shape or found.classes > train.classes:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Training
 from fedglass.metrics.recovered import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
+from fedglass.reproduce.paper import Method, Paper, Recreation
 from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
@@ -21,15 +20,8 @@ OTHERS = {"MLP": "mlp_sme", "LeNet": "lenet_tanh_sme", "ResNet8": "resnet8", "Vi
 """The networks of Table 7 as released."""
 VIT_RATE = 0.1
 RECOVERED = {"femnist": DLFA_FEMNIST_DB, "cifar100": DLFA_CIFAR100_DB}
-RECIPES = {
-    "dlfa": "dlfa_published",
-    "ig": "sme_baseline_ig",
-    "sme": "sme_published",
-    "fast": "sme",
-    "dlfa-fast": "dlfa",
-}
-"""Method of the tables -> recipe; the last two are not in the paper."""
-EXTRA = {"fast": "this package's sme", "dlfa-fast": "this package's dlfa"}
+METHODS = {"dlfa": Method("dlfa_published"), "ig": Method("sme_baseline_ig"), "sme": Method("sme_published")}
+BESIDE = {"fast": Method("sme", "this package's sme"), "dlfa-fast": Method("dlfa", "this package's dlfa")}
 WARM_UP = Training(LR, epochs=10, batch_size=50)
 
 
@@ -39,7 +31,7 @@ def images(row: Row, method: str, request: Request) -> Experiment:
     options: dict[str, object] = {"setting": data} if "dlfa" in method else {}
     if row.setting.get("network") == "ViT" and method in ("ig", "sme"):
         options = {"rate": VIT_RATE, "decay": False}
-    attack = request.attack(RECIPES[method], labels=OracleLabels(), **options)
+    attack = {**METHODS, **BESIDE}[method].attack(request, labels=OracleLabels(), **options)
     return Experiment(_setup(row.setting), Reconstruct(attack, RECOVERED[data], ByError()), Knows(labels=True))
 
 
@@ -62,13 +54,9 @@ def _setup(setting: Setting) -> Setup:
     )
 
 
-SME: Mapping[str, Callable[[Row, str, Request], Experiment]] = {
-    "sme-table1": geometry,
-    "sme-table2": images,
-    "sme-table3": images,
-    "sme-table4": geometry,
-    "sme-table5": geometry,
-    "sme-table6": images,
-    "sme-table7": images,
-    "sme-figure6": images,
-}
+PAPER = Paper(
+    tables={
+        **{f"sme-table{number}": Recreation(geometry) for number in (1, 4, 5)},
+        **{f"sme-{name}": Recreation(images, BESIDE) for name in ("table2", "table3", "table6", "table7", "figure6")},
+    }
+)

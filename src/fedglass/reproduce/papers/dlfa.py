@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+
+from torch import nn
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
@@ -18,50 +20,40 @@ from fedglass.defend.same_each_epoch import SameEachEpoch
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Release
 from fedglass.metrics.recovered import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
+from fedglass.models.catalogue import build
 from fedglass.models.init import LeCunTruncatedNormal
 from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
-from fedglass.reproduce.populations import KIND_OF
+from fedglass.reproduce.paper import Comparison, Method, Paper, Recreation
+from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.count_labels import CountLabels
 from fedglass.reproduce.probes.reconstruct import ByPsnr, Reconstruct
 from fedglass.reproduce.probes.try_trainings import TryTrainings
 from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import Row, Setting
+from fedglass.reproduce.tables import Row, Setting, Table
 from fedglass.rounds.views.view import Knows
 
 LR = 0.004
 NETWORKS = {"femnist": "femnist_cnn", "cifar100": "cifar_cnn"}
 RECOVERED = {"femnist": DLFA_FEMNIST_DB, "cifar100": DLFA_CIFAR100_DB}
-RECIPES = {
-    "prior": "dlfa_published",
-    "no-prior": "dlfa_no_prior",
-    "shared": "dlfa_shared",
-    "fedsgd-epoch": "dlfa_fedsgd_epoch",
-    "fedsgd": "dlfa_fedsgd",
-    "printed": "dlfa_printed",
-    "fast": "dlfa",
-    "fast-no-prior": "dlfa",
-    "fast-shared": "dlfa",
-    "fast-epoch": "dlfa",
-    "unknown": "dlfa_published",
-    "fast-unknown": "dlfa",
+METHODS = {
+    "prior": Method("dlfa_published"),
+    "no-prior": Method("dlfa_no_prior"),
+    "shared": Method("dlfa_shared"),
+    "fedsgd-epoch": Method("dlfa_fedsgd_epoch"),
+    "fedsgd": Method("dlfa_fedsgd"),
 }
-"""Method of the tables -> recipe; from `printed` on not in the paper: its cosine as printed, and a better solver."""
+BESIDE = {
+    "printed": Method("dlfa_printed", "Ours (prior), as printed"),
+    "fast": Method("dlfa", "this package's dlfa"),
+    "fast-no-prior": Method("dlfa", "this package's dlfa, no prior", {"prior": 0.0}),
+    "fast-shared": Method("dlfa", "this package's dlfa, Shared", {"shared": True}),
+    "fast-epoch": Method("dlfa", "this package's dlfa, FedSGD-Epoch", {"shared": True, "whole_epochs": True}),
+    "unknown": Method("dlfa_published", "Ours (prior), E and m unknown"),
+    "fast-unknown": Method("dlfa", "this package's dlfa, E and m unknown"),
+}
+"""Not in the paper: its cosine as printed, and a better solver."""
 UNKNOWN = "unknown", "fast-unknown"
 """Methods that are told the number of local steps alone, and try the epochs that divide it."""
-OPTIONS: Mapping[str, Mapping[str, float]] = {
-    "fast-no-prior": {"prior": 0.0},
-    "fast-shared": {"shared": True},
-    "fast-epoch": {"shared": True, "whole_epochs": True},
-}
-EXTRA = {
-    "printed": "Ours (prior), as printed",
-    "fast": "this package's dlfa",
-    "fast-no-prior": "this package's dlfa, no prior",
-    "fast-shared": "this package's dlfa, Shared",
-    "fast-epoch": "this package's dlfa, FedSGD-Epoch",
-    "unknown": "Ours (prior), E and m unknown",
-    "fast-unknown": "this package's dlfa, E and m unknown",
-}
 COUNTS: Mapping[str, Labels] = {
     "interpolated": InterpolatedCounts(),
     "before": CountsBefore(),
@@ -70,7 +62,7 @@ COUNTS: Mapping[str, Labels] = {
 
 
 def _attack(method: str, request: Request, labels: Labels, data: str) -> Attack:
-    return request.attack(RECIPES[method], labels=labels, setting=data, **OPTIONS.get(method, {}))
+    return {**METHODS, **BESIDE}[method].attack(request, labels=labels, setting=data)
 
 
 def known_counts(row: Row, method: str, request: Request) -> Experiment:
@@ -91,14 +83,15 @@ def recovered_counts(row: Row, method: str, request: Request) -> Experiment:
 def priors(row: Row, method: str, request: Request) -> Experiment:
     """Table 4, whose columns are the data sets."""
     chosen = {"summary": row.setting["summary"].replace(" + ", "_"), "distance": row.setting["distance"]}
-    attack = request.attack("dlfa_published", labels=OracleLabels(), setting=method, **chosen)
+    attack = METHODS["prior"].attack(request, labels=OracleLabels(), setting=method, **chosen)
     return Experiment(_setup(row.setting, method), _images(attack, method), Knows(labels=True))
 
 
 def batch_counts(row: Row, method: str, request: Request) -> Experiment:
     """Table 8. Who has no batches, FedSGD-Epoch and FedSGD, or does not know them, needs no labels of each."""
     made = known_counts(row, method, request)
-    made = replace(made, setup=replace(made.setup, shuffled=bool(row.setting["random"])))
+    training = replace(made.setup.training, shuffle=bool(row.setting["random"]))
+    made = replace(made, setup=replace(made.setup, training=training))
     if not row.setting["batch_counts"] or method in ("fedsgd-epoch", "fedsgd", *UNKNOWN):
         return made
     data = made.setup.data
@@ -163,15 +156,50 @@ def _images(attack: Attack, data: str) -> Reconstruct:
     return Reconstruct(attack, RECOVERED[data], ByPsnr())
 
 
-DLFA: Mapping[str, Callable[[Row, str, Request], Experiment]] = {
-    "dlfa-table1": known_counts,
-    "dlfa-table2": counted_labels,
+def networks(of: Table) -> Comparison:
+    """Table 5: every printed layer beside the one that takes its place."""
+    lines = []
+    for data, title in of.methods.items():
+        kind = KINDS[data]
+        ours = list(layers(build(NETWORKS[data], shape=kind.shape, classes=kind.classes)))
+        for row in of.rows:
+            lines.append((title, str(row.number), str(row.values[data]["layer"]), ours[row.number - 1]))
+    return Comparison(("data set", "layer"), lines)
+
+
+def layers(model: nn.Module) -> Iterator[str]:
+    """The layers of a network in the paper's words, flattening left out.
+
+    >>> list(layers(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))))[0]
+    'Conv2d(in_channels=1, out_channels=2, kernel_size=3, stride=1, padding=1)'
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            size, stride, padding = layer.kernel_size[0], layer.stride[0], layer.padding
+            yield (
+                f"Conv2d(in_channels={layer.in_channels}, out_channels={layer.out_channels}, kernel_size={size}, "
+                f"stride={stride}, padding={padding if isinstance(padding, str) else padding[0]})"
+            )
+        elif isinstance(layer, nn.Linear):
+            yield f"Linear(in_features={layer.in_features}, out_features={layer.out_features})"
+        elif isinstance(layer, nn.AvgPool2d):
+            yield f"AvgPool2d(kernel_size={layer.kernel_size}, stride={layer.stride})"
+        elif isinstance(layer, nn.ReLU):
+            yield "ReLU()"
+
+
+METHOD_TABLES = {
     "dlfa-table3": recovered_counts,
-    "dlfa-table4": priors,
     "dlfa-table6": defended,
-    "dlfa-table7": known_counts,
     "dlfa-table8": batch_counts,
     "dlfa-table9": supposed_training,
-    "dlfa-table10": known_counts,
-    "dlfa-table11": known_counts,
+    **{f"dlfa-table{number}": known_counts for number in (1, 7, 10, 11)},
 }
+PAPER = Paper(
+    tables={
+        "dlfa-table2": Recreation(counted_labels),
+        "dlfa-table4": Recreation(priors),
+        **{name: Recreation(experiment, BESIDE) for name, experiment in METHOD_TABLES.items()},
+    },
+    compared={"dlfa-table5": networks},
+)

@@ -1,4 +1,4 @@
-"""The figures of coarse-to-fine as drawings: PSNR and SSIM over what changes from row to row."""
+"""PSNR and SSIM drawn over the field of the setting that changes from row to row."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from collections.abc import Mapping, Sequence
 
 from fedglass.ledger.records import Record
 from fedglass.report.charts import trade_off
-from fedglass.reproduce.cases import Cell, known_methods
+from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import by_client, shown
 from fedglass.reproduce.curves import Chart
 from fedglass.reproduce.tables import Table
 
 DRAWN = {"psnr": ("PSNR", "dB"), "ssim": ("SSIM", "")}
-EDGE = {"inf": "∞", "max": "max"}
-"""Values without a place among the numbers, and their names."""
 UNDEFENDED = "none"
 Points = dict[str, list[tuple[float, float]]]
 
 
-def against(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
+def charts_over(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
     """One chart for each measure, where the table says over what."""
-    if not of.against:
+    if not of.drawn_over:
         return []
-    title, found = _title(of), []
+    title, found = of.drawn_over["title"], []
     for measure, (name, unit) in DRAWN.items():
         series = _series(of, cells, records, measure) if measure in of.measures else {}
         if series:
@@ -38,8 +36,10 @@ def _series(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], mea
     means = [(cell, statistics.fmean(values)) for cell in cells if (values := by_client(cell, records, measure))]
     found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for cell, mean in means:
-        for label in _lines(of, cell, [other for other, _ in means]):
-            found.setdefault(label, []).append((_place(of, cell.row.setting[of.against["x"]]), mean))
+        place = _place(of, cell.row.setting[of.drawn_over["x"]])
+        if place is not None:
+            for label in _lines(of, cell, [other for other, _ in means]):
+                found.setdefault(label, []).append((place, mean))
     return {label: found[words] for words, label in zip(found, _distinct(list(found)), strict=True)}
 
 
@@ -68,33 +68,16 @@ def _alike(one: Cell, other: Cell) -> bool:
 
 
 def _label(of: Table, cell: Cell) -> tuple[str, ...]:
-    others = [shown(cell.row.setting[field]) for field in of.columns if field != of.against["x"]]
-    return *others, known_methods(of)[cell.method]  # the end is cut off first
+    along = (of.drawn_over["x"], *of.drawn_over.get("along", ()))
+    others = [shown(cell.row.setting[field]) for field in of.columns if field not in along]
+    return *others, cell.title  # the end is cut off first
 
 
-def _title(of: Table) -> str:
-    """The axis, and what stands at its edge."""
-    values = dict.fromkeys(str(row.setting[of.against["x"]]) for row in of.rows)
-    told = [f"; {EDGE[value]} is drawn at {_edge(of):g}" for value in values if value in EDGE]
-    return f"{of.against['title']}{''.join(told)}"
-
-
-def _place(of: Table, value: object) -> float:
-    """Where a row stands on the axis."""
-    number = _number(of, value)
-    return _edge(of) if number is None else number
-
-
-def _edge(of: Table) -> float:
-    """One step beyond the last number of the table: where values are drawn that have none."""
-    values = {_number(of, row.setting[of.against["x"]]) for row in of.rows}
-    *_, before, last = sorted(value for value in values if value is not None)
-    return last + (last - before)
-
-
-def _number(of: Table, value: object) -> float | None:
-    """The value, or its logarithm; zero for `untrained`, none for what stands at the edge."""
-    if str(value) in EDGE:
+def _place(of: Table, value: object) -> float | None:
+    """Where a row stands on the axis; an average over the axis itself stands nowhere on it."""
+    if isinstance(value, list):
         return None
-    number = 0.0 if value == "untrained" else float(str(value))
-    return math.log10(number) if of.against.get("log") else number
+    if str(value) in (named := of.drawn_over.get("places", {})):
+        return float(named[str(value)])
+    number = float(str(value))
+    return math.log10(number) if of.drawn_over.get("log") else number

@@ -1,0 +1,124 @@
+"""The probe of an audit: an attack is played, judged beside the truth, and flagged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.parts import Progress
+from fedglass.audit.assessment import Assessment, Question, assess, unplayed
+from fedglass.audit.isolation import iterations_of, oracle_facts
+from fedglass.audit.judgement import clipped, grey
+from fedglass.audit.looks import Effort
+from fedglass.audit.probe import Finding
+from fedglass.audit.target import Target
+from fedglass.core.types import Observation, Reconstruction
+from fedglass.ledger.evidence import Reconstructed
+from fedglass.rounds.truth import Truth
+from fedglass.verdict.flags import Findings, State, flags_of
+from fedglass.verdict.gate import Gate
+
+NO_TRUTH = "the true images were not given: look at the pictures"
+
+
+@dataclass(frozen=True)
+class PlayAttack:
+    """Plays an attack, scores what it found, compares energies and raises flags."""
+
+    attack: AnyAttack
+    metrics: tuple[str, ...]
+    gate: Gate
+
+    effort: Effort = Effort.STANDARD
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen = target.observation
+        state = state_of(seen)
+        played = state == "sound"
+        found = self.attack.run(seen, seed, progress) if played else _guess(seen)
+        fields = of_run(self.attack, found)
+        oracle = oracle_facts(self.attack)
+        findings = Findings(self.gate, state, energy=found.energy, oracle=oracle, notes=found.notes)
+        if target.truth is None:
+            return self._unjudged(seen, found, findings, fields)
+        asked = Question(self.attack, target, target.truth, found, self.metrics, self.gate, seed, self.effort, progress)
+        assessed = assess(asked, findings) if played else unplayed(asked, findings)
+        fields |= _of_truth(assessed, target.truth.private, fields["extra"])
+        judged, findings = assessed.judged, assessed.findings
+        fields |= {"flags": flags_of(findings), "absence": findings.absence}
+        evidence = _evidence(found, judged.shown, judged.shown_raw)
+        private, names = target.truth.private, target.class_names
+        labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
+        return Finding(fields, replace(evidence, originals=private.images.numpy(), labels=labels))
+
+    def _unjudged(
+        self, seen: Observation, found: Reconstruction, findings: Findings, fields: dict[str, Any]
+    ) -> Finding:
+        skipped = dict.fromkeys(self.metrics, NO_TRUTH)
+        raw = None if found.raw is None else clipped(found.raw, seen)
+        told = {"skipped_metrics": skipped, "flags": flags_of(replace(findings, truth=False))}
+        return Finding({**fields, **told}, _evidence(found, clipped(found.images, seen), raw))
+
+
+def state_of(seen: Observation) -> State:
+    """Whether there is a message to invert."""
+    if not all(bool(torch.isfinite(t).all()) for t in seen.update.values()):
+        return "non-finite"
+    return "sound" if any(bool(t.any()) for t in seen.update.values()) else "zero"
+
+
+def of_run(attack: AnyAttack, found: Reconstruction) -> dict[str, Any]:
+    """What a record says of an attack's run, without the truth; where unknowns ended and what it supposed as JSON."""
+    return {
+        "energy": found.energy,
+        "trace": list(found.trace),
+        "labels_recovered": found.labels.tolist(),
+        "iterations": iterations_of(attack),
+        "energy_refined": found.energy_refined,
+        "extra": {
+            "notes": list(found.notes),
+            "unknowns": {name: tensor.tolist() for name, tensor in found.unknowns.items()},
+            "supposed": None if found.supposed is None else repr(found.supposed),
+        },
+    }
+
+
+def _evidence(found: Reconstruction, shown: Tensor, raw: Tensor | None) -> Reconstructed:
+    """The images to keep, with the raw ones where they were refined."""
+    return Reconstructed(
+        found.images.detach().cpu().numpy(),
+        found.labels.detach().cpu().numpy(),
+        shown.numpy(),
+        raw=None if raw is None else raw.numpy(),
+        found_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
+    )
+
+
+def _guess(seen: Observation) -> Reconstruction:
+    """What remains without a message: grey images under the first class."""
+    n = seen.knows.examples
+    return Reconstruction(grey(seen, n), torch.zeros(n, dtype=torch.int64), float("nan"))
+
+
+def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:
+    judged, found = assessed.judged, assessed.findings
+    scores, raw = judged.scores, judged.scores_raw
+    more = {"matching": list(scores.matching.partner), "energy_decoys": list(judged.energy_decoys)}
+    return {
+        "metrics": {name: list(values) for name, values in scores.values.items()},
+        "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
+        "skipped_metrics": dict(scores.skipped),
+        "blind": {name: list(values) for name, values in found.scores.blind.items()},
+        "labels_true": private.labels.tolist(),
+        "labels_recovered": list(judged.labels),
+        "label_errors": judged.label_errors,
+        "energy_truth": judged.energy_truth,
+        "energy_blind": found.energy_blind,
+        "replay": found.replay or None,
+        "looks": [f"{look.words}: energy {look.energy:.3g}, recovered {look.recovered}" for look in found.looks],
+        "extra": {**extra, **more},
+    }

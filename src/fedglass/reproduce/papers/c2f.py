@@ -1,0 +1,196 @@
+"""The tables and figures of coarse-to-fine inversion [K. Zhu et al., 2025] as experiments."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedglass.analysis.sparsity import pearson
+from fedglass.attack.attack import Attack
+from fedglass.core.errors import DataError
+from fedglass.core.types import Training
+from fedglass.defend.accounting import gaussian_epsilon, noise_multiplier_for
+from fedglass.defend.clip import Clip
+from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.defend.outpost import Outpost
+from fedglass.defend.soteria import Soteria
+from fedglass.fl.local import GradientFn, MeanGradient
+from fedglass.fl.release import AsIs, Chain, Release
+from fedglass.ledger.records import Record
+from fedglass.models.init import FromFile, Initialisation, KaimingNormal, KaimingUniform, Orthogonal
+from fedglass.models.transfer import Transfer
+from fedglass.reproduce.cases import Cell
+from fedglass.reproduce.compare import measures_of
+from fedglass.reproduce.cost import iterations_of_stages
+from fedglass.reproduce.experiment import Experiment, Setup
+from fedglass.reproduce.paper import Method, Paper, Recreation, Trained
+from fedglass.reproduce.populations import KIND_OF, KINDS
+from fedglass.reproduce.probes.invert import Invert
+from fedglass.reproduce.request import PUBLISHED, Request
+from fedglass.reproduce.tables import Row, Setting, Table
+
+STEP_LR = 0.0001
+"""Of several local steps (Section 5.4)."""
+SHARED_LR = 1.0
+"""Of a single step, which stands for sharing the gradient itself: rounding then spares all but the smallest entries."""
+DELTA = 1e-5
+TRANSFER, UNTRAINED = "transfer", "untrained"
+INITS: Mapping[str, Initialisation] = {
+    "normal": KaimingNormal(),
+    "uniform": KaimingUniform(),
+    "orthogonal": Orthogonal(),
+}
+NETWORKS = {
+    "ResNet-18": "resnet18",
+    "ResNet-34": "resnet34",
+    "DenseNet-121": "densenet121",
+    "MobileNet-V2": "mobilenet_v2",
+}
+METHODS = {
+    "ours": Method("coarse_to_fine_published", "coarse-to-fine"),
+    "fast": Method("coarse_to_fine", "this package's coarse_to_fine"),
+    "fast-pruned": Method("coarse_to_fine_pruned", "this package's coarse_to_fine_pruned"),
+    "fedleak": Method("fedleak", "FedLeak"),
+    "hfgradinv": Method("hfgradinv", "HFGradInv"),
+    "agic": Method("agic", "AGIC"),
+    "sapag": Method("sapag", "SAPAG"),
+    "invg": Method("invg", "InvG"),
+    "idlg": Method("idlg_adam", "iDLG with Adam"),
+    "tv": Method("invg_scaled", "InvG with the rescaled total variation"),
+    "coarse": Method("coarse_stage_published", "the coarse stage alone"),
+    "fast-coarse": Method("coarse_stage", "the coarse stage of this package's coarse_to_fine alone"),
+}
+TWO_STAGES = ("ours", "fast", "fast-pruned")
+MADE_FOR_LESS = (
+    "Methods named `fast` are this package's coarse_to_fine, made for such budgets, at which the paper's own rates do "
+    "not arrive."
+)
+
+
+def inverted(row: Row, method: str, request: Request) -> Experiment:
+    """One client's update, inverted with no more knowledge than the paper allows."""
+    setting = row.setting
+    steps = setting.get("steps", 1)
+    gradient, release = _defence(setting)
+    setup = Setup(
+        _data(setting["dataset"], request.side),
+        NETWORKS[setting.get("network", "ResNet-18")],
+        Training(SHARED_LR if steps == 1 else STEP_LR, epochs=steps),
+        setting.get("batch", 1),
+        _initialisation(setting, request),
+        gradient=gradient,
+        release=release,
+    )
+    return Experiment(setup, Invert(_attack(method, request)))
+
+
+def network(setting: Setting) -> Trained | None:
+    """Without which the setting can not be run, or that an untrained one may stand in for in some figures.
+
+    >>> network({"init": "transfer"}), network({"init": "normal", "stage": "50"}), network({"init": "normal"})
+    (Trained(name='transfer', needed=True), Trained(name='50', needed=True), None)
+    """
+    stage = setting.get("stage", UNTRAINED)
+    if stage != UNTRAINED:
+        return Trained(str(stage))
+    if setting.get("init") == TRANSFER:
+        return Trained(TRANSFER)
+    return Trained(setting["trained"], needed=False) if "trained" in setting else None
+
+
+def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
+    """How the runs differ from the paper's in size."""
+    setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
+    sides = sorted({KINDS[setup.data].shape[1] for setup in setups})
+    counts = sorted({sum(iterations_of_stages(cell.experiment.probe.attack)) for cell in cells})
+    here = [
+        f"{' or '.join(map(str, counts))} iterations in all, which coarse-to-fine halves between its stages",
+        f"restarts: {max(cell.request.restarts for cell in cells)}",
+        f"trials: {max(len({case.subject.client for case in cell.cases}) for cell in cells)}",
+        *(f"{side} x {side} pixels in place of 224 x 224" for side in sides if 32 < side < PUBLISHED),
+    ]
+    paper = f"30,000 iterations (coarse-to-fine 30,000 + 30,000), the best of 5 restarts, {of.clients} trials"
+    ours = any(cell.method.startswith("fast") for cell in cells)
+    return [f"Reduced here: {'; '.join(here)}. The paper: {paper}.", *([MADE_FOR_LESS] if ours else [])]
+
+
+def _data(title: str, side: int) -> str:
+    name = KIND_OF[title]
+    return name if side == PUBLISHED or KINDS[name].shape[1] < PUBLISHED else f"{name}@{side}"
+
+
+def _attack(method: str, request: Request) -> Attack:
+    """The iterations asked for are those of all stages together, so that methods are compared at one cost."""
+    halved = request.iterations is not None and method in TWO_STAGES
+    share = max(1, (request.iterations or 0) // 2) if halved else request.iterations
+    return METHODS[method].attack(replace(request, iterations=share), restarts=request.restarts)
+
+
+def _initialisation(setting: Setting, request: Request) -> Initialisation:
+    trained = network(setting)
+    if trained is None or trained.name not in request.weights:
+        return INITS[setting["init"]]
+    path = request.weights[trained.name]
+    # A checkpoint is a stage of this very network: layers drawn anew would belie the accuracy it is given for.
+    return (Transfer if trained.name == TRANSFER else FromFile)(path, _sha256(path))
+
+
+@functools.cache
+def _sha256(path: str) -> str:
+    """A checkpoint that was made anew under the same name is another experiment."""
+    if not Path(path).is_file():
+        raise DataError(f"--weights: no such file: {path!r}.")
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _defence(setting: Setting) -> tuple[GradientFn, Release]:
+    rate, name = setting.get("rate", 0.0), setting.get("defence", "none")
+    gradients: dict[str, Callable[[float], GradientFn]] = {
+        "Soteria": Soteria,
+        "OUTPOST": lambda share: Outpost(pruned=share),
+    }
+    release: Release = AsIs()
+    if name == "Magnitude":
+        release = MagnitudePruning(rate)
+    elif "clip" in setting:
+        release = _private(setting["clip"], setting["epsilon"])
+    return (gradients[name](rate) if name in gradients else MeanGradient()), release
+
+
+def _private(clip: float, epsilon: float | str) -> Release:
+    """Clipping and the noise of one Gaussian mechanism that spends epsilon; `inf` is clipping alone."""
+    if epsilon == "inf":
+        return Clip(clip)
+    multiplier = noise_multiplier_for(float(epsilon), DELTA, 1.0, 1, gaussian_epsilon)
+    return Chain((Clip(clip), GaussianNoise(multiplier * clip)))
+
+
+def correlation(cell: Cell, records: Mapping[str, Record]) -> float | None:
+    """Pearson's coefficient of sparsity and PSNR over the settings of a cell, averaged over its clients."""
+    points: dict[int, list[tuple[float, float]]] = {}
+    for case in cell.cases:
+        known = measures_of(records[case.key]) if case.key in records else {}
+        if "sparsity" in known and "psnr" in known:
+            points.setdefault(case.subject.client, []).append((known["sparsity"], known["psnr"]))
+    whole = [pairs for pairs in points.values() if len(pairs) > 2]  # two points always lie on a line
+    found = [pearson([x for x, _ in pairs], [y for _, y in pairs]) for pairs in whole]
+    values = [value for value in found if value is not None]
+    return statistics.fmean(values) if values else None
+
+
+NAMES = [f"c2f-table{number}" for number in (1, 2, 3, 5, 6)] + [
+    f"c2f-figure{number}" for number in (3, 9, 11, 13, 14, 15, 16)
+]
+PAPER = Paper(
+    dict.fromkeys(NAMES, Recreation(inverted, METHODS)),
+    network=network,
+    restarts=True,
+    derived={"pearson": correlation},
+    remarks=reduced,
+)
