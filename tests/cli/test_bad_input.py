@@ -39,12 +39,13 @@ names = ["psnr"]
 
 
 def refused(result: Result, *words: str) -> None:
-    """One message on stderr that holds the words."""
+    """One message on stderr that holds the words, after the notice that code is run, where it is."""
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
-    said = result.stderr.strip()
+    *notice, said = result.stderr.strip().splitlines()
+    assert len(notice) <= 1
+    assert all(line.startswith("This plan runs code of its own: ") for line in notice)
     assert said.startswith("fedglass: ")
-    assert "\n" not in said
     for word in words:
         assert word in said, said
 
@@ -70,7 +71,7 @@ def audited(fedglass: Run, tmp_path: Path) -> Callable[[Path], Result]:
         (('"lenet"', '"lennet"'), ["Unknown model 'lennet'", "did you mean 'lenet'?"]),
         (("examples = 1", "exampels = 1"), ["federation.exampels", "did you mean 'examples'?"]),
         (("examples = 1", "examples = 100"), ["federation.examples", "200 examples", "photos has 24"]),
-        (('"lenet"', '"no_such_package.models:make"'), ["'no_such_package.models:make' does not import"]),
+        (('"lenet"', '"no_such_package.models:make"'), ["'no_such_package.models:make' does not import", "--code DIR"]),
         (('"lenet"', '"collections:Counter"'), ["returned Counter", "expected a torch.nn.Module"]),
         (('"lenet"', '"os:nothing"'), ["'os' has no 'nothing'", "the model 'os:nothing'"]),
         (("size = 16", "size = 0"), ["federation.size", "greater than or equal to 1", "got 0"]),
@@ -192,8 +193,9 @@ def test_updates(
         ('update = "update', 'after = "before', ["recording.after is the same as recording.before"]),
         ("classes = 10", "classes = 10\nexamples = 3", ["recording.examples is 3", "holds 1 images"]),
         ("classes = 10", "classes = 10\nclients = 2", ["recording.clients must be at most", "got 2"]),
-        ('truth = "truth.npz"', "shape = [3, 16, 16]\nexamples = 4000000000", ["at most 268435456 pixels"]),
-        ('truth = "truth.npz"', "shape = [3, 90000, 90000]\nexamples = 1", ["at most 268435456 pixels"]),
+        ('truth = "truth.npz"', "shape = [3, 16, 16]\nexamples = 4000000000", ["less than or equal to 1000000"]),
+        ('truth = "truth.npz"', "shape = [3, 2048, 2048]\nexamples = 100", ["at most 268435456 pixels"]),
+        ('truth = "truth.npz"', "shape = [3, 90000, 90000]\nexamples = 1", ["less than or equal to 2048"]),
     ],
 )
 def test_recordings_that_can_not_be(

@@ -22,6 +22,7 @@ from fedglass.plan.compile import compile_plan, read_job
 from fedglass.plan.federation import defences_of, partition_of, views_of
 from fedglass.plan.options import checked_options
 from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
+from fedglass.rounds.transcript import Attendance
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
 
@@ -110,8 +111,17 @@ def test_the_seed_decides_data_and_weights() -> None:
 )
 def test_clients_to_look_at(client: object, views: list[int]) -> None:
     adversary = AdversaryTable.model_validate({"client": client})
-    assert views_of(adversary, 3) == tuple(ServerView(i) for i in views)
-    assert views_of(AdversaryTable(view="aggregate", round=2), 3) == (AggregateView(2),)
+    names = ("a", "b", "c")
+    attendance = Attendance(names, {0: names, 1: ("a", "c")})
+    assert views_of(adversary, attendance) == tuple(ServerView(i) for i in views)
+    assert views_of(AdversaryTable(view="aggregate", round=2), attendance) == (AggregateView(2),)
+
+
+def test_all_are_those_that_take_part() -> None:
+    attendance = Attendance(("a", "b", "c"), {0: ("a", "b", "c"), 1: ("a", "c")})
+    assert views_of(AdversaryTable(round=1), attendance) == (ServerView(0, 1), ServerView(2, 1))
+    with pytest.raises(UsageError, match=r"adversary.round must be one of 0 to 1, got 2"):
+        views_of(AdversaryTable(round=2), attendance)
 
 
 def test_partitions() -> None:

@@ -131,7 +131,7 @@ def test_everything_is_escaped(audit_directory: Path, make_case: Callable[..., R
     found = page(directory)
     assert "script" not in found.tags
     assert found.text.count(NASTY) > 20
-    assert found.text.count("missing: pictures/<script>") == 4
+    assert found.text.count("missing: pictures/<script>") == 5
 
 
 @pytest.mark.parametrize("trick", ["link", "absent", "text", "torn", "directory"])
@@ -245,6 +245,27 @@ def test_other_pages_can_be_built_from_the_base() -> None:
     assert NASTY in Page(html).text
     assert "script" not in Page(html).tags
     assert "<title>fedglass</title>" in render("base.html")
+
+
+def test_pictures_that_can_not_be_shown_are_named_at_the_end(audit_directory: Path) -> None:
+    whole = page(audit_directory).text
+    assert "could not be shown" not in whole
+    first, second, third = sorted((audit_directory / "pictures").rglob("*.png"))[:3]
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:60])
+    third.write_text("nonsense")
+    end = page(audit_directory).text.partition("Pictures that could not be shown")[2]
+    assert "3 picture files of this audit are missing or damaged" in end
+    for reason, path in (("missing", first), ("not a picture", second), ("not a picture", third)):
+        assert f"{reason}: {path.relative_to(audit_directory)}" in end
+
+
+def test_many_holes_are_counted(audit_directory: Path) -> None:
+    for path in (audit_directory / "pictures").rglob("*.png"):
+        path.unlink()
+    text = page(audit_directory).text
+    assert "96 picture files of this audit" in text
+    assert "; and 46 more. Restore them" in text
 
 
 def test_imports_no_torch() -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedglass.cli.code import announce, code_option, importable
+from fedglass.cli.output import Output, answering
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 
 @click.command(short_help="Run a plan and write the report.")
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The audit directory.  [default: audits/PLAN]")
+@click.option("-o", "--output", "place", type=click.Path(path_type=Path), help="The directory.  [default: audits/PLAN]")
 @click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
 @click.option("--device", type=DEVICES, default="auto", show_default=True, help="Where the attacks run.")
 @click.option(
@@ -26,34 +28,55 @@ DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
     show_default=True,
     help="Continue an audit that was stopped, or refuse a directory that holds records.",
 )
+@code_option
+@answering
 @click.pass_context
-def audit(ctx: click.Context, plan: Path, output: Path | None, workers: int | None, device: str, resume: bool) -> None:
+def audit(
+    ctx: click.Context,
+    plan: Path,
+    place: Path | None,
+    workers: int | None,
+    device: str,
+    resume: bool,
+    folders: tuple[Path, ...],
+    output: Output,
+) -> None:
     """Play the attacks of PLAN and judge what they recovered.
 
     The directory holds records.jsonl (one line per case), summary.json, the reconstructions and report.html.
     If the audit is stopped, even by a power cut, the same command continues where it was.
 
+    A plan that names package.module:name runs that code: it is named before it is imported, and found in installed
+    packages and the folders of --code alone.
+
     \b
     Examples:
       fedglass audit plan.toml -o out
       fedglass audit plan.toml -o out --workers 4 --device cpu
+      fedglass audit plan.toml -o out --code . --json
 
     \b
     Exit codes: 0 gate passed, 1 gate failed, 2 bad usage or plan, 3 could not complete.
     """
-    directory = output or Path("audits") / plan.stem
+    directory = place or Path("audits") / plan.stem
     if not resume:
         refuse_records(directory)
+    # Before the workers are started, which are to find the same modules.
+    ctx.with_resource(importable(folders))
     warm_up(workers, device)
-    from fedglass.plan.compile import read_job
+    from fedglass.plan.compile import compile_plan
+    from fedglass.plan.schema import read_plan
 
-    make_importable(plan.resolve().parent)
-    result = perform(read_job(plan), directory, workers, device)
+    parsed, text = read_plan(plan)
+    announce(parsed, output)
+    result = perform(compile_plan(parsed, plan.resolve().parent, text), directory, workers, device, output)
     ctx.exit(result.verdict.exit_code)
 
 
-def perform(job: Job, directory: Path, workers: int | None, device: str) -> Result:
+def perform(job: Job, directory: Path, workers: int | None, device: str, output: Output) -> Result:
     """Run a job with progress on stderr, and say what came out on stdout."""
+    from contextlib import nullcontext
+
     from fedglass.api import run_and_report
     from fedglass.audit.machine import device_named
     from fedglass.cli.screen import Screen, outcome_in_words, say_result
@@ -61,10 +84,26 @@ def perform(job: Job, directory: Path, workers: int | None, device: str) -> Resu
     kind = device_named(device).type
     # Processes that share one accelerator only get in each other's way.
     count = workers or (cores() if kind == "cpu" else 1)
-    with Screen("cases", outcome_in_words) as screen:
+    with nullcontext() if output.quiet else Screen("cases", outcome_in_words) as screen:
         result = run_and_report(job, directory, workers=count, device=kind, progress=screen)
-    say_result(result, kind)
+    if output.in_words:
+        say_result(result, kind)
+    output.answer(answer_of(result, kind))
     return result
+
+
+def answer_of(result: Result, device: str) -> dict[str, object]:
+    """The result of an audit as JSON has it."""
+    from fedglass.cli.answers import of_attacks, of_directory, of_gate, of_records, of_verdict
+
+    return {
+        **of_verdict(result.verdict),
+        **of_records(result.records, result.summary.planned),
+        "gate": of_gate(result.summary.judged_by()),
+        "attacks": of_attacks(result.summary.attacks),
+        "device": device,
+        "paths": of_directory(result.directory),
+    }
 
 
 def warm_up(workers: int | None, device: str) -> None:

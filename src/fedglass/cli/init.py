@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
-from fedglass.cli.plain import plain
+from fedglass.cli.output import Output, answering
 from fedglass.core.errors import UsageError
 
 
 @click.command(short_help="Write a commented plan to start from.")
 @click.argument("path", type=click.Path(path_type=Path), default="plan.toml")
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
-def init(path: Path, force: bool) -> None:
+@answering
+def init(path: Path, force: bool, output: Output) -> None:
     """Write a commented plan to PATH (plan.toml by default), ready to be audited as it is.
 
     \b
@@ -29,4 +30,5 @@ def init(path: Path, force: bool) -> None:
         raise UsageError(f"{path} is there already: choose another name, or --force to overwrite it.") from error
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror}; choose another place.") from error
-    click.echo(plain(f"Wrote {path}. Next: fedglass check {path}"))
+    output.say(f"Wrote {path}. Next: fedglass check {path}")
+    output.answer({"path": str(path)})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 
+from fedglass.cli.output import Output, answering
 from fedglass.core.errors import UsageError
 from fedglass.core.paths import names_path
 from fedglass.core.registry import KINDS, Entry, entries
@@ -95,25 +96,45 @@ OTHERS: dict[str, Callable[[], list[Listed]]] = {"partitions": partitions, "view
 
 @click.command(name="list", short_help="List attacks, models, datasets and all else that a plan can name.")
 @click.argument("kind", type=click.Choice([*KINDS, *OTHERS]), required=False)
-def list_known(kind: str | None) -> None:
+@answering
+def list_known(kind: str | None, output: Output) -> None:
     """List what a plan can name, with one line about each and where it comes from; without KIND, everything.
 
-    `parts` are what attacks are composed of, for recipes of your own in Python.
+    `parts` are what attacks are composed of, for recipes of your own in Python. With -q the names alone are printed.
 
     \b
     Examples:
       fedglass list attacks
       fedglass list models
+      fedglass list defences -q
     """
-    if kind:
-        _show(kind)
+    chosen = [kind] if kind else [*KINDS, *OTHERS]
+    found = {each: OTHERS[each]() if each in OTHERS else registered(each) for each in chosen}
+    if output.as_json:
+        output.answer({each: [_value(listed) for listed in known] for each, known in found.items()})
         return
-    for number, each in enumerate([*KINDS, *OTHERS]):
-        click.echo(("\n" if number else "") + each.upper())
-        _show(each)
+    for number, (each, known) in enumerate(found.items()):
+        if output.quiet:
+            _show_names(known)
+            continue
+        if not kind:
+            click.echo(("\n" if number else "") + each.upper())
+        _show(known)
 
 
-def _show(kind: str) -> None:
+def _value(listed: Listed) -> dict[str, object]:
+    facts = {heading.replace(" ", "_"): text for heading, text in listed.facts if text}
+    return {"name": listed.name, "summary": listed.summary, **facts}
+
+
+def _show_names(known: Sequence[Listed]) -> None:
+    from fedglass.cli.plain import plain
+
+    for listed in known:
+        click.echo(plain(listed.name))
+
+
+def _show(known: Sequence[Listed]) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -122,7 +143,7 @@ def _show(kind: str) -> None:
 
     # An entry of a few lines instead of a row: citations in a narrow column can not be read.
     console = Console(highlight=False, soft_wrap=False)
-    for listed in OTHERS[kind]() if kind in OTHERS else registered(kind):
+    for listed in known:
         console.print(Text(plain(listed.name), style="bold"))
         console.print(Padding(Text(plain(listed.summary)), (0, 0, 0, 4)))
         for heading, text in listed.facts:

@@ -54,6 +54,11 @@ def cli() -> None:
       fedglass audit plan.toml -o out  run it; out/report.html has the answer
 
     \b
+    In a pipeline (every command that prints takes --json and -q):
+      fedglass audit plan.toml -o out --json
+      fedglass report out --junit junit.xml --sarif fedglass.sarif
+
+    \b
     Exit codes:
       0  the gate passed
       1  the gate failed: private images were recovered

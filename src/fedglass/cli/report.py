@@ -1,4 +1,4 @@
-"""`fedglass report`: write the page of an audit again."""
+"""`fedglass report`: write the page of an audit again, and what pipelines read."""
 
 from __future__ import annotations
 
@@ -6,22 +6,58 @@ from pathlib import Path
 
 import click
 
-from fedglass.cli.plain import plain
+from fedglass.cli.output import Output, answering
+
+TITLES = {"report": "Report", "junit": "JUnit XML", "sarif": "SARIF"}
 
 
-@click.command(short_help="Write the report of an audit directory again.")
+@click.command(short_help="Write the report of an audit directory again, also for CI systems.")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page.  [default: DIRECTORY/report.html]")
-def report(directory: Path, output: Path | None) -> None:
+@click.option(
+    "-o", "--output", "page", type=click.Path(path_type=Path), help="The page.  [default: DIRECTORY/report.html]"
+)
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
+@click.option("--sarif", type=click.Path(path_type=Path), metavar="FILE", help="Also write SARIF 2.1.0.")
+@answering
+def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path | None, output: Output) -> None:
     """Write report.html from the records in DIRECTORY: one self-contained page that works offline.
 
-    An audit that has not finished can be reported too; its page says so.
+    An audit that has not finished can be reported too; its page says so. JUnit XML has a test case for each record: a
+    leak is a failure, a failed case an error, and one that can not tell is skipped. SARIF has a rule for a leak and
+    one for each flag.
 
     \b
     Examples:
       fedglass report out
       fedglass report out -o /tmp/for-the-board.html
+      fedglass report out --junit out/junit.xml --sarif out/fedglass.sarif
     """
     from fedglass.report.html import write_report
+    from fedglass.report.junit import write_junit
+    from fedglass.report.sarif import write_sarif
 
-    click.echo(plain(f"Report: {write_report(directory, output)}"))
+    written = {"report": write_report(directory, page)}
+    if junit is not None:
+        written["junit"] = write_junit(directory, junit)
+    if sarif is not None:
+        written["sarif"] = write_sarif(directory, sarif)
+    for name, path in written.items():
+        output.say(f"{TITLES[name]}: {path}")
+    if output.as_json:
+        output.answer({**_verdict(directory), "paths": {name: str(path) for name, path in written.items()}})
+
+
+def _verdict(directory: Path) -> dict[str, object]:
+    from fedglass.cli.answers import of_attacks, of_gate, of_records, of_verdict
+    from fedglass.report.audited import judged_by, records_of
+    from fedglass.verdict.summary import by_attack
+
+    records = records_of(directory)
+    gate, missing, _ = judged_by(directory, len(records))
+    planned = None if missing is None else len(records) + missing
+    return {
+        **of_verdict(gate.judge(records, missing)),
+        **of_records(records, planned),
+        "gate": of_gate(gate),
+        "attacks": of_attacks(by_attack(records, gate)),
+    }

@@ -19,7 +19,7 @@ size = 32                # bring the images to 32 x 32 (leave out to keep their 
 clients = 2
 examples = 1             # of each client; a list gives each its own number
 partition = "iid"        # or "dirichlet" (with alpha = 0.5), "writers"
-model = "lenet"          # `fedglass list models`; or your own: "package.module:factory"
+model = "lenet"          # `fedglass list models`; or your own: "package.module:factory", found with --code DIR
 init = "uniform"         # `fedglass list initialisations`; or "file:weights.safetensors", "transfer:..."
 rounds = 1
 participation = 1.0      # share of the clients that each round calls
@@ -49,14 +49,14 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # before = "before.safetensors"    # the model's state_dict before the client trained
 # after = "after.safetensors"      # and after; or update = "..." with after - before
 # truth = "client.npz"             # images and labels, to score; without it: shape = [3, 32, 32], examples = 8
-# whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }
+# whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }    # normalisation; none: mean 0.0, std 1.0
 # training = { lr = 0.1, epochs = 1, batch_size = 8 }    # or lr = 0.1 and steps = 40, where no more is known
 
 # ---- Against whom -----------------------------------------------------------------------------------------------
 [adversary]
 view = "server"            # sees a client's update; "aggregate": what the rule made of all (secure aggregation);
                            # "peer": a client that sees the global model before and after a round
-client = "all"             # which client(s) it looks at, or which ones the peer is: 0, [0, 3] or "all"
+client = "all"             # whose updates it looks at, or which ones the peer is: "all" (the default), 0 or [0, 3]
 round = 0                  # in which round, counted from 0, or in several: [0, 24] (then rounds = 25)
 knows_training = true      # learning rate, epochs and batch size
 knows_labels = false       # ORACLE: the true labels; a real adversary has to recover them

@@ -1,4 +1,4 @@
-"""Code of others: imported by name, and whatever it raises becomes one sentence for the user."""
+"""Code of others: imported by name unless that is forbidden, and whatever it raises becomes one sentence."""
 
 from __future__ import annotations
 
@@ -7,8 +7,33 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from fedglass.core.errors import FedglassError, UsageError
+
+_FORBIDDEN: ContextVar[bool] = ContextVar("code of others is forbidden", default=False)
+
+
+@contextmanager
+def no_code() -> Iterator[None]:
+    """Inside, whoever asks for code of others is refused before anything of it is imported.
+
+    >>> with no_code():
+    ...     imported("model", "fractions:Fraction")
+    Traceback (most recent call last):
+    fedglass.core.errors.UsageError: The model 'fractions:Fraction' is not looked at without running its code.
+    """
+    before = _FORBIDDEN.set(True)
+    try:
+        yield
+    finally:
+        _FORBIDDEN.reset(before)
+
+
+def check_allowed(title: str, refuse: type[UsageError] = UsageError) -> None:
+    """Refuse what would run code of others where that is forbidden; `title` says what."""
+    if _FORBIDDEN.get():
+        raise refuse(f"The {title} is not looked at without running its code.")
 
 
 @contextmanager
@@ -51,6 +76,7 @@ def imported(noun: str, name: str, refuse: type[UsageError] = UsageError) -> obj
     module, _, path = name.partition(":")
     if not (is_dotted(module) and is_dotted(path)):
         raise refuse(f"The {noun} {name!r} is not of the form 'package.module:name': correct it.")
+    check_allowed(f"{noun} {name!r}", refuse)
     with refused(lambda words: refuse(_does_not_import(noun, name, words))):
         found: object = importlib.import_module(module)
     for step in path.split("."):
@@ -83,5 +109,5 @@ def is_importable(module: str) -> bool:
 def _does_not_import(noun: str, name: str, words: str) -> str:
     return (
         f"The {noun} {name!r} does not import: {words}. Expected 'package.module:name'; check the spelling, and that "
-        "the package is installed, lies beside the plan or is in PYTHONPATH."
+        "the package is installed or is in PYTHONPATH; --code DIR names a folder that holds code of your own."
     )

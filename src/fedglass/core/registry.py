@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from fedglass.core.citations import cited, docstring, uncited
 from fedglass.core.errors import DataError, ModelError, UsageError, unknown_name
-from fedglass.core.foreign import imported, refused
+from fedglass.core.foreign import check_allowed, imported, refused
 
 T = TypeVar("T")
 BUILT_IN = "built in"
@@ -165,6 +165,21 @@ def find(kind: str, name: str) -> Entry:
     raise unknown_name(KINDS[kind].noun, name, names(kind))
 
 
+def origin_of(kind: str, name: str) -> str:
+    """Whose code a name stands for, for which nothing of it is imported: as in `Entry.origin`.
+
+    >>> origin_of("models", "lenet"), origin_of("models", "mypackage.models:make")
+    ('built in', 'mypackage.models:make')
+    """
+    if name in built_in(kind):
+        return BUILT_IN
+    for point in _points(kind):
+        if point.name == name:
+            return _package(point)
+    registered = (entry.origin for entry in _registered(kind) if entry.name == name)
+    return next(registered, name)
+
+
 def factory(kind: str, name: str) -> Callable[..., Any]:
     """What makes the part of that name."""
     entry = find(kind, name)
@@ -267,6 +282,7 @@ def _of_others(kind: str) -> Iterator[Entry]:
 def _loaded(kind: str, point: EntryPoint) -> Entry:
     """The part of an installed package, described by its registration or by its own docstring."""
     noun, origin = KINDS[kind].noun, _package(point)
+    check_allowed(f"{noun} {point.name!r} of {origin}", KINDS[kind].error)
 
     def refusal(words: str) -> UsageError:
         title = f"The {noun} {point.name!r} of {origin} ({point.value})"

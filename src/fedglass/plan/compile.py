@@ -43,7 +43,7 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     ]
     sources += [recorded(table, plan.adversary, folder) for table in plan.recording]
     _check_batch_labels(plan.adversary, attacks)
-    _check_gate_metric(gate.metric, sources)
+    check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))
     job = Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text)
     rehearse(sources, attacks)
@@ -84,7 +84,7 @@ def _check_batch_labels(adversary: AdversaryTable, attacks: Mapping[str, AnyAtta
         )
 
 
-def _check_gate_metric(name: str, sources: Sequence[Source]) -> None:
+def check_gate_metric(name: str, sources: Sequence[Source]) -> None:
     """Refuse a gate that could never be judged, before the attacks have run for hours."""
     for source in sources:
         reason = why_not(name, source.shape)

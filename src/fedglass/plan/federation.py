@@ -23,6 +23,7 @@ from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.models.catalogue import build
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
+from fedglass.plan.code import code_named
 from fedglass.plan.federation_table import BehaviourTable, DefenceTable, FederationTable, GroupTable
 from fedglass.plan.keys import Named
 from fedglass.plan.options import checked_options
@@ -33,6 +34,7 @@ from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
+from fedglass.rounds.transcript import Attendance
 from fedglass.rounds.truth import Examples
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
@@ -98,8 +100,22 @@ def simulated(
         seed=own_seed,
     )
     test = None if rest is None else Examples(rest.images, rest.labels)
-    views = views_of(adversary, len(parts))
+    views = views_of(adversary, federation.attendance(table.rounds))
     return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test)
+
+
+def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
+    """Refuse what is wrong with the data, the model and the initial weights, each where it needs no code of others."""
+    own_seed = seed if table.seed is None else table.seed
+    told = {"datasets": table.data, "models": table.model, "initialisations": table.init}
+    ours = {kind for kind, name in told.items() if not list(code_named(kind, name))}
+    init = by_name(initialisation_at(table.init, folder)) if "initialisations" in ours else None
+    if "datasets" not in ours:
+        return
+    data = _dataset(table, folder, own_seed)
+    _split(table, data, own_seed)
+    if "models" in ours and init is not None:
+        build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
 
 
 def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Protection) -> list[Client]:
@@ -115,15 +131,22 @@ def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Prote
     return found
 
 
-def views_of(adversary: AdversaryTable, clients: int) -> tuple[View, ...]:
+def views_of(adversary: AdversaryTable, attendance: Attendance) -> tuple[View, ...]:
     """One view for each round, and for each client where it looks at one, or is one."""
-    rounds = adversary.round if isinstance(adversary.round, list) else [adversary.round]
+    rounds = dict.fromkeys(adversary.round if isinstance(adversary.round, list) else [adversary.round])
     if adversary.view == "aggregate":
-        return tuple(AggregateView(index) for index in dict.fromkeys(rounds))
+        return tuple(AggregateView(index) for index in rounds)
     kind = PeerView if adversary.view == "peer" else ServerView
+    return tuple(kind(client, index) for index in rounds for client in _looked_at(adversary, attendance, index))
+
+
+def _looked_at(adversary: AdversaryTable, attendance: Attendance, index: int) -> Sequence[int]:
+    """The clients that are named; "all" are those that take part in that round, since others send nothing."""
     chosen = adversary.client
-    every = range(clients) if isinstance(chosen, str) else chosen if isinstance(chosen, list) else [chosen]
-    return tuple(kind(client, index) for index in dict.fromkeys(rounds) for client in dict.fromkeys(every))
+    if isinstance(chosen, str):
+        present = set(attendance.present(index))
+        return [position for position, name in enumerate(attendance.clients) if name in present]
+    return list(dict.fromkeys(chosen)) if isinstance(chosen, list) else [chosen]
 
 
 def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:

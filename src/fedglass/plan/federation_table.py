@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedglass.plan.keys import Classes, Count, Flag, Index, Indices, Name, Named, Rate, Seed, Table, listed
+from fedglass.plan.keys import (
+    MOST_TURNS,
+    Classes,
+    Clients,
+    Examples,
+    Held,
+    Name,
+    Named,
+    Positive,
+    Rounds,
+    Seed,
+    Side,
+    SomeClients,
+    Table,
+    Title,
+    listed,
+)
 from fedglass.plan.training_table import TrainingTable, WhiteningTable
-
-LARGEST_SIDE = 2048
-"""Pixels along a side; no attack can handle larger images."""
 
 
 class DefenceTable(Named):
     """A defence; keys beside its name are its options."""
+
+
+Defences = Annotated[list[DefenceTable], Field(max_length=20)]
 
 
 class RuleTable(Named):
@@ -28,11 +45,11 @@ class BehaviourTable(Named):
 class GroupTable(Table):
     """Clients that differ from the rest of their federation."""
 
-    clients: Indices
+    clients: SomeClients
     """Their positions."""
-    behaviour: list[BehaviourTable] = []
+    behaviour: Annotated[list[BehaviourTable], Field(max_length=1000)] = []
     """One, or one for each round, of which the last stays; honest where nothing is said."""
-    defences: list[DefenceTable] | None = None
+    defences: Defences | None = None
     """In place of the plan's; an empty list is none."""
     training: TrainingTable | None = None
     """In place of the federation's."""
@@ -46,33 +63,33 @@ class GroupTable(Table):
 class FederationTable(Table):
     """A federation to simulate."""
 
-    name: str = ""
+    name: Title = ""
     """In the report, where there are several."""
     data: Name
     """A name of `fedglass list datasets`, `format:PATH`, or a path."""
     split: Literal["train", "test"] = "train"
     """Which of the data, where they have both."""
-    size: Annotated[int, Field(ge=1, le=LARGEST_SIDE, strict=True)] | None = None
+    size: Side | None = None
     """Bring the images to size x size pixels."""
     classes: Classes | None = None
     """More classes than the data have."""
     relabel_classes: Classes | None = None
     """Draw the labels anew from so many classes: a stand-in for other data."""
-    clients: Count = 1
+    clients: Clients = 1
     """How many there are."""
-    examples: Count | Annotated[list[Count], Field(min_length=1)] | None = None
+    examples: Examples | Annotated[list[Examples], Field(min_length=1, max_length=10_000)] | None = None
     """Of each client, or a list with one number for each; all that there are where it is left out."""
-    test_examples: Index = 0
+    test_examples: Held = 0
     """Kept from all clients, to measure the trained model by."""
     partition: Literal["iid", "dirichlet", "writers"] = "iid"
     """How the data are dealt out."""
-    alpha: Rate | None = None
+    alpha: Positive | None = None
     """Of the Dirichlet partition: small means that few clients hold most of a class."""
     model: Name = "lenet"
     """A name of `fedglass list models`, or `package.module:factory` for your own."""
     init: Name = "default"
     """A name of `fedglass list initialisations`, or `file:` or `transfer:` and a path of safetensors."""
-    rounds: Count = 1
+    rounds: Rounds = 1
     """How many are played."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share of the clients that each round calls."""
@@ -80,11 +97,11 @@ class FederationTable(Table):
     """What every client does in a round."""
     whitening: WhiteningTable | None = None
     """In place of the data's own."""
-    defended: Flag = True
+    defended: bool = True
     """False: without the plan's defences, for comparison."""
     rule: RuleTable | None = None
     """How the server combines the updates: `fedglass list rules`; the mean where it is left out."""
-    group: list[GroupTable] = []
+    group: Annotated[list[GroupTable], Field(max_length=10_000)] = []
     """Clients that differ from the rest."""
     seed: Seed | None = None
     """In place of the plan's."""
@@ -98,10 +115,16 @@ class FederationTable(Table):
                 f"examples must be one number, or one for each of the {self.clients} clients, got "
                 f"{len(self.examples)} numbers"
             )
+        if self.rounds * self.clients > MOST_TURNS:
+            raise ValueError(
+                f"rounds x clients must be at most {MOST_TURNS:,}, got {self.rounds:,} x {self.clients:,}: ask for "
+                "fewer of one of them"
+            )
         grouped = [client for group in self.group for client in group.clients]
+        twice = {client for client, times in Counter(grouped).items() if times > 1}
         for client in grouped:
             if client >= self.clients:
                 raise ValueError(f"group.clients must be among 0 to {self.clients - 1}, got {client}")
-            if grouped.count(client) > 1:
+            if client in twice:
                 raise ValueError(f"client {client} is named twice in [[federation.group]], expected one group for each")
         return self

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,6 +26,13 @@ RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
     **dict.fromkeys(("share", "pruned"), SHARE),
 }
 """Of the options with these names; the others are not negative. The parts check the rest themselves."""
+MOST: Mapping[str, int] = {
+    **dict.fromkeys(("iterations", "warm_up", "finish"), 10_000_000),
+    **dict.fromkeys(("restarts", "width"), 10_000),
+}
+"""Far beyond what is asked for in earnest, of the options with these names."""
+LARGEST = 1_000_000_000
+"""The largest number of any other option."""
 
 
 def checked_options(where: str, make: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,17 +72,38 @@ def _is_plain(hint: Any) -> bool:
 
 def _checked(where: str, name: str, hint: Any, value: Any) -> Any:
     try:
-        # Strict where a type has one spelling in TOML: "5" is not 5. Lists stand for tuples.
-        found = TypeAdapter(hint).validate_python(value, strict=None if isinstance(value, list) else True)
+        # Strict, since a type has one spelling in TOML: "5" is not 5, and true is not 1.
+        found = TypeAdapter(hint).validate_python(_as_tuples(value) if _takes_tuples(hint) else value, strict=True)
     except ValidationError as error:
         kind = hint.__name__ if isinstance(hint, type) else str(hint)
-        hint = ": no quotes" if isinstance(value, str) else ""
-        raise UsageError(f"{where}: {name} must be of type {kind}, got {value!r}{hint}.") from error
+        advice = ": no quotes" if isinstance(value, str) else ""
+        raise UsageError(f"{where}: {name} must be of type {kind}, got {value!r}{advice}.") from error
     allowed, words = RANGES.get(name, NOT_NEGATIVE)
-    for number in found if isinstance(found, tuple | list) else (found,):
-        if isinstance(number, int | float) and not (math.isfinite(number) and allowed(number)):
+    most = MOST.get(name, LARGEST)
+    for number in _numbers(found):
+        if not (math.isfinite(number) and allowed(number)):
             raise UsageError(f"{where}: {name} must be {words}, got {value!r}.")
+        if number > most:
+            raise UsageError(f"{where}: {name} must be at most {most:,}, got {value!r}.")
     return found
+
+
+def _takes_tuples(hint: Any) -> bool:
+    return typing.get_origin(hint) is tuple or any(map(_takes_tuples, typing.get_args(hint)))
+
+
+def _as_tuples(value: Any) -> Any:
+    """Lists stand for tuples, for which TOML has no spelling."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """The numbers in a value, however deep."""
+    if isinstance(value, tuple | list):
+        for inner in value:
+            yield from _numbers(inner)
+    elif isinstance(value, int | float):
+        yield value
 
 
 def defaults_in_words(make: Callable[..., object]) -> str:

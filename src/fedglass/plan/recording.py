@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -56,6 +57,18 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     return Recorded(
         Transcript(model, terms, {0: past}), truths, (view,), knows_of(adversary), table.name or "recording"
     )
+
+
+def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> None:
+    """Refuse what is wrong with a recording whatever its model may be."""
+    _check_adversary(table, adversary)
+    data = None if table.truth is None else _truth(table, _path(table.truth, folder))
+    _whitening(table, data.shape if data is not None else _shape(table))
+    _participants(table, data)
+    for name in ("before", "after", "update", "buffers"):
+        text = getattr(table, name)
+        if text is not None:
+            _shapes(f"recording.{name}", _path(text, folder))
 
 
 def knows_of(adversary: AdversaryTable) -> Knows:
@@ -185,19 +198,30 @@ def _tensors(
     field: str, path: Path, like: Params, optional: set[str] | frozenset[str] = frozenset()
 ) -> dict[str, Tensor]:
     """The named tensors of a file; names and shapes are compared before anything is loaded."""
+    shapes = _shapes(field, path)
+    _check_names(field, path, shapes, like, optional)
+    with _readable(field, path), safe_open(str(path), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in like if name in shapes}
+    return {name: _sound(field, path, name, tensor) for name, tensor in tensors.items()}
+
+
+def _shapes(field: str, path: Path) -> dict[str, tuple[int, ...]]:
+    """The names in a file and their shapes."""
     if not path.is_file():
         raise DataError(f"{field}: no such file: {path}.")
+    with _readable(field, path), safe_open(str(path), framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+
+
+@contextmanager
+def _readable(field: str, path: Path) -> Iterator[None]:
     try:
-        with safe_open(str(path), framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
-            _check_names(field, path, shapes, like, optional)
-            tensors = {name: file.get_tensor(name) for name in like if name in shapes}
+        yield
     except (SafetensorError, OSError) as error:
         raise DataError(
             f"{field}: {path} can not be read as safetensors ({error}): it is truncated, corrupt or of another "
             "format. Save it again with safetensors.torch.save_file."
         ) from error
-    return {name: _sound(field, path, name, tensor) for name, tensor in tensors.items()}
 
 
 def _check_names(

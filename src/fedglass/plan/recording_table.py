@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from fedglass.plan.keys import Classes, Count, Name, Rate, Table
+from fedglass.plan.keys import Classes, Clients, Examples, LearningRate, Name, Side, Steps, Table, Title
 from fedglass.plan.training_table import TrainingTable, WhiteningTable
 
 MOST_PIXELS = 2**28
@@ -17,7 +17,7 @@ MOST_PIXELS = 2**28
 class RecordingTable(Table):
     """A message that was recorded from a real federation."""
 
-    name: str = ""
+    name: Title = ""
     """In the report, where there are several."""
     model: Name
     """The architecture: a name of `fedglass list models`, or `package.module:factory`."""
@@ -33,17 +33,17 @@ class RecordingTable(Table):
     """An npz file of the images and labels behind the message, to score by."""
     classes: Classes
     """Of the model."""
-    shape: Annotated[list[Count], Field(min_length=3, max_length=3)] | None = None
+    shape: Annotated[list[Side], Field(min_length=3, max_length=3)] | None = None
     """Channels, height and width, where there is no truth."""
-    examples: Count | None = None
+    examples: Examples | None = None
     """How many are behind the message, where there is no truth."""
-    clients: Count = 1
+    clients: Clients = 1
     """How many clients' updates are combined in the message."""
     training: TrainingTable | None = None
     """What each client did, as far as you know."""
-    lr: Rate | None = None
+    lr: LearningRate | None = None
     """The learning rate, where epochs and batch size are not known."""
-    steps: Count | None = None
+    steps: Steps | None = None
     """Local steps of each client, where they are known without epochs and batch size."""
     whitening: WhiteningTable
     """How the clients normalised their pixels."""

@@ -98,8 +98,12 @@ def _kind(value: Schema) -> str:
 
 def _range(value: Schema) -> str:
     marks = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-    told = [f"{words} {value[mark]:g}" for mark, words in marks.items() if mark in value and abs(value[mark]) < 2**53]
+    told = [f"{words} {_shown(value[mark])}" for mark, words in marks.items() if abs(value.get(mark, 2**53)) < 2**53]
     return f" {' '.join(told)}" if told else ""
+
+
+def _shown(limit: float) -> str:
+    return f"{limit:,.0f}" if limit == int(limit) else f"{limit:g}"
 
 
 def _refs(value: Any) -> Iterator[str]:

@@ -10,8 +10,22 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedglass.core.errors import UsageError
 from fedglass.plan.errors import in_one_sentence
-from fedglass.plan.federation_table import DefenceTable, FederationTable
-from fedglass.plan.keys import Count, Flag, Index, Indices, Name, Named, Seed, Table, listed
+from fedglass.plan.federation_table import Defences, FederationTable
+from fedglass.plan.keys import (
+    MOST_CASES,
+    Client,
+    Finite,
+    Name,
+    Named,
+    Repeats,
+    Round,
+    Seed,
+    SomeClients,
+    SomeRounds,
+    Table,
+    Title,
+    listed,
+)
 from fedglass.plan.recording_table import RecordingTable
 from fedglass.verdict.gate import Gate
 
@@ -24,18 +38,25 @@ class AdversaryTable(Table):
 
     view: Literal["server", "aggregate", "peer"] = "server"
     """A server that sees a client's update, or the aggregate alone, or a participant: `fedglass list views`."""
-    client: Index | Indices | Literal["all"] = 0
-    """Whose update the server sees, or which participant the peer is."""
-    round: Index | Indices = 0
-    """Which round it looks at, or a list of them, counted from 0."""
-    knows_training: Flag = True
+    client: Client | SomeClients | Literal["all"] = "all"
+    """Whose update the server sees, or which client the peer is; all are those of the round. Not for recordings."""
+    round: Round | SomeRounds = 0
+    """Which round it looks at, or a list of them, counted from 0. Not for recordings."""
+    knows_training: bool = True
     """Optimiser, learning rate, epochs and batch size."""
-    knows_steps: Flag = False
+    knows_steps: bool = False
     """The number of local steps and the learning rate alone."""
-    knows_labels: Flag = False
+    knows_labels: bool = False
     """ORACLE: the true labels."""
-    knows_batch_labels: Flag = False
+    knows_batch_labels: bool = False
     """ORACLE: the true labels of each local batch."""
+
+    def views(self, clients: int) -> int:
+        """How many it has of a federation of so many clients, if all take part in every round."""
+        rounds = len(set(self.round)) if isinstance(self.round, list) else 1
+        if self.view == "aggregate" or isinstance(self.client, int):
+            return rounds
+        return rounds * (clients if isinstance(self.client, str) else len(set(self.client)))
 
 
 class AttackTable(Named):
@@ -50,7 +71,7 @@ class AttackTable(Named):
 class MetricsTable(Table):
     """Which figures are computed."""
 
-    names: Annotated[list[Name], Field(min_length=1)] = ["psnr", "ssim", "rmse", "lpips"]
+    names: Annotated[list[Name], Field(min_length=1, max_length=50)] = ["psnr", "ssim", "rmse", "lpips"]
     """Of `fedglass list metrics`."""
 
 
@@ -59,11 +80,11 @@ class GateTable(Table):
 
     metric: Name = "psnr"
     """By which an image counts as recovered."""
-    threshold: Annotated[float, Field(allow_inf_nan=False)] = 20.0
+    threshold: Finite = 20.0
     """Beyond which it does: above for PSNR and SSIM, below for LPIPS and RMSE."""
     max_share: float = 0.0
     """The audit fails when an attack recovers more than this share of the images."""
-    inconclusive_fails: Flag = True
+    inconclusive_fails: bool = True
     """Whether an audit that can not tell exits with 3."""
 
     def value(self) -> Gate:
@@ -73,21 +94,21 @@ class GateTable(Table):
 class Plan(Table):
     """A whole plan file."""
 
-    title: str = ""
+    title: Title = ""
     """Of the audit."""
     seed: Seed = 0
     """The same plan and seed give the same records."""
-    repeats: Count = 1
+    repeats: Repeats = 1
     """How often each attack is played, from different starts."""
-    federation: list[FederationTable] = []
+    federation: Annotated[list[FederationTable], Field(max_length=100)] = []
     """What is simulated; one table or several."""
-    recording: list[RecordingTable] = []
+    recording: Annotated[list[RecordingTable], Field(max_length=1000)] = []
     """Messages of a real federation, in place of a simulation."""
     adversary: AdversaryTable = AdversaryTable()
     """Who attacks."""
-    defences: list[DefenceTable] = []
+    defences: Defences = []
     """What protects the clients, one after another."""
-    attacks: Annotated[list[AttackTable], Field(min_length=1)]
+    attacks: Annotated[list[AttackTable], Field(min_length=1, max_length=100)]
     """What is played."""
     metrics: MetricsTable = MetricsTable()
     """What is measured."""
@@ -113,7 +134,18 @@ class Plan(Table):
         twice = sorted({name for name in labels if labels.count(name) > 1})
         if twice:
             raise ValueError(f"attacks need different names, {twice[0]!r} comes twice: give one a label of its own")
+        if self.cases > MOST_CASES:
+            raise ValueError(
+                f"the plan asks for {self.cases:,} cases (attacks x messages x repeats), expected at most "
+                f"{MOST_CASES:,}: ask for fewer repeats, attacks, clients or rounds"
+            )
         return self
+
+    @property
+    def cases(self) -> int:
+        """How many there are if all clients take part in every round: known before anything is built."""
+        messages = len(self.recording) + sum(self.adversary.views(table.clients) for table in self.federation)
+        return messages * len(self.attacks) * self.repeats
 
 
 def read_plan(path: Path) -> tuple[Plan, str]:
@@ -143,7 +175,8 @@ def parse_plan(text: str, where: str = "plan") -> Plan:
     """
     try:
         content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    # Not every ValueError of the parser is its own: a number may have too many digits.
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not valid TOML: {error}.") from error
     try:
         return Plan.model_validate(content)

@@ -8,17 +8,17 @@ from pydantic import Field, model_validator
 
 from fedglass.core.optimisers import OPTIMISERS, Optimiser
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.plan.keys import Count, Flag, NotNegative, Numbers, Rate, Share, Table
+from fedglass.plan.keys import Examples, LearningRate, NotNegative, PerChannel, Positive, Share, Steps, Table
 
 
 class TrainingTable(Table):
     """How a client trains."""
 
-    lr: Rate
+    lr: LearningRate
     """The learning rate."""
-    epochs: Count = 1
+    epochs: Steps = 1
     """Passes over the client's examples in a round."""
-    batch_size: Count | None = None
+    batch_size: Examples | None = None
     """Examples in a local step; all of them where it is left out. One epoch of one step is FedSGD."""
     batch_norm: Literal["frozen", "batch"] = "frozen"
     """Which statistics normalisation layers use while a client trains: the running ones, or the batch's."""
@@ -26,19 +26,19 @@ class TrainingTable(Table):
     """The update rule of a local step."""
     momentum: Share | None = None
     """Of SGD."""
-    nesterov: Flag | None = None
+    nesterov: bool | None = None
     """Whether SGD's momentum looks ahead."""
     weight_decay: NotNegative | None = None
     """Added to the gradient (sgd, adam), or apart from it (adamw)."""
     betas: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None
     """Of Adam's two moments."""
-    eps: Rate | None = None
+    eps: Positive | None = None
     """Of Adam's denominator."""
-    shuffle: Flag = True
+    shuffle: bool = True
     """Whether each epoch takes the examples in a new order; false: in the order of the data."""
-    steps: Count | None = None
+    steps: Steps | None = None
     """Local steps in a round, in place of epochs."""
-    clip: Rate | None = None
+    clip: Positive | None = None
     """The norm down to which each step's gradient is scaled."""
     label_smoothing: Share = 0.0
     """The share of each label that is spread over all classes."""
@@ -81,9 +81,9 @@ class TrainingTable(Table):
 class WhiteningTable(Table):
     """Channel means and deviations, where the dataset's own are not wanted."""
 
-    mean: Numbers
+    mean: PerChannel
     """Of each channel, for pixels in [0, 1]."""
-    std: Numbers
+    std: PerChannel
     """Of each channel."""
 
     def value(self) -> Whitening:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedglass.core.errors import UsageError
-from fedglass.ledger.records import PLAN, RECORDS, REPORT, SUMMARY, Picture, Record, RecordFile, claimed_digest
+from fedglass.ledger.records import PLAN, RECORDS, REPORT, Picture, Record, claimed_digest
 from fedglass.report import sections
+from fedglass.report.audited import judged_by, records_of
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
-from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_summary, scales_of
+from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
 
 WORST = 12
 LONGEST_PLAN = 2**20
@@ -43,15 +43,12 @@ def write_report(directory: Path, output: Path | None = None) -> Path:
 
     An audit that was stopped early can be reported too; its page says that it is incomplete.
     """
-    if not (directory / RECORDS).is_file():
-        raise UsageError(f"{directory} is not an audit directory (no {RECORDS}): run `fedglass audit` first.")
-    records = RecordFile(directory / RECORDS).read()
-    return write_page(output or directory / REPORT, audit_page(directory, records))
+    return write_page(output or directory / REPORT, audit_page(directory, records_of(directory)))
 
 
 def audit_page(directory: Path, records: Sequence[Record]) -> str:
     """The page as text."""
-    gate, missing, told = _gate(directory, len(records))
+    gate, missing, told = judged_by(directory, len(records))
     scales = scales_of(records, told)
     verdict, groups = gate.judge(records, missing), by_attack(records, gate)
     views, album = by_view(records, gate), Album(directory)
@@ -59,6 +56,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
     found, more_found = _found(records, album)
     energies, more_energies = sections.energy_figures(records, groups)
     utility, utility_plot = sections.utility_table(views or groups, gate)
+    evidence = _all_evidence(records, gate, scales, album)
     return render(
         "audit.html",
         verdict=verdict,
@@ -83,21 +81,14 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         energies=energies,
         more_energies=more_energies,
         flags=sections.flag_groups(records),
-        evidence=_all_evidence(records, gate, scales, album),
+        evidence=evidence,
+        holes=album.holes,  # known when all pictures have been asked for
         attacks=Table(["attack", "exactly as played"], [[a, r] for a, r in _reprs(records)]),
         versions=sections.versions_table(records),
         plan=_plan(directory),
         digest=claimed_digest(directory),
         written=_written(directory),
     )
-
-
-def _gate(directory: Path, done: int) -> tuple[Gate, int | None, Scales]:
-    """The gate that the audit was judged by, how many planned cases are missing (None: unknown), and the scales."""
-    if not (directory / SUMMARY).is_file():
-        return Gate(), None, {}
-    summary = read_summary(directory / SUMMARY)
-    return summary.judged_by(), max(0, summary.planned - done), summary.scales
 
 
 def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:

@@ -72,5 +72,5 @@ def write_page(path: Path, html: str) -> Path:
     try:
         write_atomic(path, html)
     except OSError as error:
-        raise UsageError(f"Cannot write the report {path}: {error.strerror}; choose another file with -o.") from error
+        raise UsageError(f"Cannot write the report {path}: {error.strerror}; choose another file.") from error
     return path

@@ -47,6 +47,11 @@ class Album:
         self.budget -= len(data)
         return Inlined(f"data:image/png;base64,{base64.b64encode(data).decode()}", alt, "", width, height)
 
+    @property
+    def holes(self) -> list[str]:
+        """What was asked for so far and can not be shown, each with the reason: `missing: pictures/a_0.png`."""
+        return [found for found in self._seen.values() if isinstance(found, str)]
+
     def content(self, path: str) -> bytes | None:
         """The bytes of a picture, by which two originals are known to be the same."""
         found = self._load(path)

@@ -99,7 +99,7 @@ def test_the_server_has_imported_what_workers_need(tmp_path: Path) -> None:
         assert found == "[('fedglass.recipes.catalogue', True), ('torch', True)]"
 
 
-def test_a_model_beside_the_plan_reaches_the_workers(tmp_path: Path) -> None:
+def test_code_from_a_named_folder_reaches_the_workers(tmp_path: Path) -> None:
     place, commands = tmp_path / "plans", tmp_path / "commands"
     place.mkdir()
     commands.mkdir()
@@ -107,8 +107,9 @@ def test_a_model_beside_the_plan_reaches_the_workers(tmp_path: Path) -> None:
     (place / "plan.toml").write_text(PLAN)
     # Workers look where the command looks, which is not the current folder first.
     (place / "queue.py").write_text("raise RuntimeError('not the module of the standard library')")
-    done = python(commands, COMMAND, "audit", "plan.toml", "-o", "out", "--workers", 2, "--device", "cpu", cwd=place)
-    assert done.returncode == 0, done.stderr
+    options = ("--code", ".", "-o", "out", "--workers", 2, "--device", "cpu")
+    done = python(commands, COMMAND, "audit", "plan.toml", *options, cwd=place)
+    assert "This plan runs code of its own: model_beside_the_plan:Own (model)." in done.stderr
     assert "Error" not in done.stderr
     assert [record.status for record in RecordFile(place / "out" / RECORDS).read()] == ["done", "done"]
 

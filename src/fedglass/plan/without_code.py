@@ -1,0 +1,78 @@
+"""What can be said of a plan without running a line of code that is not part of fedglass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedglass.audit.rehearsal import rehearse
+from fedglass.audit.target import Section, Source
+from fedglass.core.foreign import no_code
+from fedglass.metrics.catalogue import metric
+from fedglass.plan.code import (
+    Code,
+    code_named,
+    code_of,
+    code_of_attack,
+    code_of_federation,
+    code_of_recording,
+)
+from fedglass.plan.compile import attack_of, check_gate_metric
+from fedglass.plan.federation import Protection, check_parts, defences_of, simulated
+from fedglass.plan.recording import check_recording, recorded
+from fedglass.plan.schema import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """What was found sound, in words, and what was not looked at."""
+
+    sections: Sequence[Section]
+    left: tuple[Code, ...]
+
+
+def check_without_code(plan: Plan, folder: Path) -> Checked:
+    """Check names, options, files, data and whatever else needs no code of others; refuse what is wrong with them."""
+    with no_code():
+        attacks = {
+            table.label or table.name: attack_of(table, plan.adversary)
+            for table in plan.attacks
+            if not code_of_attack(table)
+        }
+        for name in plan.metrics.names:
+            if not list(code_named("metrics", name)):
+                metric(name)
+        sources = _sources(plan, folder)
+        lines = _judgement(plan, sources)
+        rehearse(sources, attacks)
+        sections = [section for source in sources for section in source.threat()]
+        parts = {"Attacks": [f"{name} = {attack!r}" for name, attack in attacks.items()], "Judgement": lines}
+        return Checked([*sections, *(Section(title, told) for title, told in parts.items() if told)], code_of(plan))
+
+
+def _sources(plan: Plan, folder: Path) -> list[Source]:
+    """Those that are made of built-in parts alone; the built-in parts of the others are checked and dropped."""
+    own = [table for table in plan.defences if list(code_named("defences", table.name))]
+    protection = defences_of([table for table in plan.defences if table not in own])
+    found: list[Source] = []
+    for table in plan.federation:
+        if code_of_federation(table) or (own and table.defended):
+            check_parts(table, plan.seed, folder)
+        else:
+            shield = protection if table.defended else Protection()
+            found.append(simulated(table, plan.adversary, plan.seed, folder, shield))
+    for recording in plan.recording:
+        if code_of_recording(recording):
+            check_recording(recording, plan.adversary, folder)
+        else:
+            found.append(recorded(recording, plan.adversary, folder))
+    return found
+
+
+def _judgement(plan: Plan, sources: Sequence[Source]) -> list[str]:
+    if list(code_named("metrics", plan.gate.metric)):
+        return []
+    gate = plan.gate.value()
+    check_gate_metric(gate.metric, sources)
+    return [f"An image counts as recovered with {gate.rule}."]

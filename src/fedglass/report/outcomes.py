@@ -1,0 +1,79 @@
+"""Each record as a pipeline sees it: a leak, a failed case, one that can not tell, or none of these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedglass.ledger.records import Record
+from fedglass.verdict.gate import Gate, is_mute
+from fedglass.verdict.images import ImageScores
+
+Kind = Literal["leak", "failed", "inconclusive", "allowed", "clear"]
+"""`allowed`: images were recovered, but no larger share of them than the gate allows the attack."""
+
+_FOLDERS = re.compile(r"(?<![\w/:.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:\"']+[/\\])+")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one record, in a word and in a sentence."""
+
+    record: Record
+    kind: Kind
+    sentence: str
+
+    @property
+    def title(self) -> str:
+        """The case in words."""
+        return f"{self.record.view}, round {self.record.round}, repeat {self.record.repeat + 1}"
+
+
+def outcomes_of(records: Sequence[Record], gate: Gate) -> list[Outcome]:
+    """What came of every record, in their order."""
+    guilty = {tally.attack for tally in gate.tally(records) if tally.share > gate.max_share}
+    return [_outcome(record, gate, record.attack in guilty) for record in records]
+
+
+def unfinished(missing: int | None, records: Sequence[Record]) -> str:
+    """Why the records are not all of the audit, without which a report may look like a pass; empty where they are."""
+    if missing is None:
+        return "It is not known how many cases were planned: the audit was stopped before its end. Run it again."
+    if missing:
+        return f"{missing} planned case{'' if missing == 1 else 's'} not run yet: run the audit again to continue it."
+    return "" if records else "No case has run."
+
+
+def without_folders(text: str) -> str:
+    """A text in which no file is named by its place on this machine.
+
+    >>> without_folders("no such file: /home/me/data/a.npz; see https://example.org/a/b")
+    'no such file: a.npz; see https://example.org/a/b'
+    """
+    return _FOLDERS.sub("", text)
+
+
+def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
+    if record.status == "failed":
+        return Outcome(record, "failed", f"The case failed: {without_folders(record.error or '')}")
+    if is_mute(record):
+        return Outcome(record, "inconclusive", _serious(record))
+    values = [value for value in gate.scores(record) if value is not None]
+    hits = sum(gate.hits(ImageScores.of(record)))
+    if hits:
+        best = gate.scale.show(gate.scale.best(values))
+        said = f"{record.attack} recovered {hits} of {len(values)} private images ({gate.rule}; best {best})."
+        allowed = f" The gate allows {gate.max_share:.0%} of an attack's images."
+        return Outcome(record, "leak", said) if guilty else Outcome(record, "allowed", said + allowed)
+    if len(values) < max(1, len(gate.scores(record))):
+        why = record.skipped_metrics.get(gate.metric, "") or _serious(record)
+        return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
+    if _serious(record):
+        return Outcome(record, "inconclusive", _serious(record))
+    return Outcome(record, "clear", f"{record.attack} recovered no private image ({gate.rule}).")
+
+
+def _serious(record: Record) -> str:
+    return " ".join(f"{flag.name}: {flag.text}" for flag in record.flags if flag.severity == "serious")

@@ -1,0 +1,123 @@
+"""`--json` puts one object on stdout and nothing else; `-q` leaves the exit code and errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from fedglass.cli import template
+from fedglass.core.registry import KINDS
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "json.md"
+Run = Callable[..., Result]
+Write = Callable[..., Path]
+
+
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("make_docs", ROOT / "tools" / "make_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def structure(value: Any) -> Any:
+    """Keys and types, without what differs between two runs."""
+    if isinstance(value, dict):
+        return {key: structure(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return sorted({json.dumps(structure(inner)) for inner in value})
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+def test_the_page_shows_what_the_commands_print() -> None:
+    """`python tools/make_docs.py` writes the examples anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    make_docs = tool()
+    printed = make_docs.answers(text)
+    shown = {match["command"]: match["answer"] for match in make_docs.EXAMPLE.finditer(text)}
+    assert len(shown) >= 6
+    for command, answer in printed.items():
+        assert structure(json.loads(answer)) == structure(json.loads(shown[command])), command
+
+
+def test_the_keys_of_a_summary_are_explained() -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("## `summary.json`")[2]
+    words, _, example = text.partition("```sh")
+    for key in json.loads(example.partition("```json\n")[2].partition("```")[0]):
+        assert key == "schema_version" or f"`{key}`" in words, key
+
+
+@pytest.fixture
+def commands(write_plan: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """Every command that prints, in an order in which all succeed."""
+    plan = write_plan()
+    monkeypatch.setattr(template, "DEMO", plan.read_text())
+    workers = ("--workers", 1)
+    return [
+        ("init", tmp_path / "new.toml"),
+        ("check", plan),
+        ("audit", plan, "-o", tmp_path / "out", *workers),
+        ("demo", "-o", tmp_path / "demo", *workers),
+        ("report", tmp_path / "out", "--junit", tmp_path / "j.xml", "--sarif", tmp_path / "s.sarif"),
+        ("list", "attacks"),
+    ]
+
+
+def test_json_is_all_that_is_on_stdout(commands: list[tuple[object, ...]], fedglass: Run) -> None:
+    for arguments in commands:
+        told = json.loads(fedglass(*arguments, "--json").stdout)
+        assert (told["schema_version"], told["fedglass"]) == (1, "0.1.0")
+
+
+def test_quiet_is_silent(commands: list[tuple[object, ...]], fedglass: Run) -> None:
+    for arguments in commands:
+        done = fedglass(*arguments, "-q")
+        assert done.stderr == ""
+        if arguments[0] != "list":
+            assert done.stdout == "", arguments
+
+
+def test_quiet_and_json_go_together(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:
+    done = fedglass("audit", write_plan(), "-o", tmp_path / "out", "--workers", 1, "--json", "--quiet")
+    assert done.stderr == ""
+    told = json.loads(done.stdout)
+    assert told["exit_code"] == done.exit_code
+    assert all(Path(path).exists() for path in told["paths"].values())
+
+
+def test_the_verdict_is_that_of_the_words(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:
+    arguments = ("audit", write_plan(("99.0", "1.0")), "-o", tmp_path / "out", "--workers", 1)
+    words = fedglass(*arguments)
+    told = json.loads(fedglass(*arguments, "--json").stdout)
+    assert told["sentence"] in " ".join(words.stdout.split())
+    assert (told["state"], told["exit_code"], words.exit_code) == ("leak", 1, 1)
+    assert [(a["attack"], a["recovered"], a["images"]) for a in told["attacks"]] == [("inverting_gradients", 2, 2)]
+    again = json.loads(fedglass("report", tmp_path / "out", "--json").stdout)
+    shared = set(told) - {"device", "paths"}
+    assert {key: again[key] for key in shared} == {key: told[key] for key in shared}
+
+
+def test_errors_leave_stdout_empty(fedglass: Run, tmp_path: Path) -> None:
+    for arguments in (("audit", tmp_path / "none.toml"), ("check", tmp_path / "none.toml"), ("report", tmp_path)):
+        for option in ("--json", "-q"):
+            refused = fedglass(*arguments, option)
+            assert (refused.exit_code, refused.stdout) == (2, "")
+            assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_quiet_list_is_one_of_names(fedglass: Run) -> None:
+    names = fedglass("list", "attacks", "-q").stdout.split()
+    told = json.loads(fedglass("list", "attacks", "--json").stdout)["attacks"]
+    assert names == [entry["name"] for entry in told]
+    assert "idlg" in names
+    assert {"summary", "options", "paper", "from"} <= set(told[0])
+    assert set(KINDS) < set(json.loads(fedglass("list", "--json").stdout))

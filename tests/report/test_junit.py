@@ -1,0 +1,98 @@
+"""JUnit XML has a test case for every record, and nothing in a name can break it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fedglass.ledger.records import Flag, Record, RecordFile
+from fedglass.report.junit import junit, write_junit
+from fedglass.report.outcomes import outcomes_of
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.summary import summarise
+
+NASTY = "<b>&'\"]]> \x1b[31m\x00\ud800 é\n"
+
+
+def parsed(directory: Path) -> ElementTree.Element:
+    return ElementTree.parse(write_junit(directory, directory / "junit.xml")).getroot()
+
+
+def kinds(root: ElementTree.Element) -> Counter[str]:
+    return Counter(child.tag for case in root.iter("testcase") for child in case if child.tag != "system-out")
+
+
+def counted(suite: ElementTree.Element) -> None:
+    """What a suite says of itself is what is in it."""
+    cases = list(suite.iter("testcase"))
+    assert int(suite.attrib["tests"]) == len(cases)
+    for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        assert int(suite.attrib[name]) == sum(case.find(tag) is not None for case in cases)
+    assert float(suite.attrib["time"]) == pytest.approx(sum(float(case.attrib["time"]) for case in cases))
+
+
+def test_every_record_is_a_test_case(audit_directory: Path) -> None:
+    records = RecordFile(audit_directory / "records.jsonl").read()
+    root = parsed(audit_directory)
+    assert root.tag == "testsuites"
+    assert [suite.attrib["name"] for suite in root] == list(dict.fromkeys(record.attack for record in records))
+    names = [case.attrib["name"] for case in root.iter("testcase")]
+    assert len(set(names)) == len(names) == len(records)
+    for record in records:
+        (case,) = (c for c in root.iter("testcase") if f"[{record.key}]" in c.attrib["name"])
+        assert case.attrib["classname"] == f"fedglass.{record.attack}"
+        leaked = any(value is not None and value > 20 for value in record.metrics["psnr"])
+        expected = "failure" if leaked else "skipped" if record.attack == "dlg" else None
+        assert [child.tag for child in case if child.tag != "system-out"] == ([expected] if expected else [])
+    for suite in (root, *root):
+        counted(suite)
+
+
+def test_a_failed_case_is_an_error_without_the_machines_folders(
+    audit_directory: Path, make_case: Callable[..., Record]
+) -> None:
+    error = "no such file: /home/somebody/data/faces.npz"
+    failed = make_case(audit_directory, "dlg", 0, 7, status="failed", error=error, metrics={}, flags=[])
+    RecordFile(audit_directory / "records.jsonl").append(failed)
+    (found,) = parsed(audit_directory).iter("error")
+    assert found.attrib["message"] == "The case failed: no such file: faces.npz"
+
+
+def test_what_the_gate_allows_is_no_failure(build_audit: Callable[..., Path], tmp_path: Path) -> None:
+    root = parsed(build_audit(tmp_path / "a", ("inverting_gradients",), Gate(max_share=0.99)))
+    assert kinds(root) == {}
+
+
+def test_cases_that_have_not_run_are_an_error(audit_directory: Path) -> None:
+    """A pipeline that counts failures would take them for a pass."""
+    records = RecordFile(audit_directory / "records.jsonl").read()
+    before = kinds(parsed(audit_directory))["error"]
+    summarise(records, Gate(), len(records) + 3).write(audit_directory / "summary.json")
+    root = parsed(audit_directory)
+    assert kinds(root)["error"] == before + 1
+    assert "3 planned cases not run yet" in next(root.iter("error")).attrib["message"]
+    counted(root)
+    (audit_directory / "summary.json").unlink()
+    assert "stopped before its end" in next(parsed(audit_directory).iter("error")).attrib["message"]
+
+
+def test_no_score_is_skipped_and_no_pass(audit_directory: Path, make_case: Callable[..., Record]) -> None:
+    bare = make_case(audit_directory, "bare", 0, 0, metrics={}, skipped_metrics={"psnr": "no truth"}, flags=[])
+    RecordFile(audit_directory / "records.jsonl").append(bare)
+    (suite,) = (s for s in parsed(audit_directory) if s.attrib["name"] == "bare")
+    (said,) = suite.iter("skipped")
+    assert "Not all images have a score of PSNR. no truth" in said.attrib["message"]
+
+
+def test_nothing_in_a_name_breaks_the_document(audit_directory: Path, make_case: Callable[..., Record]) -> None:
+    nasty = make_case(audit_directory, "dlg", 0, 9, key="nasty", view="v")
+    flag = Flag.model_construct(name=NASTY, severity="serious", text=NASTY)
+    changed = nasty.model_copy(update={"attack": NASTY, "view": NASTY, "flags": [flag]})
+    root = ElementTree.fromstring(junit(outcomes_of([changed], Gate())).encode())
+    (case,) = root.iter("testcase")
+    assert case.attrib["classname"] == "fedglass.<b>&'\"]]> ?[31m?? é\n"
+    assert "<b>&'\"]]>" in ElementTree.tostring(case, encoding="unicode", method="text")
