@@ -29,6 +29,7 @@ def make(attack: str, values: Sequence[float | None], metric: str = "psnr", **fi
         "seed": 0,
         "status": "done",
         "metrics": {metric: list(values)},
+        "absence": "a defence hides it",
     }
     return Record(attack=attack, **{**basic, **fields})
 
@@ -139,12 +140,24 @@ def test_a_leak_outranks_a_failure() -> None:
 def test_a_serious_flag_makes_a_pass_inconclusive() -> None:
     records = [make("a", [1.0], flags=[SERIOUS]), make("b", [1.0])]
     verdict = Gate().judge(records)
-    assert (verdict.passed, verdict.exit_code, verdict.state) == (True, 0, "inconclusive")
-    assert verdict.sentence.endswith(
-        "Yet absence of leakage is not shown: 1 of 2 cases carries a serious flag (optimiser failed)."
-    )
-    strict = Gate(inconclusive_fails=True).judge(records)
-    assert (strict.passed, strict.exit_code, strict.state) == (None, 3, "inconclusive")
+    assert (verdict.passed, verdict.exit_code, verdict.state) == (None, 3, "inconclusive")
+    assert verdict.sentence.endswith("Yet absence of leakage is not shown in 1 of 2 cases (optimiser failed).")
+    lenient = Gate(inconclusive_fails=False).judge(records)
+    assert (lenient.passed, lenient.exit_code, lenient.state) == (True, 0, "inconclusive")
+
+
+def test_a_pass_of_which_absence_was_not_shown_is_none() -> None:
+    """No flag is no evidence: a record says in which way absence was shown, or the audit can not tell."""
+    verdict = Gate().judge([make("a", [1.0], absence=None), make("b", [1.0])])
+    assert (verdict.passed, verdict.exit_code, verdict.state) == (None, 3, "inconclusive")
+    assert verdict.caveat == "Yet absence of leakage is not shown in 1 of 2 cases (absence not shown)."
+    assert Gate(max_share=0.5).judge([make("a", [30.0, 1.0], absence=None)]).exit_code == 3
+
+
+def test_what_a_guess_reaches_does_not_count_as_recovered() -> None:
+    flat = make("a", [21.0], blind={"psnr": [21.0]})
+    assert [t.recovered for t in Gate().tally([flat])] == [0]
+    assert Gate().judge([make("a", [21.0], blind={"psnr": [20.9]})]).state == "leak"
 
 
 def test_lesser_flags_do_not() -> None:

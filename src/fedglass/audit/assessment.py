@@ -98,6 +98,9 @@ def _explained(target: Target) -> dict[str, Any]:
     if target.declared is None:
         return {"explained": None, "replay": "Say how the clients trained: recording.training."}
     found = replay(target.declared)
+    if found is not None and target.defended and len(target.behind) == 1 and not found.explained and not found.other:
+        words = f"{found.words}, and how much of that the defence makes is not known"
+        return {"explained": None, "replay": f"{words[0].upper()}{words[1:]}."}
     if found is None:
         return {"explained": None, "replay": "It is too long to be played again."}
     other = f"; what explains it: {found.other}" if found.other else ""

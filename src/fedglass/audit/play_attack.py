@@ -32,7 +32,6 @@ class PlayAttack:
     attack: AnyAttack
     metrics: tuple[str, ...]
     gate: Gate
-
     effort: Effort = Effort.STANDARD
 
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:

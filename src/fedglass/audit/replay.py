@@ -84,9 +84,22 @@ class Replay:
         return f"replayed on the true data, the declared training leaves a relative error of {self.residual:.2g}"
 
 
+def played(declared: Declared) -> Params | None:
+    """The message of the declared training itself; None where it is too long or diverges."""
+    if _too_long(declared):
+        return None
+    tensors = zip(declared.before.items(), _message(declared, 0), strict=True)
+    update = {name: tensor.to(before.dtype) for (name, before), tensor in tensors}
+    return update if all(bool(torch.isfinite(tensor).all()) for tensor in update.values()) else None
+
+
+def _too_long(declared: Declared) -> bool:
+    return any(part.training.local_steps(len(part.labels)) > MOST_STEPS for part in declared.parts)
+
+
 def replay(declared: Declared) -> Replay | None:
     """Play the declared training again; None where it is too long."""
-    if any(part.training.local_steps(len(part.labels)) > MOST_STEPS for part in declared.parts):
+    if _too_long(declared):
         return None
     found = _played(declared)
     if found.explained:

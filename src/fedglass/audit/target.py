@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fedglass.audit.protection import together
-from fedglass.audit.replay import Declared, Part
+from fedglass.audit.replay import Declared, Part, played
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import identity_text
 from fedglass.core.types import Observation
@@ -119,6 +119,7 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
     """What one view makes of a transcript, simulated or recorded."""
     seen, past = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
     terms = transcript.terms
+    declared = None if transcript.origin or truths is None else declared_of(transcript, seen, truths)
     protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in seen.behind}
     return Target(
         seen.observation,
@@ -127,12 +128,19 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         defences=None if protected is None else tuple(together(protected)),
         defended=True if len(seen.behind) > 1 else None if protected is None else any(protected.values()),
         simulated=bool(transcript.origin),
-        declared=None if transcript.origin or truths is None else declared_of(transcript, seen, truths),
+        declared=declared,
+        bare=_replayed(seen.observation, declared) if declared is not None and protected else None,
         behind=seen.behind,
         participants=tuple(p.name for p in past.participants),
         kept=past.kept,
         behaviours=terms.behaviours,
     )
+
+
+def _replayed(seen: Observation, declared: Declared) -> Observation | None:
+    """What a recorded message would have been without its defence, as far as the declared training tells."""
+    update = played(declared)
+    return None if update is None else replace(seen, update=update)
 
 
 def declared_of(transcript: Transcript, seen: Seen, truths: Truths) -> Declared | None:

@@ -114,6 +114,7 @@ class Findings:
             or self.explained is not True
             or self.gate.partly(self.scores)
             or self.gate.guessed(self.scores)
+            or self.mislabelled
             or self.notes
         ):
             return None
@@ -122,6 +123,14 @@ class Findings:
         enough = len(self.looks) >= max(1, self.asked) and all(look.reached for look in self.looks)
         shown = self.reached and self.faithful and enough
         return CHOICE if shown and not any(look.recovered for look in self.looks) else None
+
+    @property
+    def mislabelled(self) -> bool:
+        """Whether the labels that the attack took are wrong, and make it look for other images."""
+        truth, wrong = self.energy_truth, self.energy_labels
+        if not self.label_errors or truth is None or wrong is None:
+            return False
+        return not math.isfinite(wrong) or _undercuts(truth, wrong, DISTINCT)
 
     @property
     def others(self) -> float:
@@ -198,14 +207,12 @@ def _optimiser(found: Findings) -> Flag | None:
 
 def _labels(found: Findings) -> Flag | None:
     """Labels are named wherever they are a plausible cause."""
-    truth, wrong = found.energy_truth, found.energy_labels
-    if not found.open or not found.label_errors or truth is None or wrong is None:
-        return None
-    if math.isfinite(wrong) and not _undercuts(truth, wrong, DISTINCT):
+    if not found.open or not found.mislabelled:
         return None
     text = (
         f"{found.label_errors} of the labels that the attack took are wrong: the true images have the energy "
-        f"{truth:.3g} under the true labels and {wrong:.3g} under those, so that it looked for other images. "
+        f"{found.energy_truth:.3g} under the true labels and {found.energy_labels:.3g} under those, so that it looked "
+        "for other images. "
         'Choose another way to find the labels, or see with labels = "oracle" what they cost.'
     )
     return Flag(name="labels are wrong", severity="serious", text=text)

@@ -189,6 +189,9 @@ class Gate:
     def _unshown(self, record: Record) -> list[str]:
         """What keeps a record from showing that nothing leaks: every pass must have been shown."""
         serious = [flag.name for flag in record.flags if flag.severity == "serious"]
+        # The flags are those of the gate that the audit was run with, which may have been another.
+        if self.partly(ImageScores.of(record)) and "partly recognisable" not in serious:
+            serious.append("partly recognisable")
         if serious or all(self.hits(ImageScores.of(record))) or record.absence is not None:
             return serious
         return ["absence not shown"]

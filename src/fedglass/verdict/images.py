@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Record
 
@@ -66,6 +67,14 @@ class ImageScores:
         """
         hits = self.earned(metric, scale, threshold)
         signs = [] if scale.sure is None else [self.earned(metric, scale, (scale.sure[0] + threshold) / 2)]
-        others = {name: scale_of(name) for name in self.metrics if name != metric}
+        others = {name: _scale(name) for name in self.metrics if name != metric}
         signs += [self.earned(name, other, other.sure[1]) for name, other in others.items() if other.sure is not None]
         return [not hit and any(seen[i] for seen in signs if i < len(seen)) for i, hit in enumerate(hits)]
+
+
+def _scale(metric: str) -> Scale:
+    """A metric's scale; one that does not say what it is sure of where the package that has it is not at hand."""
+    try:
+        return scale_of(metric)
+    except UsageError:
+        return Scale(metric)

@@ -212,7 +212,7 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
     done = [record for record in records if record.status == "done"]
     names = dict.fromkeys(name for record in done for name in record.metrics)
     values = {name: [_known(record.metrics.get(name, [])) for record in done] for name in names}
-    hits = [gate.hits(ImageScores.of(record)) for record in done]
+    hits = [_judged_hits(record, gate) for record in done]
     labelled = [record for record in done if record.label_errors is not None]
     return Group(
         attack=attack,
@@ -229,6 +229,12 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
         oracle=any(record.oracle for record in records),
         utility=_mean_utility(done),
     )
+
+
+def _judged_hits(record: Record, gate: Gate) -> list[bool]:
+    """Which of the images that have a score count as recovered."""
+    pairs = zip(gate.hits(ImageScores.of(record)), gate.scores(record), strict=True)
+    return [hit for hit, value in pairs if value is not None]
 
 
 def _split(
