@@ -190,9 +190,9 @@ def test_absence_is_never_given_beside_a_serious_flag_nor_missing_without_one() 
 def test_absence_needs_an_explained_message_and_one_of_the_two_ways() -> None:
     for found in _all_findings():
         if found.absence == HIDDEN:
-            assert found.explained and found.hidden and found.defended and found.read_without
+            assert all((found.explained, found.hidden, found.defended, found.read_without))
         if found.absence == CHOICE:
-            assert found.explained and found.faithful and found.reached and len(found.looks) == 2
+            assert all((found.explained, found.faithful, found.reached, len(found.looks) == 2))
             assert not any(look.recovered for look in found.looks)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedglass.core.errors import UsageError
 from fedglass.ledger.records import Flag, Record
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
 SERIOUS = Flag(name="optimiser failed", severity="serious", text="The true data has lower energy.")
 
@@ -63,9 +64,9 @@ def test_one_attack_alone() -> None:
 
 
 def test_a_pass_names_the_closest() -> None:
-    verdict = Gate().judge([make("dlg", [5.0]), make("idlg", [19.9, 1.0])])
+    verdict = Gate().judge([make("dlg", [5.0]), make("idlg", [12.9, 1.0])])
     assert verdict.sentence == (
-        "None of the 2 attacks recovered a private image (PSNR above 20 dB); the closest, idlg, reached 19.9 dB."
+        "None of the 2 attacks recovered a private image (PSNR above 20 dB); the closest, idlg, reached 12.9 dB."
     )
     assert (verdict.passed, verdict.exit_code, verdict.state) == (True, 0, "clear")
 
@@ -79,8 +80,16 @@ def test_a_pass_names_the_closest() -> None:
 def test_the_rule(values: list[float], threshold: float, max_share: float, metric: str) -> None:
     hits = [v > threshold if metric in ("psnr", "ssim") else v < threshold for v in values]
     gate = Gate(metric=metric, threshold=threshold, max_share=max_share)
-    verdict = gate.judge([make("dlg", values, metric)])
-    assert verdict.exit_code == (1 if sum(hits) / len(values) > max_share else 0)
+    record = make("dlg", values, metric)
+    near = gate.partly(ImageScores.of(record))
+    assert gate.judge([record]).exit_code == (1 if sum(hits) / len(values) > max_share else 3 if near else 0)
+
+
+def test_what_is_partly_recognisable_does_not_pass() -> None:
+    """Whatever gate the audit was run with: its flags do not say what another gate calls near."""
+    for record in (make("a", [19.9]), make("a", [12.0], metrics={"psnr": [12.0], "ssim": [0.8]})):
+        assert Gate().judge([record]).state == "inconclusive"
+    assert Gate(threshold=35.0).judge([make("a", [34.0])]).state == "inconclusive"
 
 
 def test_one_leaking_attack_is_not_diluted_by_others() -> None:
@@ -204,4 +213,4 @@ def test_an_image_that_a_refinement_recovered_counts_and_a_broken_one_is_judged_
     assert Gate().judge([make("fedleak", [None], metrics_raw={"psnr": [None]})]).state == "incomplete"
     low = Gate("lpips", 0.2)
     assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.1]})]).state == "leak"
-    assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.3]})]).state == "clear"
+    assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.8]})]).state == "clear"
