@@ -40,7 +40,10 @@ def row(situation: Situation) -> tuple[str, ...]:
 def main() -> int:
     """Print the table; the number of false verdicts is the exit code."""
     torch.set_num_threads(1)
-    lines = ["| situation | in truth | said | | best | why not told, or how absence was shown |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| situation | in truth | said | | best | why not told, or how absence was shown |",
+        "|---|---|---|---|---|---|",
+    ]
     rows = []
     for situation in SITUATIONS:
         started = time.perf_counter()
@@ -50,7 +53,9 @@ def main() -> int:
     said = [each[2] for each in rows]
     false = sum(bool(each[3]) for each in rows)
     counts = ", ".join(f"{said.count(state)} {state}" for state in dict.fromkeys(sorted(said)))
-    total = f"{len(rows)} situations: {counts}; {false} false. Inconclusive: {said.count('inconclusive') / len(rows):.0%}."
+    total = (
+        f"{len(rows)} situations: {counts}; {false} false. Inconclusive: {said.count('inconclusive') / len(rows):.0%}."
+    )
     print(total)
     (ROOT / "docs" / "verdicts.md").write_text("\n".join([HEAD, total, "", *lines, ""]), encoding="utf-8")
     return false

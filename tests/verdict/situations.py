@@ -189,14 +189,19 @@ def nearly_flat() -> Examples:
     return Examples(0.4 + 0.2 * picture.images, picture.labels)
 
 
+def of_one_class() -> Examples:
+    return Examples(data(2).images, torch.tensor([3, 3]))
+
+
 def noisy(std: float) -> dict[str, Any]:
     return {"release": GaussianNoise(std=std)}
 
 
 MOMENTUM, STRONG = {"momentum": 0.9}, attack(tv=10.0)
 SHORT, LONG = attack(iterations=5), attack(iterations=400)
+SMOOTH = attack(tv=0.1)
 FIVE = replace(TOLD, epochs=5)
-HALF = Whitening((0.45,) * 3, (0.25,) * 3)
+SHIFTED = Whitening((0.45,) * 3, (0.25,) * 3)
 NONE = Whitening((0.0,) * 3, (1.0,) * 3)
 
 
@@ -217,12 +222,20 @@ def _situations() -> Iterator[Situation]:
     yield row("recorded: loss times 100", LEAKS, recorded(Made(factor=100.0)))
     yield row("recorded: labels smoothed, not declared", LEAKS, recorded(Made(smoothing=0.1)))
     yield row("recorded: momentum in one step", LEAKS, recorded(Made(options=MOMENTUM)))
-    yield row("recorded: momentum over five epochs, not declared", LEAKS, recorded(Made(options=MOMENTUM, epochs=5), FIVE))
+    yield row(
+        "recorded: momentum over five epochs, not declared", LEAKS, recorded(Made(options=MOMENTUM, epochs=5), FIVE)
+    )
     yield row(
         "recorded: momentum over five epochs, declared",
         LEAKS,
         recorded(Made(options=MOMENTUM, epochs=5), replace(FIVE, optimiser=SGD(momentum=0.9))),
     )
+    nesterov = Made(options={"momentum": 0.9, "nesterov": True}, epochs=5)
+    yield row("recorded: Nesterov's momentum over five epochs, not declared", LEAKS, recorded(nesterov, FIVE))
+    decay = replace(TOLD, optimiser=SGD(weight_decay=0.1))
+    yield row("recorded: weight decay of 0.1, declared", LEAKS, recorded(Made(options={"weight_decay": 0.1}), decay))
+    yield row("recorded: weight decay of 0.1, not declared", LEAKS, recorded(Made(options={"weight_decay": 0.1})))
+    yield row("recorded: plain SGD, declared with Adam", LEAKS, recorded(Made(), replace(TOLD, optimiser=Adam())))
     yield row("recorded: weight decay, not declared", LEAKS, recorded(Made(options={"weight_decay": 5e-4})))
     yield row("recorded: five epochs, declared", LEAKS, recorded(Made(epochs=5), FIVE))
     yield row("recorded: five epochs, declared as one", LEAKS, recorded(Made(epochs=5)))
@@ -242,20 +255,26 @@ def _situations() -> Iterator[Situation]:
     yield row("recorded: BatchNorm in train mode, declared frozen", LEAKS, recorded(train, frozen, model=normalised))
     yield row("recorded: BatchNorm in train mode, declared so", LEAKS, recorded(train, batch, model=normalised))
     yield row("recorded: pixels not normalised, declared 0.5 / 0.25", LEAKS, recorded(Made(whitening=NONE)))
-    yield row("recorded: normalisation slightly off", LEAKS, recorded(Made(whitening=HALF)))
+    yield row("recorded: normalisation slightly off", LEAKS, recorded(Made(whitening=SHIFTED)))
     yield row("recorded: truth lists one of two images", LEAKS, recorded(Made(), count=2, truth=one_of))
     yield row("recorded: truth has other labels", LEAKS, recorded(Made(), truth=mislabelled))
-    yield row("recorded: noise that hides nothing, said to be defended", LEAKS, recorded(Made(noise=1e-9), defended=True))
+    yield row(
+        "recorded: noise that hides nothing, said to be defended", LEAKS, recorded(Made(noise=1e-9), defended=True)
+    )
     yield row("recorded: heavy noise, said to be defended", SAFE, recorded(Made(noise=1.0), defended=True))
     yield row("recorded: heavy noise that nobody mentions", SAFE, recorded(Made(noise=1.0)))
-    yield row("recorded: model that sees means alone", SAFE, recorded(Made(), model=pooled))
-    yield row("recorded: the same, five epochs declared", OPEN, recorded(Made(), FIVE, model=pooled))
+    yield row("recorded: model that sees means alone", SAFE, recorded(Made(), model=pooled), SMOOTH)
+    yield row("recorded: the same, five epochs declared", OPEN, recorded(Made(), FIVE, model=pooled), SMOOTH)
 
     yield row("attack too short", LEAKS, simulated(), SHORT)
     yield row("prior too strong", LEAKS, simulated(), STRONG)
-    yield row("flat result beyond the threshold", OPEN, simulated(examples=nearly_flat()), attack(tv=1000.0))
+    flat = simulated(noisy(1.0), examples=nearly_flat())
+    yield row("heavy noise, flat result beyond the threshold", SAFE, flat, attack(tv=1000.0))
+    yield row("heavy noise, nearly flat picture", SAFE, flat)
+    yield row("nearly flat picture, prior far too strong", LEAKS, simulated(examples=nearly_flat()), attack(tv=1000.0))
     yield row("one image, one gradient", LEAKS, simulated())
     yield row("two images, one gradient", LEAKS, simulated(count=2), LONG)
+    yield row("two images of one class", LEAKS, simulated(examples=of_one_class()), LONG)
     yield row("three local steps", LEAKS, simulated(training=replace(TOLD, epochs=3)))
     yield row("noise of 1e-12 as a defence", LEAKS, simulated(noisy(1e-12)))
     yield row("noise of 1e-6 as a defence", LEAKS, simulated(noisy(1e-6)))
@@ -268,9 +287,12 @@ def _situations() -> Iterator[Situation]:
     yield row("heavy Laplacian noise", SAFE, simulated({"release": LaplacianNoise(scale=1.0)}))
     yield row("clipped and noised", SAFE, simulated({"release": Chain((Clip(norm=0.1), GaussianNoise(std=0.1)))}))
     yield row("DP-SGD", SAFE, simulated({"gradient": DPSGD(clip=1.0, noise_multiplier=5.0)}))
+    yield row("heavy noise on two images", SAFE, simulated(noisy(1.0), count=2), LONG)
+    yield row("heavy noise after three local steps", SAFE, simulated(noisy(1.0), training=replace(TOLD, epochs=3)))
+    yield row("heavy noise, another client without", SAFE, simulated(noisy(1.0), {}))
     yield row("heavy noise, attack too short", SAFE, simulated(noisy(1.0)), SHORT)
-    yield row("model that sees means alone", SAFE, simulated(model=pooled))
-    yield row("model that sees means alone, noise of 1e-12", SAFE, simulated(noisy(1e-12), model=pooled))
+    yield row("model that sees means alone", SAFE, simulated(model=pooled), SMOOTH)
+    yield row("model that sees means alone, noise of 1e-12", SAFE, simulated(noisy(1e-12), model=pooled), SMOOTH)
     yield row("aggregate of two", LEAKS, simulated({}, {}, view=AggregateView()), LONG)
     poison = simulated({}, {"behaviour": SignFlip(factor=2.0)}, view=AggregateView())
     yield row("aggregate with a poisoner's flipped sign", LEAKS, poison, LONG)

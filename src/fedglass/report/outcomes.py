@@ -70,8 +70,10 @@ def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
     if len(values) < max(1, len(gate.scores(record))):
         why = record.skipped_metrics.get(gate.metric, "") or _serious(record)
         return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
-    if _serious(record):
-        return Outcome(record, "inconclusive", _serious(record))
+    doubts = gate.unshown(record)
+    if doubts:
+        why = _serious(record) or f"Absence of leakage is not shown ({', '.join(doubts)})."
+        return Outcome(record, "inconclusive", why)
     return Outcome(record, "clear", f"{record.attack} recovered no private image ({gate.rule}).")
 
 

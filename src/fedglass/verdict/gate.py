@@ -116,7 +116,7 @@ class Gate:
 
     def hits(self, scores: ImageScores) -> list[bool]:
         """Which images count as recovered."""
-        return scores.earned(self.metric, self.scale, self.threshold)
+        return scores.recovered(self.metric, self.scale, self.threshold)
 
     def guessed(self, scores: ImageScores) -> int:
         """How many lie beyond the threshold where a guess without the message does as well."""
@@ -154,7 +154,7 @@ class Gate:
         if problems:
             lead = f"The audit could not complete: {'; '.join(problems)}."
             return Verdict(None, lead, "", 3, "incomplete")
-        lead, doubt = self._pass_sentence(tallies), _doubt([*map(self._unshown, records)])
+        lead, doubt = self._pass_sentence(tallies), _doubt([*map(self.unshown, records)])
         if not doubt:
             return Verdict(True, lead, "", 0, "clear")
         if self.inconclusive_fails:
@@ -186,13 +186,17 @@ class Gate:
             problems.append(f"{_count(missing, 'planned case')} not run yet; run it again to continue")
         return problems
 
-    def _unshown(self, record: Record) -> list[str]:
+    def unshown(self, record: Record) -> list[str]:
         """What keeps a record from showing that nothing leaks: every pass must have been shown."""
         serious = [flag.name for flag in record.flags if flag.severity == "serious"]
         # The flags are those of the gate that the audit was run with, which may have been another.
-        if self.partly(ImageScores.of(record)) and "partly recognisable" not in serious:
-            serious.append("partly recognisable")
-        if serious or all(self.hits(ImageScores.of(record))) or record.absence is not None:
+        scores = ImageScores.of(record)
+        doubts = {
+            "partly recognisable": sum(scores.near(self.metric, self.scale, self.threshold)),
+            "no better than guessing": self.guessed(scores),
+        }
+        serious += [name for name, count in doubts.items() if count and name not in serious]
+        if serious or all(self.hits(scores)) or record.absence is not None:
             return serious
         return ["absence not shown"]
 

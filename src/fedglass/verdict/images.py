@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Record
 
+LEAD = 1 / 6
+"""By which share of the band in which a metric is not sure an image must be ahead of guesses: 1 dB of PSNR."""
 Values = Mapping[str, Sequence[float | None]]
 
 
@@ -51,30 +52,33 @@ class ImageScores:
         """Which images lie beyond a threshold."""
         return [value is not None and scale.beyond(value, threshold) for value in self.values(metric, scale)]
 
-    def earned(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
-        """Which images lie beyond a threshold where no guess without the message is as good."""
+    def recovered(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
+        """Which images lie beyond a threshold and clearly ahead of every guess without the message."""
+        lead = 0.0 if scale.sure is None else LEAD * abs(scale.sure[1] - scale.sure[0])
+        return self.earned(metric, scale, threshold, lead)
+
+    def earned(self, metric: str, scale: Scale, threshold: float, lead: float = 0.0) -> list[bool]:
+        """Which images lie beyond a threshold and are ahead of every guess without the message by more than `lead`."""
+        ahead = lead if scale.higher_leaks else -lead
         guesses = [*self.blind.get(metric, []), *[None] * len(self.metrics.get(metric, []))]
         pairs = zip(self.values(metric, scale), self.beyond(metric, scale, threshold), guesses, strict=False)
         return [
-            over and (guess is None or math.isnan(guess) or scale.beyond(value or 0.0, guess))
+            over and (guess is None or math.isnan(guess) or scale.beyond(value or 0.0, guess + ahead))
             for value, over, guess in pairs
         ]
 
-    def partly(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
-        """Which images are not recovered, but come near by this metric or are recovered by another.
+    def near(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
+        """Which images are not recovered, but lie in the upper half of the band in which the metric is not sure."""
+        hits = self.recovered(metric, scale, threshold)
+        if scale.sure is None:
+            return [False] * len(hits)
+        close = self.earned(metric, scale, (scale.sure[0] + threshold) / 2)
+        return [seen and not hit for seen, hit in zip(close, hits, strict=True)]
 
-        Near is the upper half of the band below the threshold in which a metric is not sure.
-        """
-        hits = self.earned(metric, scale, threshold)
-        signs = [] if scale.sure is None else [self.earned(metric, scale, (scale.sure[0] + threshold) / 2)]
-        others = {name: _scale(name) for name in self.metrics if name != metric}
+    def partly(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
+        """Which images are not recovered, but come near by this metric or are recovered by another."""
+        hits = self.recovered(metric, scale, threshold)
+        signs = [self.near(metric, scale, threshold)]
+        others = {name: scale_of(name) for name in self.metrics if name != metric}
         signs += [self.earned(name, other, other.sure[1]) for name, other in others.items() if other.sure is not None]
         return [not hit and any(seen[i] for seen in signs if i < len(seen)) for i, hit in enumerate(hits)]
-
-
-def _scale(metric: str) -> Scale:
-    """A metric's scale; one that does not say what it is sure of where the package that has it is not at hand."""
-    try:
-        return scale_of(metric)
-    except UsageError:
-        return Scale(metric)
