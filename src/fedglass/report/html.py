@@ -62,6 +62,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         verdict=verdict,
         verdict_title=TITLES[verdict.state],
         facts=_facts(records, gate),
+        advice=sections.next_step(records) if verdict.state in ("inconclusive", "incomplete") else "",
         gate=gate,
         worst=worst,
         found=found,
@@ -100,6 +101,11 @@ def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
         best = gate.scale.best(t.best for t in tallies)
         facts.insert(0, ("recovered by the worst attack", f"{worst.recovered} of {worst.images} images"))
         facts.insert(1, (f"best {gate.scale.title} of any image", gate.scale.show(best)))
+    near = sum(sum(ImageScores.of(r).near(gate.metric, gate.scale, gate.threshold)) for r in records)
+    if near:
+        facts.append(("partly recognisable", f"{near} image{'' if near == 1 else 's'}"))
+    if not gate.inconclusive_fails:
+        facts.append(("an inconclusive audit", "passes: inconclusive_fails = false"))
     return facts
 
 
@@ -130,6 +136,7 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
         scores=[f"{scales[name].title} {scores[name]}" for name in first],
         lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *lines, *label],
         leaked=case.recovered,
+        near=case.near,
         raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
     )
 
@@ -200,6 +207,9 @@ def _record_facts(record: Record) -> Table:
     rows = [["case", record.key], ["seed", str(record.seed)], ["time", f"{record.seconds:.1f} s"]]
     rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
     rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
+    said = {"absence of leakage": record.absence or "not shown", "declared training": record.replay}
+    rows += [[name, words] for name, words in said.items() if words and record.status == "done"]
+    rows += [["looked again", look] for look in record.looks]
     rows += [[f"flag: {flag.name}", flag.text] for flag in record.flags]
     return Table(["", ""], rows)
 

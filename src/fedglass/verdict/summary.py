@@ -74,6 +74,8 @@ class Case(_Frozen):
     picture: Picture | None
     oracle: bool
     recovered: bool = False
+    near: bool = False
+    """Not recovered by the gate's rule, but partly recognisable."""
 
 
 class Summary(_Frozen):
@@ -159,7 +161,7 @@ def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
 def rank(records: Iterable[Record], gate: Gate) -> list[Case]:
     """Every scored image, the one that leaked most by the gate's metric, raw or refined, first."""
     found = [
-        (value, _case(record, index, hit))
+        (value, _case(record, index, hit, gate))
         for record in records
         if record.status == "done"
         for index, (value, hit) in enumerate(zip(gate.scores(record), gate.hits(ImageScores.of(record)), strict=True))
@@ -264,7 +266,8 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _case(record: Record, index: int, recovered: bool) -> Case:
+def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
+    near = ImageScores.of(record).near(gate.metric, gate.scale, gate.threshold)
     return Case(
         **{name: getattr(record, name) for name in ("key", "attack", "view", "client", "round", "repeat")},
         image=index,
@@ -273,4 +276,5 @@ def _case(record: Record, index: int, recovered: bool) -> Case:
         picture=record.pictures[index] if index < len(record.pictures) else None,
         oracle=record.oracle,
         recovered=recovered,
+        near=near[index],
     )
