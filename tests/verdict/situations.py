@@ -189,6 +189,13 @@ def nearly_flat() -> Examples:
     return Examples(0.4 + 0.2 * picture.images, picture.labels)
 
 
+def split() -> Examples:
+    """A picture that is itself when it is inverted and mirrored."""
+    image = torch.full((1, *SHAPE), 0.2)
+    image[..., SHAPE[2] // 2 :] = 0.8
+    return Examples(image, torch.tensor([3]))
+
+
 def of_one_class() -> Examples:
     return Examples(data(2).images, torch.tensor([3, 3]))
 
@@ -280,6 +287,9 @@ def _situations() -> Iterator[Situation]:
     yield row("noise of 1e-6 as a defence", LEAKS, simulated(noisy(1e-6)))
     yield row("clipping as a defence", LEAKS, simulated({"release": Clip(norm=1e-3)}))
     yield row("a tenth pruned as a defence", LEAKS, simulated({"release": MagnitudePruning(share=0.1)}))
+    yield row("some noise, picture that is its own mirrored negative", LEAKS, simulated(noisy(1e-3), examples=split()))
+    yield row("picture that is its own mirrored negative", LEAKS, simulated(examples=split()))
+    yield row("a longer attack's prior against that noise", LEAKS, simulated(noisy(1e-3), examples=split()), SMOOTH)
     yield row("another client's defence", LEAKS, simulated({}, noisy(1.0)))
     yield row("another client's defence, attack too short", LEAKS, simulated({}, noisy(1.0)), SHORT)
     yield row("heavy noise", SAFE, simulated(noisy(1.0)))

@@ -103,8 +103,20 @@ def test_absence_is_shown_by_a_choice_that_further_looks_confirm() -> None:
         {"looks": (REACHED, replace(REACHED, energy_truth=0.2))},
         {"looks": (REACHED, replace(REACHED, recovered=1))},
         {"energy_truth": 0.13, "energy": 0.13},
+        {"energy_decoys": (), "energy_blind": None},
+        {"looks": (REACHED, replace(REACHED, energy_others=math.inf))},
     ],
-    ids=["no look", "too few", "not reached", "not finite", "weaker prior is blind", "another reads", "unfaithful"],
+    ids=[
+        "no look",
+        "too few",
+        "not reached",
+        "not finite",
+        "weaker prior is blind",
+        "another reads",
+        "unfaithful",
+        "nothing beside",
+        "no other",
+    ],
 )
 def test_a_choice_needs_every_look(change: dict[str, Any]) -> None:
     found = replace(FREE, **change)

@@ -17,6 +17,10 @@ from fedglass.metrics.matching import Matching, match
 from fedglass.rounds.truth import Truth
 
 
+OTHER = 0.5
+"""The share of the images' contrast by which a decoy's pixels must differ for it to show something else."""
+
+
 @dataclass(frozen=True, eq=False)
 class Judgement:
     """A reconstruction beside the truth, in the order of the true images."""
@@ -103,12 +107,15 @@ def decoys(images: Tensor) -> list[Tensor]:
     """Images that are as smooth as the given ones but show something else.
 
     Inverted in brightness, and mirrored or shifted by half: total variation, and so a prior's share of the
-    energy, stays (nearly) what it was, and what differs is the fit to the message.
+    energy, stays (nearly) what it was, and what differs is the fit to the message. Those that happen to show the same
+    are left out: a picture whose left half is dark, inverted and mirrored, is itself.
     """
     high, low = images.max(), images.min()
     inverted = high + low - images
     half = (images.shape[-2] // 2, images.shape[-1] // 2)
-    return [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
+    made = [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
+    contrast = float((images - images.mean(dim=(-2, -1), keepdim=True)).square().mean())
+    return [other for other in made if float((other - images).square().mean()) > OTHER * contrast]
 
 
 def _decoys_beside_own(truth: Truth) -> list[Tensor]:

@@ -46,7 +46,7 @@ class Look:
     def reached(self) -> bool:
         """Whether it found an energy at or below that of the truth, which stands out from other images."""
         found = math.isfinite(self.energy) and not _undercuts(self.energy_truth, self.energy, CLEARLY)
-        return found and self.energy_truth <= FAITHFUL * self.energy_others
+        return found and math.isfinite(self.energy_others) and self.energy_truth <= FAITHFUL * self.energy_others
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,9 @@ class Findings:
     @property
     def faithful(self) -> bool:
         """Whether the attack models how the message was made: at the truth little of it is left unexplained."""
-        return self.energy_truth is not None and self.energy_truth <= FAITHFUL * self.others
+        if self.energy_truth is None or not math.isfinite(self.others):
+            return False
+        return self.energy_truth <= FAITHFUL * self.others
 
 
 def flags_of(found: Findings) -> list[Flag]:
