@@ -16,7 +16,6 @@ from fedglass.metrics.labels import label_errors
 from fedglass.metrics.matching import Matching, match
 from fedglass.rounds.truth import Truth
 
-
 OTHER = 0.5
 """The share of the images' contrast by which a decoy's pixels must differ for it to show something else."""
 
