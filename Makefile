@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test check bench format clean
+.PHONY: help demo test check bench verdicts format clean
 help:
 	@echo "make demo    audit an embedded federation and write a report"
 	@echo "make test    run all tests"
 	@echo "make check   everything that CI checks: format, lint, types, import contracts, tests"
 	@echo "make bench   measure speed, memory and start-up beside what is demanded"
+	@echo "make verdicts  audit situations of which the true answer is known, and print what was said"
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +32,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench
+
+verdicts: $(STAMP)
+	$(BIN)/python tools/verdicts.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -31,6 +31,7 @@ from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows, View
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
 Make = Callable[..., Job]
 
@@ -191,7 +192,8 @@ def test_an_empty_message_is_flagged_and_not_played(
         assert [f.name for f in record.flags] == [flag]
         assert record.status == "done"
         assert record.energy is None
-        assert record.metrics["psnr"] == record.extra["blind"]["psnr"]  # type: ignore[index, call-overload]  # JSON
+        assert record.absence is None
+        assert not any(result.summary.judged_by().hits(ImageScores.of(record)))
     assert (result.verdict.state, result.verdict.exit_code) == ("incomplete", 3)
     fix = {"zero update": "raise the client's learning rate", "non-finite update": "lower the client's learning rate"}
     said = f"nothing to attack in {len(result.records)} of {len(result.records)} cases ({flag}): {fix[flag]}"
@@ -201,14 +203,14 @@ def test_an_empty_message_is_flagged_and_not_played(
 
 
 def test_it_is_known_whether_anything_protects_a_message(make_federation: Callable[..., Federation]) -> None:
-    def undefended(federation: Federation, *views: View) -> list[bool]:
-        return [t.undefended for t in Simulated(federation, views=views).targets(lambda done, total: None)]
+    def defended(federation: Federation, *views: View) -> list[bool | None]:
+        return [t.defended for t in Simulated(federation, views=views).targets(lambda done, total: None)]
 
     bare = make_federation()
     noisy = replace(bare, clients=[replace(c, release=GaussianNoise(std=0.1)) for c in bare.clients])
-    assert undefended(bare, ServerView(0), AggregateView()) == [True, False]
-    assert undefended(make_federation(clients=1), AggregateView()) == [True]
-    assert undefended(noisy, ServerView(0)) == [False]
+    assert defended(bare, ServerView(0), AggregateView()) == [False, True]
+    assert defended(make_federation(clients=1), AggregateView()) == [False]
+    assert defended(noisy, ServerView(0)) == [True]
 
 
 def test_the_aggregate_is_attacked_as_one_message(make_job: Make, tmp_path: Path) -> None:

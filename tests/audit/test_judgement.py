@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from fedglass.audit.judgement import judge
+from fedglass.audit.judgement import decoys, judge
 from fedglass.audit.simulated import Simulated
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
@@ -39,8 +39,20 @@ def test_decoys_stand_for_the_others_examples_alone(make_federation: Make) -> No
     assert target.truth is not None
     attack = recipe("inverting_gradients", iterations=1)
     found = attack.run(target.observation)
-    same = replace(target.truth, images=torch.cat([torch.full((2, 1, 12, 12), 0.5), target.truth.images[2:]]))
+    plain = 0.5 + 1e-4 * torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    same = replace(target.truth, images=torch.cat([plain, target.truth.images[2:]]))
     judged = judge(attack, target.observation, found, same, ("psnr",))
     assert judged.energy_truth is not None
-    for energy in judged.energy_decoys:  # a plain image inverted within its own range is itself
+    assert len(judged.energy_decoys) == 3
+    for energy in judged.energy_decoys:  # a plain image inverted within its own range is all but itself
         assert abs(energy - judged.energy_truth) < 1e-5
+
+
+def test_a_decoy_that_shows_the_same_is_none() -> None:
+    """Otherwise the truth would seem not to stand out from other images, which is what shows that a defence works."""
+    halves = torch.zeros(1, 1, 8, 8)
+    halves[..., 4:] = 1.0
+    (inverted,) = decoys(halves)
+    torch.testing.assert_close(inverted, 1 - halves)
+    assert decoys(torch.full((1, 1, 8, 8), 0.3)) == []
+    assert len(decoys(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)))) == 3

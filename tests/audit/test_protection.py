@@ -58,9 +58,10 @@ def test_a_message_is_protected_by_its_own_clients_defences_alone(make_federatio
     federation = replace(bare, clients=[bare.clients[0], noisy, private])
     views = ServerView(0), ServerView(1), ServerView(2), AggregateView(), PeerView(1)
     own, other, third, all_three, peer = Simulated(federation, views=views).targets(lambda done, total: None)
-    assert own.undefended
+    assert own.defended is False
     assert own.defences == ()
-    assert not other.undefended
+    assert other.defended
+    assert other.bare is not None
     assert other.defences is not None
     assert "Defended by Clip(norm=1.0)." in other.defences
     assert third.defences is not None

@@ -28,7 +28,9 @@ iterations = 3
 names = ["psnr", "ssim"]
 [gate]
 threshold = 99.0
+inconclusive_fails = false
 """
+LEAKING = ("iterations = 3", "iterations = 120"), ("99.0", "15.0")
 
 Run = Callable[..., Result]
 
@@ -41,6 +43,12 @@ def fedglass() -> Run:
         return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False)
 
     return run
+
+
+@pytest.fixture
+def leaking() -> tuple[tuple[str, str], ...]:
+    """Changes of the small plan with which the attack recovers both images."""
+    return LEAKING
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from fedglass.core.registry import KINDS
 
 Run = Callable[..., Result]
 Write = Callable[..., Path]
+Changes = tuple[tuple[str, str], ...]
 
 HELP = """
 import sys
@@ -70,15 +71,38 @@ def test_init_does_not_overwrite_unless_told(fedglass: Run, tmp_path: Path) -> N
     assert "[federation]" in path.read_text()
 
 
-def test_a_passed_gate_exits_with_0_and_a_failed_one_with_1(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:
+def test_a_passed_gate_exits_with_0_and_a_failed_one_with_1(
+    fedglass: Run, write_plan: Write, leaking: Changes, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    passed = fedglass("audit", write_plan(), "-o", out, "--workers", 1, "--device", "cpu")
+    passed = fedglass("audit", write_plan(*leaking[:1]), "-o", out, "--workers", 1, "--device", "cpu")
     assert passed.exit_code == 0, passed.output
     assert f"Report: {out / 'report.html'}" in passed.stdout
-    failed = fedglass("audit", write_plan(("99.0", "1.0")), "-o", out, "--workers", 1)
+    failed = fedglass("audit", write_plan(*leaking), "-o", out, "--workers", 1)
     assert failed.exit_code == 1
     assert "LEAK FOUND" in failed.stdout
     assert "2 of 2 cases are done already" in failed.stderr
+
+
+def test_an_audit_that_can_not_tell_exits_with_3_unless_the_plan_chooses_otherwise(
+    fedglass: Run, write_plan: Write, tmp_path: Path
+) -> None:
+    out, choice = tmp_path / "out", "inconclusive_fails = false"
+    for changes, code in ([(choice, "")], 3), ([(choice, "inconclusive_fails = true")], 3), ([], 0):
+        done = fedglass("audit", write_plan(*changes), "-o", out, "--workers", 1)
+        assert done.exit_code == code
+        assert "INCONCLUSIVE" in done.stdout
+        assert ("inconclusive_fails = false" in (out / "report.html").read_text()) is (code == 0)
+
+
+def test_the_cost_of_being_sure_is_announced(fedglass: Run, write_plan: Write) -> None:
+    for effort, words in (
+        ("quick", "not looked at again"),
+        ("standard", "looked at 3 more times"),
+        ("thorough", "looked at 6 more times"),
+    ):
+        plan = write_plan(("[federation]", f'effort = "{effort}"\n[federation]'))
+        assert words in " ".join(fedglass("check", plan).stdout.split())
 
 
 def test_an_audit_that_can_not_complete_exits_with_3(
@@ -170,9 +194,9 @@ def test_a_fault_of_fedglass_is_not_a_verdict() -> None:
 
 
 def test_the_demo_exits_with_0_and_says_what_a_pipeline_would_see(
-    fedglass: Run, write_plan: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fedglass: Run, write_plan: Write, leaking: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template, "DEMO", write_plan(("99.0", "1.0")).read_text())
+    monkeypatch.setattr(template, "DEMO", write_plan(*leaking).read_text())
     shown = fedglass("demo", "-o", tmp_path / "demo", "--workers", 1)
     assert shown.exit_code == 0
     assert "would have exited with 1" in shown.stdout

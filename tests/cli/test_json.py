@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "json.md"
 Run = Callable[..., Result]
 Write = Callable[..., Path]
+Changes = tuple[tuple[str, str], ...]
 
 
 def tool() -> Any:
@@ -94,8 +95,8 @@ def test_quiet_and_json_go_together(fedglass: Run, write_plan: Write, tmp_path: 
     assert all(Path(path).exists() for path in told["paths"].values())
 
 
-def test_the_verdict_is_that_of_the_words(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:
-    arguments = ("audit", write_plan(("99.0", "1.0")), "-o", tmp_path / "out", "--workers", 1)
+def test_the_verdict_is_that_of_the_words(fedglass: Run, write_plan: Write, leaking: Changes, tmp_path: Path) -> None:
+    arguments = ("audit", write_plan(*leaking), "-o", tmp_path / "out", "--workers", 1)
     words = fedglass(*arguments)
     told = json.loads(fedglass(*arguments, "--json").stdout)
     assert told["sentence"] in " ".join(words.stdout.split())

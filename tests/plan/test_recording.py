@@ -216,3 +216,29 @@ def test_labels_of_the_truth_must_be_classes(folder: Path) -> None:
     np.savez(folder / "truth.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([4]))
     with pytest.raises(UsageError, match="labels must lie in 0 to 3, got 4"):
         job(folder)
+
+
+@pytest.mark.parametrize(
+    ("said", "defences", "defended"),
+    [("", None, None), ("defended = false", (), False), ("defended = true", ("Defended, as the plan says.",), True)],
+)
+def test_whether_a_recording_was_defended_is_told_or_unknown(
+    said: str, defences: tuple[str, ...] | None, defended: bool | None, folder: Path
+) -> None:
+    (target,) = source(job(folder, ("classes = 4", f"classes = 4\n{said}"))).targets(lambda done, total: None)
+    assert (target.defences, target.defended) == (defences, defended)
+
+
+def test_a_defended_recording_without_its_defence_is_the_replay(folder: Path) -> None:
+    """Up to rounding, where the message had no defence in truth."""
+    (target,) = source(job(folder, ("classes = 4", "classes = 4\ndefended = true"))).targets(lambda done, total: None)
+    assert target.bare is not None
+    for name, tensor in target.observation.update.items():
+        torch.testing.assert_close(target.bare.update[name], tensor, rtol=1e-3, atol=1e-6)
+
+
+def test_effort_decides_the_key(folder: Path) -> None:
+    keys = {job(folder, ("[recording]", f'effort = "{e}"\n[recording]')).cases[0].key for e in ("quick", "thorough")}
+    assert len(keys) == 2
+    assert job(folder).cases[0].key not in keys
+    assert job(folder, ("[recording]", 'effort = "standard"\n[recording]')).cases[0].key == job(folder).cases[0].key

@@ -45,8 +45,8 @@ def test_every_record_is_a_test_case(audit_directory: Path) -> None:
     for record in records:
         (case,) = (c for c in root.iter("testcase") if f"[{record.key}]" in c.attrib["name"])
         assert case.attrib["classname"] == f"fedglass.{record.attack}"
-        leaked = any(value is not None and value > 20 for value in record.metrics["psnr"])
-        expected = "failure" if leaked else "skipped" if record.attack == "dlg" else None
+        best = max(value for value in record.metrics["psnr"] if value is not None)
+        expected = "failure" if best > 20 else "skipped" if record.attack == "dlg" or best > 17 else None
         assert [child.tag for child in case if child.tag != "system-out"] == ([expected] if expected else [])
     for suite in (root, *root):
         counted(suite)

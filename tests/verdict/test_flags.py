@@ -1,28 +1,43 @@
-"""Every flag is raised by what it is about, and by nothing else."""
+"""Every flag is raised by what it is about, and by nothing else; absence is shown in two ways, and no third."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from scipy.stats import spearmanr
 
-from fedglass.verdict.flags import Findings, flags_of, rank_correlation
+from fedglass.verdict.flags import CHOICE, HIDDEN, Findings, Look, flags_of, rank_correlation
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
+LOW = ImageScores({"psnr": [10.0], "ssim": [0.1]}, blind={"psnr": [9.0], "ssim": [0.05]})
+HIGH = ImageScores({"psnr": [30.0], "ssim": [0.9]}, blind={"psnr": [9.0], "ssim": [0.05]})
 MISSED = Findings(
-    Gate(),
-    metrics={"psnr": [10.0], "ssim": [0.1]},
-    energy=0.5,
-    energy_truth=0.01,
-    energy_decoys=(0.6, 0.7),
-    label_errors=0,
+    Gate(), scores=LOW, energy=0.5, energy_truth=0.01, energy_decoys=(0.6, 0.7), energy_blind=0.8, label_errors=0
 )
-RECOVERED = replace(MISSED, metrics={"psnr": [30.0], "ssim": [0.9]})
+RECOVERED = replace(MISSED, scores=HIGH)
+BLIND = replace(MISSED, energy=0.9, energy_truth=0.8, energy_decoys=(0.795, 0.9))
+"""The true data fit no better than others do."""
+SHIELDED = replace(BLIND, defended=True, read_without=True)
+REACHED = Look("from start 2", 0.01, 0.01, 0.6, 0)
+FREE = replace(MISSED, energy=0.01, looks=(REACHED, REACHED), asked=2)
 
 
 def names(found: Findings) -> list[str]:
     return [flag.name for flag in flags_of(found)]
+
+
+def serious(found: Findings) -> list[str]:
+    return [flag.name for flag in flags_of(found) if flag.severity == "serious"]
+
+
+def psnr(*values: float, blind: float = 5.0, **others: list[float]) -> ImageScores:
+    return ImageScores({"psnr": list(values), **others}, blind={"psnr": [blind] * len(values)})
 
 
 def test_a_clean_recovery_has_no_flag() -> None:
@@ -36,41 +51,161 @@ def test_true_images_of_lower_energy_mean_that_the_optimiser_failed() -> None:
 
 
 def test_the_optimiser_is_not_blamed_when_it_reached_the_truths_energy() -> None:
-    assert names(replace(MISSED, energy=0.0105)) == ["other images fit as well"]
-    assert names(replace(MISSED, energy=0.001)) == ["other images fit as well"]
+    assert serious(replace(MISSED, energy=0.0105)) == ["other images fit as well"]
+    assert serious(replace(MISSED, energy=0.001)) == ["other images fit as well"]
 
 
 def test_an_attack_without_a_finite_energy_failed_too() -> None:
-    assert names(replace(MISSED, energy=float("nan"))) == ["optimiser failed"]
+    assert serious(replace(MISSED, energy=float("nan"))) == ["optimiser failed"]
 
 
-def test_a_truth_that_fits_no_better_than_decoys_is_hidden() -> None:
-    hidden = replace(MISSED, energy=0.9, energy_truth=0.8, energy_decoys=(0.795, 0.9))
-    assert names(hidden) == ["defence hides it"]
-    # A lead of less than one per cent is noise.
-    assert names(replace(hidden, energy_decoys=(0.805, 0.9))) == ["defence hides it"]
-    assert names(replace(hidden, energy_decoys=(0.9, 0.95))) == ["optimiser failed"]
+def test_absence_is_shown_by_a_defence_without_which_the_attack_reads() -> None:
+    assert (SHIELDED.absence, names(SHIELDED)) == (HIDDEN, ["defence hides it"])
+    # A lead of less than one per cent is noise, and a larger one is not.
+    assert names(replace(SHIELDED, energy_decoys=(0.805, 0.9), energy_blind=0.9)) == ["defence hides it"]
+    assert serious(replace(SHIELDED, energy_decoys=(0.9, 0.95), energy_blind=0.9)) == ["optimiser failed"]
 
 
-def test_what_nothing_protects_is_not_hidden_by_a_defence() -> None:
-    hidden = replace(MISSED, energy=0.9, energy_truth=0.8, energy_decoys=(0.795, 0.9))
-    (flag,) = flags_of(replace(hidden, undefended=True))
-    assert (flag.name, flag.severity) == ("attack is blind", "serious")
-    assert "absence of leakage is not shown" in flag.text
-    assert names(replace(RECOVERED, energy_truth=0.8, energy_decoys=(0.7,), undefended=True)) == []
+@pytest.mark.parametrize(
+    ("defended", "read_without", "words"),
+    [
+        (True, False, "does not read it either"),
+        (True, None, "was not tried"),
+        (None, None, "write recording.defended"),
+        (None, True, "write recording.defended"),
+        (False, None, "although nothing protects it"),
+        (False, True, "although nothing protects it"),
+    ],
+)
+def test_a_defence_is_credited_only_by_comparison(defended: bool | None, read_without: bool | None, words: str) -> None:
+    blind = replace(BLIND, defended=defended, read_without=read_without)
+    (flag,) = flags_of(blind)
+    assert (flag.name, flag.severity, blind.absence) == ("attack is blind", "serious", None)
+    assert words in flag.text
+
+
+def test_a_grey_image_that_fits_as_well_is_another_image() -> None:
+    liked = replace(MISSED, energy_truth=0.5, energy_decoys=(2.0, 2.0), energy_blind=0.1, energy=0.1)
+    assert names(liked) == ["attack is blind"]
+
+
+def test_absence_is_shown_by_a_choice_that_further_looks_confirm() -> None:
+    assert (FREE.absence, names(FREE)) == (CHOICE, ["message leaves a choice"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"looks": (), "asked": 0},
+        {"looks": (REACHED,), "asked": 2},
+        {"looks": (REACHED, replace(REACHED, energy=0.5))},
+        {"looks": (REACHED, replace(REACHED, energy=math.nan))},
+        {"looks": (REACHED, replace(REACHED, energy_truth=0.2))},
+        {"looks": (REACHED, replace(REACHED, recovered=1))},
+        {"energy_truth": 0.13, "energy": 0.13},
+        {"energy_decoys": (), "energy_blind": None},
+        {"looks": (REACHED, replace(REACHED, energy_others=math.inf))},
+    ],
+    ids=[
+        "no look",
+        "too few",
+        "not reached",
+        "not finite",
+        "weaker prior is blind",
+        "another reads",
+        "unfaithful",
+        "nothing beside",
+        "no other",
+    ],
+)
+def test_a_choice_needs_every_look(change: dict[str, Any]) -> None:
+    found = replace(FREE, **change)
+    assert found.absence is None
+    assert len(serious(found)) == 1
+
+
+def test_another_run_that_recovers_is_named() -> None:
+    assert names(replace(FREE, looks=(replace(REACHED, recovered=1),))) == ["recovered by another run"]
+
+
+@pytest.mark.parametrize("found", [SHIELDED, FREE], ids=["hidden", "choice"])
+def test_a_message_that_is_not_explained_shows_no_absence(found: Findings) -> None:
+    for explained, name in ((None, "message not explained"), (False, "training not as declared")):
+        unsure = replace(found, explained=explained, replay="momentum = 0.9")
+        assert unsure.absence is None
+        assert name in serious(unsure)
+        assert "momentum = 0.9" in flags_of(unsure)[0].text
+
+
+@pytest.mark.parametrize("found", [SHIELDED, FREE], ids=["hidden", "choice"])
+def test_what_is_partly_recognisable_shows_no_absence(found: Findings) -> None:
+    for scores in (psnr(19.0), psnr(12.0, ssim=[0.8]), psnr(10.0, 19.5)):
+        near = replace(found, scores=scores)
+        assert near.absence is None
+        assert "partly recognisable" in serious(near)
+    assert "partly recognisable" not in names(replace(found, scores=psnr(19.0, blind=19.5)))
+
+
+@pytest.mark.parametrize("found", [SHIELDED, FREE], ids=["hidden", "choice"])
+def test_what_a_guess_reaches_is_not_recovered(found: Findings) -> None:
+    guessed = replace(found, scores=psnr(21.0, blind=21.5))
+    assert not any(guessed.recovered)
+    assert guessed.absence is None
+    assert "no better than guessing" in serious(guessed)
 
 
 def test_what_was_recovered_was_not_hidden() -> None:
-    assert names(replace(RECOVERED, energy_truth=0.8, energy_decoys=(0.7,))) == []
+    assert names(replace(BLIND, scores=HIGH)) == []
 
 
 def test_one_image_that_is_not_recovered_is_enough() -> None:
-    assert names(replace(MISSED, metrics={"psnr": [30.0, 10.0]})) == ["optimiser failed"]
+    assert names(replace(MISSED, scores=psnr(30.0, 10.0))) == ["optimiser failed"]
 
 
 def test_wrong_labels_are_named_as_a_cause() -> None:
     (flag,) = flags_of(replace(MISSED, label_errors=2))
     assert "2 of the labels are wrong" in flag.text
+    wrong = replace(FREE, label_errors=2, energy_labels=0.3)
+    assert wrong.absence is None
+    assert serious(wrong)[0] == "labels are wrong"
+    assert serious(replace(FREE, label_errors=2, energy_labels=math.nan))[0] == "labels are wrong"
+    assert replace(FREE, label_errors=2, energy_labels=0.01).absence == CHOICE
+
+
+def _all_findings() -> Iterator[Findings]:
+    """Every combination of what the rules look at."""
+    table: dict[str, tuple[Any, ...]] = {
+        "scores": (LOW, HIGH, psnr(19.0), psnr(21.0, blind=22.0), psnr(30.0, 10.0)),
+        "energy": (0.01, 0.5, math.nan),
+        "energy_truth": (0.01, 0.3, 0.8, math.nan, None),
+        "energy_labels": (None, 0.9),
+        "label_errors": (0, 1),
+        "defended": (True, False, None),
+        "read_without": (True, False, None),
+        "explained": (True, False, None),
+        "looks": ((), (REACHED,), (REACHED, REACHED), (REACHED, replace(REACHED, recovered=1))),
+        "notes": ((), ("non-finite",)),
+    }
+    for values in itertools.product(*table.values()):
+        yield replace(MISSED, asked=2, **dict(zip(table, values, strict=True)))
+
+
+def test_absence_is_never_given_beside_a_serious_flag_nor_missing_without_one() -> None:
+    """The law of the verdict, over all combinations: something not recovered is either shown to be safe or flagged."""
+    for found in _all_findings():
+        if found.absence is not None:
+            assert not serious(found), found
+        elif not found.all_recovered and found.energy_truth is not None:
+            assert serious(found), found
+
+
+def test_absence_needs_an_explained_message_and_one_of_the_two_ways() -> None:
+    for found in _all_findings():
+        if found.absence == HIDDEN:
+            assert all((found.explained, found.hidden, found.defended, found.read_without))
+        if found.absence == CHOICE:
+            assert all((found.explained, found.faithful, found.reached, len(found.looks) == 2))
+            assert not any(look.recovered for look in found.looks)
 
 
 @pytest.mark.parametrize("state", ["zero", "non-finite"])
@@ -107,7 +242,7 @@ def test_oracle_facts_are_named() -> None:
     ],
 )
 def test_metrics_disagree(metrics: dict[str, list[float]], disagree: bool) -> None:
-    assert ("metrics disagree" in names(replace(RECOVERED, metrics=metrics))) is disagree
+    assert ("metrics disagree" in names(replace(RECOVERED, scores=ImageScores(metrics)))) is disagree
 
 
 def test_without_truth_nothing_is_claimed() -> None:
@@ -124,7 +259,7 @@ def test_rank_correlation_is_spearmans(left: list[float], right: list[float]) ->
 
 
 def test_images_that_were_recovered_before_they_were_refined_are_recovered() -> None:
-    missed = replace(RECOVERED, metrics={"psnr": [10.0, 11.0]}, energy=1.0, energy_truth=0.1, energy_decoys=(2.0,))
-    assert "optimiser failed" in names(missed)
-    assert "optimiser failed" in names(replace(missed, metrics_raw={"psnr": [25.0, 12.0]}))
-    assert "optimiser failed" not in names(replace(missed, metrics_raw={"psnr": [25.0, 26.0]}))
+    refined, energies = {"psnr": [10.0, 11.0]}, {"energy": 1.0, "energy_truth": 0.1, "energy_decoys": (2.0,)}
+    for raw, failed in (({}, True), ({"psnr": [25.0, 12.0]}, True), ({"psnr": [25.0, 26.0]}, False)):
+        found = replace(RECOVERED, scores=ImageScores(refined, raw), **energies)  # type: ignore[arg-type]  # as named
+        assert ("optimiser failed" in names(found)) is failed

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedglass.core.errors import UsageError
 from fedglass.ledger.records import Flag, Record
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
 SERIOUS = Flag(name="optimiser failed", severity="serious", text="The true data has lower energy.")
 
@@ -29,6 +30,7 @@ def make(attack: str, values: Sequence[float | None], metric: str = "psnr", **fi
         "seed": 0,
         "status": "done",
         "metrics": {metric: list(values)},
+        "absence": "a defence hides it",
     }
     return Record(attack=attack, **{**basic, **fields})
 
@@ -62,9 +64,9 @@ def test_one_attack_alone() -> None:
 
 
 def test_a_pass_names_the_closest() -> None:
-    verdict = Gate().judge([make("dlg", [5.0]), make("idlg", [19.9, 1.0])])
+    verdict = Gate().judge([make("dlg", [5.0]), make("idlg", [12.9, 1.0])])
     assert verdict.sentence == (
-        "None of the 2 attacks recovered a private image (PSNR above 20 dB); the closest, idlg, reached 19.9 dB."
+        "None of the 2 attacks recovered a private image (PSNR above 20 dB); the closest, idlg, reached 12.9 dB."
     )
     assert (verdict.passed, verdict.exit_code, verdict.state) == (True, 0, "clear")
 
@@ -78,8 +80,15 @@ def test_a_pass_names_the_closest() -> None:
 def test_the_rule(values: list[float], threshold: float, max_share: float, metric: str) -> None:
     hits = [v > threshold if metric in ("psnr", "ssim") else v < threshold for v in values]
     gate = Gate(metric=metric, threshold=threshold, max_share=max_share)
-    verdict = gate.judge([make("dlg", values, metric)])
-    assert verdict.exit_code == (1 if sum(hits) / len(values) > max_share else 0)
+    record = make("dlg", values, metric)
+    near = any(ImageScores.of(record).near(metric, gate.scale, threshold))
+    assert gate.judge([record]).exit_code == (1 if sum(hits) / len(values) > max_share else 3 if near else 0)
+
+
+def test_what_comes_near_does_not_pass() -> None:
+    """Whatever gate the audit was run with: its flags do not say what another gate calls near."""
+    assert Gate().judge([make("a", [19.9])]).state == "inconclusive"
+    assert Gate(threshold=35.0).judge([make("a", [34.0])]).state == "inconclusive"
 
 
 def test_one_leaking_attack_is_not_diluted_by_others() -> None:
@@ -139,12 +148,31 @@ def test_a_leak_outranks_a_failure() -> None:
 def test_a_serious_flag_makes_a_pass_inconclusive() -> None:
     records = [make("a", [1.0], flags=[SERIOUS]), make("b", [1.0])]
     verdict = Gate().judge(records)
-    assert (verdict.passed, verdict.exit_code, verdict.state) == (True, 0, "inconclusive")
-    assert verdict.sentence.endswith(
-        "Yet absence of leakage is not shown: 1 of 2 cases carries a serious flag (optimiser failed)."
-    )
-    strict = Gate(inconclusive_fails=True).judge(records)
-    assert (strict.passed, strict.exit_code, strict.state) == (None, 3, "inconclusive")
+    assert (verdict.passed, verdict.exit_code, verdict.state) == (None, 3, "inconclusive")
+    assert verdict.sentence.endswith("Yet absence of leakage is not shown in 1 of 2 cases (optimiser failed).")
+    lenient = Gate(inconclusive_fails=False).judge(records)
+    assert (lenient.passed, lenient.exit_code, lenient.state) == (True, 0, "inconclusive")
+
+
+def test_a_pass_of_which_absence_was_not_shown_is_none() -> None:
+    """No flag is no evidence: a record says in which way absence was shown, or the audit can not tell."""
+    verdict = Gate().judge([make("a", [1.0], absence=None), make("b", [1.0])])
+    assert (verdict.passed, verdict.exit_code, verdict.state) == (None, 3, "inconclusive")
+    assert verdict.caveat == "Yet absence of leakage is not shown in 1 of 2 cases (absence not shown)."
+    assert Gate(max_share=0.5).judge([make("a", [30.0, 1.0], absence=None)]).exit_code == 3
+
+
+def test_what_a_guess_reaches_does_not_count_as_recovered() -> None:
+    flat = make("a", [21.0], blind={"psnr": [21.0]})
+    assert [t.recovered for t in Gate().tally([flat])] == [0]
+    assert Gate().judge([make("a", [21.0], blind={"psnr": [19.9]})]).state == "leak"
+
+
+def test_a_lead_over_guesses_that_is_not_clear_is_neither_a_leak_nor_a_pass() -> None:
+    """A picture that is all but flat is not recovered by what is all but its mean colour."""
+    near = make("a", [21.0], blind={"psnr": [20.5]})
+    assert Gate().guessed(ImageScores.of(near)) == 1
+    assert Gate().judge([near]).state == "inconclusive"
 
 
 def test_lesser_flags_do_not() -> None:
@@ -191,4 +219,4 @@ def test_an_image_that_a_refinement_recovered_counts_and_a_broken_one_is_judged_
     assert Gate().judge([make("fedleak", [None], metrics_raw={"psnr": [None]})]).state == "incomplete"
     low = Gate("lpips", 0.2)
     assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.1]})]).state == "leak"
-    assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.3]})]).state == "clear"
+    assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.8]})]).state == "clear"

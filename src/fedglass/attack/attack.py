@@ -97,6 +97,11 @@ class Attack:
         for refinement in self.refine:
             refinement.refine(Refinement(blank, first, knows, draws))
 
+    def weakened(self, factor: float) -> Attack:
+        """The same attack with priors weaker by a factor; itself where it has none."""
+        stages = tuple(replace(stage, objective=stage.objective.weakened(factor)) for stage in self.stages)
+        return replace(self, stages=stages)
+
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """The last stage's energy at the representable images next to the given ones.
 

@@ -26,6 +26,10 @@ class AnyAttack(Protocol):
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float: ...
 
+    def weakened(self, factor: float) -> AnyAttack:
+        """The same attack with priors weaker by a factor; itself where it has none."""
+        ...
+
 
 @dataclass(frozen=True)
 class TryEpochs:
@@ -53,6 +57,9 @@ class TryEpochs:
             best = self.attack.run(supposing(observation, guess), seed, part(progress, i, len(guesses)))
             found.append(replace(best, supposed=guess))
         return min(found, key=lambda run: rank(run.energy))
+
+    def weakened(self, factor: float) -> TryEpochs:
+        return replace(self, attack=self.attack.weakened(factor))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         if like.supposed is None:

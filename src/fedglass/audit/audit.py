@@ -15,8 +15,10 @@ from fedglass.audit.engine import play_unfinished
 from fedglass.audit.executors.executor import Executor
 from fedglass.audit.executors.in_process import InProcess
 from fedglass.audit.isolation import oracle_facts
+from fedglass.audit.looks import Effort
 from fedglass.audit.machine import one_thread
 from fedglass.audit.play import Work
+from fedglass.audit.play_attack import PlayAttack
 from fedglass.audit.progress import Progress, Silent
 from fedglass.audit.target import Source, Target
 from fedglass.core.errors import UsageError
@@ -46,6 +48,8 @@ class Job:
     seed: int = 0
     plan: str | None = None
     """The plan file's text, kept in the audit directory."""
+    effort: Effort = Effort.STANDARD
+    """How much is done to be sure of what was not found."""
 
     def __post_init__(self) -> None:
         if not self.sources or not self.attacks:
@@ -77,7 +81,10 @@ class Job:
     @cached_property
     def cases(self) -> tuple[Case[Place], ...]:
         """Every attack on every target, repeated."""
-        return tuple(enumerate_cases(self.sources, self.attacks, self.metrics, self.gate, self.repeats, self.seed))
+        probes = {
+            name: PlayAttack(attack, self.metrics, self.gate, self.effort) for name, attack in self.attacks.items()
+        }
+        return tuple(enumerate_cases(self.sources, probes, self.repeats, self.seed))
 
     @cached_property
     def digest(self) -> str:

@@ -13,7 +13,6 @@ from fedglass.audit.probe import Probe
 from fedglass.audit.target import Source, TargetInfo
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
-from fedglass.verdict.gate import Gate
 
 Subject = TypeVar("Subject")
 
@@ -45,9 +44,7 @@ class Place:
 
 def enumerate_cases(
     sources: Sequence[Source],
-    attacks: Mapping[str, AnyAttack],
-    metrics: tuple[str, ...],
-    gate: Gate,
+    probes: Mapping[str, PlayAttack],
     repeats: int,
     seed: int,
 ) -> Iterator[Case[Place]]:
@@ -56,22 +53,22 @@ def enumerate_cases(
     Attacks that meet the same target in the same repeat share their seed, so that they are compared from the
     same start. The gate is no part of a key: it can be judged anew at any time.
     """
-    texts = {name: identity_text(attack, f"Attack {name!r}") for name, attack in attacks.items()}
+    texts = {name: identity_text(probe.attack, f"Attack {name!r}") for name, probe in probes.items()}
     for i, source in enumerate(sources):
         identity = source.identity()
         for j, info in enumerate(source.infos()):
-            for name, attack in attacks.items():
+            for name, probe in probes.items():
                 for repeat in range(repeats):
                     case_seed = derive(seed, "case", source.name, info.spec, repeat)
-                    parts = [__version__, identity, info.spec, name, texts[name], *metrics, str(case_seed)]
+                    parts = [identity, info.spec, name, texts[name], *probe.metrics, probe.effort.value, str(case_seed)]
                     again = f" (repeat {repeat + 1})" if repeat else ""
                     yield Case(
-                        digest(*parts)[:32],
+                        digest(__version__, *parts)[:32],
                         f"{name}: {info.words}{again}",
-                        PlayAttack(attack, metrics, gate),
+                        probe,
                         case_seed,
                         Place(i, j),
-                        _facts(name, attack, info, repeat),
+                        _facts(name, probe.attack, info, repeat),
                     )
 
 

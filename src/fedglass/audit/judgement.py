@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ from fedglass.metrics.catalogue import Scores, score
 from fedglass.metrics.labels import label_errors
 from fedglass.metrics.matching import Matching, match
 from fedglass.rounds.truth import Truth
+
+OTHER = 0.5
+"""The share of the images' contrast by which a decoy's pixels must differ for it to show something else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +31,6 @@ class Judgement:
     label_errors: int
     energy_truth: float | None
     energy_decoys: tuple[float, ...]
-    blind: Mapping[str, tuple[float, ...]]
-    """Scores of a plain grey image: what anybody could have guessed."""
     scores_raw: Scores | None = None
     """Of the images before they were refined, where they were; matched on their own."""
     shown_raw: Tensor | None = None  # (n, c, h, w)
@@ -42,11 +44,10 @@ def judge(
     metrics: Sequence[str],
 ) -> Judgement:
     """Score a reconstruction; `attack` is None where none was played, so that there are no energies."""
-    shown, private = clipped(found.images, seen), truth.private
+    shown = clipped(found.images, seen)
     scores = _scored(shown, truth, metrics)
     partners = [p for p in scores.matching.partner if p is not None]
     order = [*partners, *(i for i in range(len(found.labels)) if i not in set(partners))]
-    cheap = [name for name in metrics if name != "lpips"]
     raw = None if found.raw is None else clipped(found.raw, seen)
     # Matched anew: a refinement that destroyed its images says nothing of which original each belonged to.
     scores_raw = None if raw is None else _scored(raw, truth, metrics)
@@ -59,7 +60,6 @@ def judge(
         energy_decoys=()
         if attack is None
         else tuple(energy_at(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)),
-        blind=score(grey(seen, len(private.images)).cpu(), private.images, cheap).values,
         scores_raw=scores_raw,
         shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
     )
@@ -77,6 +77,13 @@ def _scored(images: Tensor, truth: Truth, metrics: Sequence[str]) -> Scores:
 def energy_blind(attack: AnyAttack, seen: Observation, found: Reconstruction) -> float:
     """The energy of a plain grey image under the labels that the attack found."""
     return energy_at(attack, seen, grey(seen, len(found.labels)), found.labels, found)
+
+
+def energy_others(attack: AnyAttack, seen: Observation, found: Reconstruction, truth: Truth) -> float:
+    """The lowest energy of images that are not the true ones: decoys, and a plain grey one."""
+    decoyed = [energy_at(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)]
+    known = [e for e in (*decoyed, energy_blind(attack, seen, found)) if math.isfinite(e)]
+    return min(known, default=math.inf)
 
 
 def clipped(images: Tensor, seen: Observation) -> Tensor:
@@ -99,12 +106,15 @@ def decoys(images: Tensor) -> list[Tensor]:
     """Images that are as smooth as the given ones but show something else.
 
     Inverted in brightness, and mirrored or shifted by half: total variation, and so a prior's share of the
-    energy, stays (nearly) what it was, and what differs is the fit to the message.
+    energy, stays (nearly) what it was, and what differs is the fit to the message. Those that happen to show the same
+    are left out: a picture whose left half is dark, inverted and mirrored, is itself.
     """
     high, low = images.max(), images.min()
     inverted = high + low - images
     half = (images.shape[-2] // 2, images.shape[-1] // 2)
-    return [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
+    made = [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
+    contrast = float((images - images.mean(dim=(-2, -1), keepdim=True)).square().mean())
+    return [other for other in made if float((other - images).square().mean()) > OTHER * contrast]
 
 
 def _decoys_beside_own(truth: Truth) -> list[Tensor]:

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
+from fedglass.audit.assessment import Assessment, Question, assess, unplayed
 from fedglass.audit.isolation import iterations_of, oracle_facts
-from fedglass.audit.judgement import Judgement, clipped, energy_blind, grey, judge
+from fedglass.audit.judgement import clipped, grey
+from fedglass.audit.looks import Effort
 from fedglass.audit.probe import Finding
 from fedglass.audit.target import Target
 from fedglass.core.types import Observation, Reconstruction
@@ -30,27 +32,23 @@ class PlayAttack:
     attack: AnyAttack
     metrics: tuple[str, ...]
     gate: Gate
+    effort: Effort = Effort.STANDARD
 
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
         seen = target.observation
         state = state_of(seen)
-        attack = self.attack if state == "sound" else None
-        found = _guess(seen) if attack is None else attack.run(seen, seed, progress)
+        played = state == "sound"
+        found = self.attack.run(seen, seed, progress) if played else _guess(seen)
         fields = of_run(self.attack, found)
-        if attack is not None:
-            fields["energy_blind"] = energy_blind(attack, seen, found)
-        findings = Findings(
-            self.gate,
-            state,
-            energy=found.energy,
-            oracle=oracle_facts(self.attack),
-            notes=found.notes,
-            undefended=target.undefended,
-        )
+        oracle = oracle_facts(self.attack)
+        findings = Findings(self.gate, state, energy=found.energy, oracle=oracle, notes=found.notes)
         if target.truth is None:
             return self._unjudged(seen, found, findings, fields)
-        judged = judge(attack, seen, found, target.truth, self.metrics)
-        fields |= {**_of_truth(judged, target.truth, fields["extra"]), "flags": flags_of(_weighed(findings, judged))}
+        asked = Question(self.attack, target, target.truth, found, self.metrics, self.gate, seed, self.effort, progress)
+        assessed = assess(asked, findings) if played else unplayed(asked, findings)
+        fields |= _of_truth(assessed, target.truth.private, fields["extra"])
+        judged, findings = assessed.judged, assessed.findings
+        fields |= {"flags": flags_of(findings), "absence": findings.absence}
         evidence = _evidence(found, judged.shown, judged.shown_raw)
         private, names = target.truth.private, target.class_names
         labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
@@ -105,32 +103,21 @@ def _guess(seen: Observation) -> Reconstruction:
     return Reconstruction(grey(seen, n), torch.zeros(n, dtype=torch.int64), float("nan"))
 
 
-def _of_truth(judged: Judgement, truth: Truth, extra: dict[str, Any]) -> dict[str, Any]:
+def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:
+    judged, found = assessed.judged, assessed.findings
     scores, raw = judged.scores, judged.scores_raw
-    more = {
-        "matching": list(scores.matching.partner),
-        "energy_decoys": list(judged.energy_decoys),
-        "blind": {name: list(values) for name, values in judged.blind.items()},
-    }
+    more = {"matching": list(scores.matching.partner), "energy_decoys": list(judged.energy_decoys)}
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
         "skipped_metrics": dict(scores.skipped),
-        "labels_true": truth.labels.tolist(),
+        "blind": {name: list(values) for name, values in found.scores.blind.items()},
+        "labels_true": private.labels.tolist(),
         "labels_recovered": list(judged.labels),
         "label_errors": judged.label_errors,
         "energy_truth": judged.energy_truth,
+        "energy_blind": found.energy_blind,
+        "replay": found.replay or None,
+        "looks": [f"{look.words}: energy {look.energy:.3g}, recovered {look.recovered}" for look in found.looks],
         "extra": {**extra, **more},
     }
-
-
-def _weighed(findings: Findings, judged: Judgement) -> Findings:
-    """The findings with what the truth says about them."""
-    return replace(
-        findings,
-        metrics=judged.scores.values,
-        metrics_raw={} if judged.scores_raw is None else judged.scores_raw.values,
-        energy_truth=judged.energy_truth,
-        energy_decoys=judged.energy_decoys,
-        label_errors=judged.label_errors,
-    )

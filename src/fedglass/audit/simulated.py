@@ -65,8 +65,23 @@ class Simulated:
     def targets(self, progress: Said) -> Sequence[Target]:
         transcript, last = self._played(progress)
         truths, utility = self.truths(), self._utility(last, progress)
-        seen = [target_of(transcript, view, self.knows, truths) for view in self.views]
-        return [replace(target, utility=utility) for target in seen]
+        bare = self._bare(transcript)
+        return [
+            replace(
+                target_of(transcript, view, self.knows, truths),
+                utility=utility,
+                bare=None if bare is None else view.see(bare, self.knows, truths).observation,
+            )
+            for view in self.views
+        ]
+
+    def _bare(self, transcript: Transcript) -> Transcript | None:
+        """The same rounds, each from the same model, as they would have been without defences; None without any."""
+        if not any(map(defences_of, self.federation.clients)):
+            return None
+        bare = replace(self.federation, clients=[undefended(client) for client in self.federation.clients])
+        rounds = {index: bare.again(index, past) for index, past in transcript.rounds.items()}
+        return replace(transcript, rounds=rounds)
 
     def transcript(self, progress: Said = lambda done, total: None) -> Transcript:
         """What is said in the rounds that the views look at."""

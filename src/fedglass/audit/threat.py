@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedglass.audit.audit import Job
+from fedglass.audit.looks import reruns
 from fedglass.audit.target import Section
 from fedglass.metrics.catalogue import why_not
 
@@ -13,7 +14,7 @@ def threat_model(job: Job) -> list[Section]:
     attacks = [f"{name} = {attack!r}" for name, attack in job.attacks.items()]
     times = "" if job.repeats == 1 else f", each {job.repeats} times"
     sections.append(Section(f"Attacks ({len(job.cases)} cases in all{times})", attacks))
-    sections.append(Section("Judgement", _judgement(job)))
+    sections.append(Section("Judgement", [*_judgement(job), _cost(job)]))
     return sections
 
 
@@ -23,8 +24,22 @@ def _judgement(job: Job) -> list[str]:
     lines = [f"The audit fails (exit code 1) when an attack recovers {allowed}: {gate.rule}."]
     if gate.inconclusive_fails:
         lines.append("An inconclusive audit counts as not completed (exit code 3).")
+    else:
+        lines.append("An inconclusive audit passes (exit code 0), as gate.inconclusive_fails = false chooses.")
     lines.append(f"Metrics: {', '.join(job.metrics)}.")
     return lines + [f"{name} is left out: {why}" for name, why in _left_out(job).items()]
+
+
+def _cost(job: Job) -> str:
+    """What is done about images that an attack does not recover, which may take several times as long as the attack."""
+    times = max(len(list(reruns(attack, job.seed, job.effort))) for attack in job.attacks.values())
+    if not times:
+        return 'Images that are not recovered are not looked at again (effort "quick"): absence is seldom shown so.'
+    more = f"{times} more time{'' if times == 1 else 's'}"
+    return (
+        f'Images that are not recovered are looked at {more} (effort "{job.effort.value}"), and once without the '
+        "defence where there is one."
+    )
 
 
 def _left_out(job: Job) -> dict[str, str]:

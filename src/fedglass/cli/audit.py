@@ -56,7 +56,7 @@ def audit(
       fedglass audit plan.toml -o out --code . --json
 
     \b
-    Exit codes: 0 gate passed, 1 gate failed, 2 bad usage or plan, 3 could not complete.
+    Exit codes: 0 gate passed, 1 gate failed, 2 bad usage or plan, 3 could not complete or could not tell.
     """
     directory = place or Path("audits") / plan.stem
     if not resume:

@@ -60,10 +60,10 @@ def cli() -> None:
 
     \b
     Exit codes:
-      0  the gate passed
+      0  the gate passed, and absence of leakage was shown
       1  the gate failed: private images were recovered
       2  the command or the plan is wrong
-      3  the audit could not complete
+      3  the audit could not complete, or could not tell (unless inconclusive_fails = false)
     """
 
 

@@ -16,7 +16,8 @@ from fedglass.cli.bars import Bars
 from fedglass.cli.plain import plain
 from fedglass.core.scale import scale_of
 from fedglass.ledger.records import REPORT, Record
-from fedglass.verdict.gate import is_mute, scores_of
+from fedglass.verdict.gate import is_mute
+from fedglass.verdict.images import ImageScores
 
 STYLES = {"leak": "bold red", "clear": "bold green", "inconclusive": "bold yellow", "incomplete": "bold yellow"}
 TITLES = {
@@ -75,7 +76,8 @@ def outcome_in_words(record: Record) -> str:
         f"{scale_of(name).title} {scale_of(name).show(scale_of(name).best(known))}"
         for name in list(record.metrics)[:2]
         # Without a message the scores are those of a plain grey image.
-        if not is_mute(record) and (known := [v for v in scores_of(record, name, scale_of(name)) if v is not None])
+        if not is_mute(record)
+        and (known := [v for v in ImageScores.of(record).values(name, scale_of(name)) if v is not None])
     ]
     flags = [flag.name for flag in record.flags if flag.severity != "info"]
     noted = f" [{', '.join(flags)}]" if flags else ""

@@ -9,6 +9,7 @@ PLAN = """\
 title = "My first audit"
 seed = 0         # the same plan and seed give the same records
 repeats = 1      # how often each attack is played, from different starts
+effort = "standard"  # images that are not recovered are looked at 3 more times; "quick": none, "thorough": 6
 
 # ---- What is audited: a federation to simulate ... -------------------------------------------------------------
 [federation]
@@ -51,6 +52,7 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # truth = "client.npz"             # images and labels, to score; without it: shape = [3, 32, 32], examples = 8
 # whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }    # normalisation; none: mean 0.0, std 1.0
 # training = { lr = 0.1, epochs = 1, batch_size = 8 }    # or lr = 0.1 and steps = 40, where no more is known
+# defended = false                 # or true; left out: nobody knows, and nothing is put down to a defence
 
 # ---- Against whom -----------------------------------------------------------------------------------------------
 [adversary]
@@ -88,7 +90,7 @@ names = ["psnr", "ssim", "rmse", "lpips"]
 metric = "psnr"            # an image counts as recovered when its PSNR
 threshold = 20.0           # is above 20 dB (below, for lpips and rmse);
 max_share = 0.0            # the audit fails when an attack recovers more than this share of the images
-inconclusive_fails = false # true: an audit that can not tell exits with 3 instead of 0
+inconclusive_fails = true  # an audit that can not tell exits with 3; false: with 0, and the report says so
 """
 
 DEMO = """\

@@ -116,6 +116,14 @@ class Record(_Frozen):
     utility: dict[str, float | None] = Field(default_factory=dict)
     defences: list[str] | None = None
     """What protects the message and what that promises, in words; null where nobody knows."""
+    blind: dict[str, list[float | None]] = Field(default_factory=dict)
+    """Per image and metric, what the best of several guesses without the message reaches."""
+    absence: str | None = None
+    """In which of the two ways it was shown that what was not recovered does not leak; null where it was not shown."""
+    replay: str | None = None
+    """What came of playing the declared training again on the true data; null where that could not be done."""
+    looks: list[str] = Field(default_factory=list)
+    """Further runs of the attack, from other starts or with weaker priors, in words."""
     behaviours: list[str] = Field(default_factory=list)
     """What participants do that are not honest, in words: poison is no defence."""
     participants: list[str] = Field(default_factory=list)

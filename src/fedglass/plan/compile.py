@@ -10,6 +10,7 @@ from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.audit.audit import Job
+from fedglass.audit.looks import Effort
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
@@ -45,7 +46,7 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     _check_batch_labels(plan.adversary, attacks)
     check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))
-    job = Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text)
+    job = Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text, Effort(plan.effort))
     rehearse(sources, attacks)
     return job
 

@@ -26,6 +26,7 @@ from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows
 
 COUNTER = "num_batches_tracked"
+DEFENDED = ("Defended, as the plan says.",)
 
 
 def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
@@ -51,6 +52,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
         names,
         "not recorded",
         class_names=None if data is None else data.class_names,
+        defences=None if table.defended is None else dict.fromkeys(names, DEFENDED if table.defended else ()),
     )
     view = ServerView() if alone else AggregateView()
     truths = None if data is None else _truths(participants, data)

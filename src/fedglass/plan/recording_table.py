@@ -41,6 +41,8 @@ class RecordingTable(Table):
     """How many clients' updates are combined in the message."""
     training: TrainingTable | None = None
     """What each client did, as far as you know."""
+    defended: bool | None = None
+    """Whether a defence was in place; left out, nobody knows, and nothing is put down to one."""
     lr: LearningRate | None = None
     """The learning rate, where epochs and batch size are not known."""
     steps: Steps | None = None

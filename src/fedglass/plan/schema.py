@@ -84,8 +84,8 @@ class GateTable(Table):
     """Beyond which it does: above for PSNR and SSIM, below for LPIPS and RMSE."""
     max_share: float = 0.0
     """The audit fails when an attack recovers more than this share of the images."""
-    inconclusive_fails: bool = False
-    """Whether an audit that can not tell exits with 3."""
+    inconclusive_fails: bool = True
+    """Whether an audit that can not tell exits with 3; if false it exits with 0, and the report says so."""
 
     def value(self) -> Gate:
         return Gate(self.metric, self.threshold, self.max_share, self.inconclusive_fails)
@@ -100,6 +100,8 @@ class Plan(Table):
     """The same plan and seed give the same records."""
     repeats: Repeats = 1
     """How often each attack is played, from different starts."""
+    effort: Literal["quick", "standard", "thorough"] = "standard"
+    """How often images that are not recovered are looked at again: from other starts, and with weaker priors."""
     federation: Annotated[list[FederationTable], Field(max_length=100)] = []
     """What is simulated; one table or several."""
     recording: Annotated[list[RecordingTable], Field(max_length=1000)] = []

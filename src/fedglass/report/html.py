@@ -13,7 +13,8 @@ from fedglass.report.audited import judged_by, records_of
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
-from fedglass.verdict.gate import Gate, leaked_most
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
 
 WORST = 12
@@ -61,6 +62,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         verdict=verdict,
         verdict_title=TITLES[verdict.state],
         facts=_facts(records, gate),
+        advice=sections.next_step(records) if verdict.state in ("inconclusive", "incomplete") else "",
         gate=gate,
         worst=worst,
         found=found,
@@ -99,6 +101,11 @@ def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
         best = gate.scale.best(t.best for t in tallies)
         facts.insert(0, ("recovered by the worst attack", f"{worst.recovered} of {worst.images} images"))
         facts.insert(1, (f"best {gate.scale.title} of any image", gate.scale.show(best)))
+    near = sum(sum(ImageScores.of(r).near(gate.metric, gate.scale, gate.threshold)) for r in records)
+    if near:
+        facts.append(("partly recognisable", f"{near} image{'' if near == 1 else 's'}"))
+    if not gate.inconclusive_fails:
+        facts.append(("an inconclusive audit", "passes: inconclusive_fails = false"))
     return facts
 
 
@@ -123,13 +130,13 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
     label = [] if picture.label is None else [f"label {picture.label}"]
     raw = [f"{scales[name].title} {scales[name].show(case.scores_raw.get(name))}" for name in first]
-    (value,) = leaked_most(gate.scale, [case.scores.get(gate.metric)], [case.scores_raw.get(gate.metric)])
     return Pair(
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
         scores=[f"{scales[name].title} {scores[name]}" for name in first],
         lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *lines, *label],
-        leaked=value is not None and gate.recovered(value),
+        leaked=case.recovered,
+        near=case.near,
         raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
     )
 
@@ -146,10 +153,10 @@ def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: 
 
 def _evidence(record: Record, cases: Sequence[Case], gate: Gate, scales: Scales, album: Album) -> Evidence:
     values = [v for v in gate.scores(record) if v is not None]
-    hits = sum(map(gate.recovered, values))
+    hits = sum(gate.hits(ImageScores.of(record)))
     doubtful = any(flag.severity == "serious" for flag in record.flags)
     score = f"{hits} of {len(values)} recovered"
-    tone = "leak" if hits else "inconclusive" if doubtful else "clear"
+    tone = "leak" if hits else "inconclusive" if doubtful or record.absence is None else "clear"
     if values:
         score += f", best {gate.scale.show(gate.scale.best(values))}"
     else:
@@ -200,6 +207,9 @@ def _record_facts(record: Record) -> Table:
     rows = [["case", record.key], ["seed", str(record.seed)], ["time", f"{record.seconds:.1f} s"]]
     rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
     rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
+    said = {"absence of leakage": record.absence or "not shown", "declared training": record.replay}
+    rows += [[name, words] for name, words in said.items() if words and record.status == "done"]
+    rows += [["looked again", look] for look in record.looks]
     rows += [[f"flag: {flag.name}", flag.text] for flag in record.flags]
     return Table(["", ""], rows)
 

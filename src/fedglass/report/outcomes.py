@@ -9,6 +9,7 @@ from typing import Literal
 
 from fedglass.ledger.records import Record
 from fedglass.verdict.gate import Gate, is_mute
+from fedglass.verdict.images import ImageScores
 
 Kind = Literal["leak", "failed", "inconclusive", "allowed", "clear"]
 """`allowed`: images were recovered, but no larger share of them than the gate allows the attack."""
@@ -60,7 +61,7 @@ def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
     if is_mute(record):
         return Outcome(record, "inconclusive", _serious(record))
     values = [value for value in gate.scores(record) if value is not None]
-    hits = sum(map(gate.recovered, values))
+    hits = sum(gate.hits(ImageScores.of(record)))
     if hits:
         best = gate.scale.show(gate.scale.best(values))
         said = f"{record.attack} recovered {hits} of {len(values)} private images ({gate.rule}; best {best})."
@@ -69,8 +70,10 @@ def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
     if len(values) < max(1, len(gate.scores(record))):
         why = record.skipped_metrics.get(gate.metric, "") or _serious(record)
         return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
-    if _serious(record):
-        return Outcome(record, "inconclusive", _serious(record))
+    doubts = gate.unshown(record)
+    if doubts:
+        why = _serious(record) or f"Absence of leakage is not shown ({', '.join(doubts)})."
+        return Outcome(record, "inconclusive", why)
     return Outcome(record, "clear", f"{record.attack} recovered no private image ({gate.rule}).")
 
 

@@ -45,6 +45,8 @@ class Pair:
     scores: Sequence[str] = field(default_factory=tuple)
     lines: Sequence[str] = field(default_factory=tuple)
     leaked: bool = False
+    near: bool = False
+    """Not recovered by the gate's rule, but partly recognisable."""
     raw: Inlined | None = None
     """The reconstruction before it was refined, where it was."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -180,6 +181,20 @@ def flag_groups(records: Sequence[Record]) -> list[FlagGroup]:
         )
         for (name, severity), found in sorted(groups.items(), key=lambda item: order.index(item[0][1]))
     ]
+
+
+def next_step(records: Sequence[Record]) -> str:
+    """What to do about the first serious flag, which is what its text ends with; empty without one.
+
+    >>> _last_sentence("The search failed (0.1 and 0.2). Give the attack more iterations.")
+    'Give the attack more iterations.'
+    """
+    texts = [flag.text for record in records for flag in record.flags if flag.severity == "serious"]
+    return _last_sentence(texts[0]) if texts else ""
+
+
+def _last_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text.strip())[-1]
 
 
 def versions_table(records: Sequence[Record]) -> Table:

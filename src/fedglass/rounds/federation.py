@@ -113,12 +113,19 @@ class Federation:
             raise UsageError(f"federation.rounds must be at least 1, got {rounds}.")
         server = Server(self.aggregator, weights_of(self.model), buffers_of(self.model), self.seed)
         for index in range(rounds):
-            call = Call(self.model, server.weights, server.buffers, self.training, self.whitening, self.seed, index)
-            called = self.called(index)
-            messages = [respond(client, call) for client in called]
-            yield server.combine(index, [self.participant(client) for client in called], messages)
+            yield self._round(server, index)
             if progress is not None:
                 progress(index + 1, rounds)
+
+    def again(self, index: int, past: Round) -> Round:
+        """One round from the model that another federation's had, by a rule that remembers nothing."""
+        return self._round(Server(self.aggregator, past.before, past.buffers, self.seed), index)
+
+    def _round(self, server: Server, index: int) -> Round:
+        call = Call(self.model, server.weights, server.buffers, self.training, self.whitening, self.seed, index)
+        called = self.called(index)
+        messages = [respond(client, call) for client in called]
+        return server.combine(index, [self.participant(client) for client in called], messages)
 
     def run(
         self,

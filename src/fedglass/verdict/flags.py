@@ -1,27 +1,52 @@
 """When a figure may mislead its reader: each flag says what it means and what to do.
 
-Only the audit may compare the energy of a reconstruction with that of the true data. True data clearly lower:
-the optimiser failed, and absence of leakage is not shown. True data not lower than other data: the defence hides
-them from this attack or, where there is no defence, the attack is blind and absence of leakage is not shown either.
+Only the audit may compare the energy of a reconstruction with that of the true data. "Nothing leaks" is shown in two
+ways, and no third. A defence hides the data: the message is explained, the same attack reads it without the defence,
+and with it the true data no longer stand out from decoys. Or the message leaves a choice: it is explained, the true
+data do stand out, the search reached their energy from several starts and with a weaker prior, and found others.
+Everything else is a serious flag, which makes the audit inconclusive.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Flag
-from fedglass.verdict.gate import NO_MESSAGE, Gate, leaked_most
+from fedglass.verdict.gate import NO_MESSAGE, Gate
+from fedglass.verdict.images import ImageScores, Values
 
 State = Literal["sound", "zero", "non-finite"]
+HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
+"""The two ways in which absence is shown."""
 
 CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
+FAITHFUL = 0.2
+"""The share of other images' energy that the truth's may have for an attack to model how the message was made."""
 DISTINCT = 0.01
 """By which share it must undercut that of every decoy for the message to point at the true data."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Another run of the attack, from another start or with a weaker prior, under its own objective."""
+
+    words: str
+    energy: float
+    energy_truth: float
+    energy_others: float
+    """The lowest of decoys and blind guess."""
+    recovered: int
+
+    @property
+    def reached(self) -> bool:
+        """Whether it found an energy at or below that of the truth, which stands out from other images."""
+        found = math.isfinite(self.energy) and not _undercuts(self.energy_truth, self.energy, CLEARLY)
+        return found and math.isfinite(self.energy_others) and self.energy_truth <= FAITHFUL * self.energy_others
 
 
 @dataclass(frozen=True)
@@ -30,33 +55,95 @@ class Findings:
 
     gate: Gate
     update: State = "sound"
-    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    metrics_raw: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The same before the images were refined; empty where nothing was."""
+    scores: ImageScores = field(default_factory=ImageScores)
     energy: float = math.nan
     energy_truth: float | None = None
     energy_decoys: Sequence[float] = ()
     """Energies of images that are as smooth as the true ones but show something else."""
+    energy_blind: float | None = None
+    energy_labels: float | None = None
+    """Of the true images under the labels that the attack found, where those are wrong."""
     label_errors: int | None = None
     oracle: frozenset[str] = frozenset()
     notes: Sequence[str] = ()
     truth: bool = True
-    undefended: bool = False
-    """Whether it is known that nothing protects the message."""
+    defended: bool | None = False
+    """Whether something protects the message, by defence or by the company of others; None where nobody knows."""
+    read_without: bool | None = None
+    """Whether the same attack reads the message without what protects it; None where that was not tried."""
+    explained: bool | None = True
+    """Whether the declared training gives the message; None where that can not be told."""
+    replay: str = ""
+    """What came of playing it again, in words, and what would explain the message."""
+    looks: Sequence[Look] = ()
+    asked: int = 0
+    """How many looks the audit was told to take."""
+
+    @property
+    def recovered(self) -> list[bool]:
+        """Image by image."""
+        return self.gate.hits(self.scores)
 
     @property
     def all_recovered(self) -> bool:
-        name = self.gate.metric
-        values = leaked_most(self.gate.scale, self.metrics.get(name, []), self.metrics_raw.get(name, []))
-        return bool(values) and all(value is not None and self.gate.recovered(value) for value in values)
+        return bool(self.recovered) and all(self.recovered)
+
+    @property
+    def open(self) -> bool:
+        """Whether there is something left of which absence would have to be shown."""
+        return self.update == "sound" and self.energy_truth is not None and not self.all_recovered
 
     @property
     def hidden(self) -> bool:
         """Whether the true data fit the message no better than other data do."""
-        known = [e for e in self.energy_decoys if math.isfinite(e)]
-        if self.energy_truth is None or not math.isfinite(self.energy_truth) or not known:
+        if self.energy_truth is None or not math.isfinite(self.energy_truth) or not math.isfinite(self.others):
             return False
-        return not _undercuts(self.energy_truth, min(known), DISTINCT)
+        return not _undercuts(self.energy_truth, self.others, DISTINCT)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the search found an energy at or below that of the truth."""
+        truth = self.energy_truth
+        return truth is not None and math.isfinite(self.energy) and not _undercuts(truth, self.energy, CLEARLY)
+
+    @property
+    def absence(self) -> str | None:
+        """In which way it was shown that what was not recovered does not leak; None where it was not."""
+        if (
+            not self.open
+            or self.explained is not True
+            or self.gate.partly(self.scores)
+            or self.gate.guessed(self.scores)
+            or self.mislabelled
+            or self.notes
+        ):
+            return None
+        if self.hidden:
+            return HIDDEN if self.defended and self.read_without else None
+        enough = len(self.looks) >= max(1, self.asked) and all(look.reached for look in self.looks)
+        shown = self.reached and self.faithful and enough
+        return CHOICE if shown and not any(look.recovered for look in self.looks) else None
+
+    @property
+    def mislabelled(self) -> bool:
+        """Whether the labels that the attack took are wrong, and make it look for other images."""
+        truth, wrong = self.energy_truth, self.energy_labels
+        if not self.label_errors or truth is None or wrong is None:
+            return False
+        return not math.isfinite(wrong) or _undercuts(truth, wrong, DISTINCT)
+
+    @property
+    def others(self) -> float:
+        """The lowest energy of images that are not the true ones."""
+        known = [e for e in (*self.energy_decoys, self.energy_blind) if e is not None and math.isfinite(e)]
+        return min(known, default=math.inf)
+
+    @property
+    def faithful(self) -> bool:
+        """Whether the attack models how the message was made: at the truth little of it is left unexplained."""
+        if self.energy_truth is None or not math.isfinite(self.others):
+            return False
+        return self.energy_truth <= FAITHFUL * self.others
 
 
 def flags_of(found: Findings) -> list[Flag]:
@@ -92,54 +179,129 @@ def _stopped(found: Findings) -> Flag | None:
     return Flag(name="non-finite stop", severity="info" if found.all_recovered else "serious", text=text)
 
 
-def _optimiser(found: Findings) -> Flag | None:
-    truth = found.energy_truth
-    if found.update != "sound" or truth is None or found.all_recovered or found.hidden:
+def _replayed(found: Findings) -> Flag | None:
+    if not found.open or found.explained is True:
         return None
-    if math.isfinite(found.energy) and not _undercuts(truth, found.energy, CLEARLY):
+    if found.explained is None:
+        text = (
+            "Whether the declared training gives this message could not be told: absence of leakage can not be shown "
+            f"by a message that nobody can explain. {found.replay}"
+        )
+        return Flag(name="message not explained", severity="serious", text=text.strip())
+    text = (
+        f"The declared training does not give this message: {found.replay}. An attack that plays the declared training "
+        "is looking for the wrong thing, so that absence of leakage is not shown. Correct the plan."
+    )
+    return Flag(name="training not as declared", severity="serious", text=text)
+
+
+def _optimiser(found: Findings) -> Flag | None:
+    if not found.open or found.hidden or found.reached:
         return None
     labels = f" Part of it: {found.label_errors} of the labels are wrong." if found.label_errors else ""
     text = (
-        f"The true images have a clearly lower energy ({truth:.3g}) than what the optimiser found "
+        f"The true images have a clearly lower energy ({found.energy_truth:.3g}) than what the optimiser found "
         f"({found.energy:.3g}), and not all images were recovered: the search failed, not the leak, so that "
         f"absence of leakage is not shown.{labels} Give the attack more iterations or restarts, or play another."
     )
     return Flag(name="optimiser failed", severity="serious", text=text)
 
 
+def _labels(found: Findings) -> Flag | None:
+    """Labels are named wherever they are a plausible cause."""
+    if not found.open or not found.mislabelled:
+        return None
+    text = (
+        f"{found.label_errors} of the labels that the attack took are wrong: the true images have the energy "
+        f"{found.energy_truth:.3g} under the true labels and {found.energy_labels:.3g} under those, so that it looked "
+        "for other images. "
+        'Choose another way to find the labels, or see with labels = "oracle" what they cost.'
+    )
+    return Flag(name="labels are wrong", severity="serious", text=text)
+
+
 def _hides(found: Findings) -> Flag | None:
-    if found.update != "sound" or found.all_recovered or not found.hidden:
+    if not found.open or not found.hidden:
         return None
     fits = (
         "The true images explain the message no better than other images do (energies "
-        f"{found.energy_truth:.3g} and {min(found.energy_decoys):.3g})"
+        f"{found.energy_truth:.3g} and {found.others:.3g})"
     )
-    if found.undefended:
+    if found.defended and found.read_without:
         text = (
-            f"{fits}, although nothing protects it: this attack is blind here, so that absence of leakage is not "
-            "shown. It does not model the local training (after several steps try sme or dlfa), its prior (tv) is "
-            "too strong, or the training diverged; a longer run will not help."
+            f"{fits}, and without what protects it the same attack reads it: the protection hides the images from this "
+            "attack. Another attack may see more; a longer run of this one will not."
         )
-        return Flag(name="attack is blind", severity="serious", text=text)
-    text = (
-        f"{fits}: the defence hides them from this attack, or the attack does not model the local training. "
-        "Another attack may see more; a longer run of this one will not."
+        return Flag(name="defence hides it", severity="info", text=text)
+    cause = (
+        "It does not model the local training (after several steps try sme or dlfa), its prior (tv) is too strong, its "
+        "labels are wrong, or the training diverged; a longer run will not help."
     )
-    return Flag(name="defence hides it", severity="warning", text=text)
+    if found.defended:
+        tried = "does not read it either" if found.read_without is False else "was not tried"
+        text = (
+            f"{fits}, but without what protects it the same attack {tried}: that it hides them is not shown, "
+            f"the attack may be blind. {cause}"
+        )
+    elif found.defended is None:
+        text = (
+            f"{fits}. Whether a defence protects the message is not said: write recording.defended. Without one this "
+            f"attack is blind. {cause}"
+        )
+    else:
+        text = f"{fits}, although nothing protects it: this attack is blind here. {cause}"
+    return Flag(name="attack is blind", severity="serious", text=text)
 
 
 def _preferred(found: Findings) -> Flag | None:
-    truth = found.energy_truth
-    if found.update != "sound" or truth is None or found.all_recovered or found.hidden:
+    if not found.open or found.hidden or not found.reached:
         return None
-    if not math.isfinite(found.energy) or _undercuts(truth, found.energy, CLEARLY):
+    same = f"(energies {found.energy:.3g} and {found.energy_truth:.3g})"
+    if found.absence == CHOICE:
+        text = (
+            f"The attack found other images that explain the message as well as the true ones {same}, from "
+            f"{len(found.looks) + 1} starts and priors: the message leaves a choice, and the true images are not it."
+        )
+        return Flag(name="message leaves a choice", severity="info", text=text)
+    better = [look.words for look in found.looks if look.recovered]
+    missed = [look.words for look in found.looks if not look.reached]
+    if better:
+        text = (
+            f"Another run of the same attack ({better[0]}) recovers images that this one does not: which of its runs "
+            "an adversary would trust is open, that the data leak is not. Play it so."
+        )
+        return Flag(name="recovered by another run", severity="serious", text=text)
+    why = f" The run {missed[0]} did not get there." if missed else ""
+    if not found.faithful:
+        why = " It does not model how the message was made, which at the true images leaves much of it unexplained."
+    text = (
+        f"The attack found images that its objective likes as well as the true ones {same} but that are not them: its "
+        f'prior is too strong here, or the message leaves a choice.{why} Set effort = "thorough", try a smaller weight '
+        "of the prior (tv), or another attack."
+    )
+    return Flag(name="other images fit as well", severity="serious", text=text)
+
+
+def _partly(found: Findings) -> Flag | None:
+    partly = found.gate.partly(found.scores)
+    if found.update != "sound" or not partly:
         return None
     text = (
-        f"The attack found images that its objective likes as well as the true ones (energies {found.energy:.3g} "
-        f"and {truth:.3g}) but that are not them: its prior is too strong here, or the message leaves a choice. "
-        "Try a smaller weight of the prior (tv), or another attack."
+        f"{partly} of the images are not recovered by the gate's rule, but come so near, or are recovered by "
+        "another metric, that a person may recognise them: look at the pictures."
     )
-    return Flag(name="other images fit as well", severity="warning", text=text)
+    return Flag(name="partly recognisable", severity="serious", text=text)
+
+
+def _guessed(found: Findings) -> Flag | None:
+    guessed = found.gate.guessed(found.scores)
+    if found.update != "sound" or not guessed:
+        return None
+    text = (
+        f"{guessed} of the images lie beyond the gate's threshold, but a guess without any message, such as the "
+        "best flat colour, does so as well: they do not count as recovered."
+    )
+    return Flag(name="no better than guessing", severity="serious", text=text)
 
 
 def _oracle(found: Findings) -> Flag | None:
@@ -154,7 +316,7 @@ def _oracle(found: Findings) -> Flag | None:
 
 
 def _disagree(found: Findings) -> Flag | None:
-    said = _contradiction(found.metrics) or _opposite_order(found.metrics)
+    said = _contradiction(found.scores.metrics) or _opposite_order(found.scores.metrics)
     if said is None or found.update != "sound":
         return None
     text = f"The metrics disagree: {said}. Look at the pictures before you trust either number."
@@ -173,10 +335,14 @@ def _unscored(found: Findings) -> Flag | None:
 
 RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _no_message,
+    _replayed,
     _stopped,
+    _labels,
     _optimiser,
     _hides,
     _preferred,
+    _partly,
+    _guessed,
     _oracle,
     _disagree,
     _unscored,
@@ -204,7 +370,7 @@ def _outspoken(metrics: Iterable[str]) -> dict[str, Scale]:
     return {name: scale for name, scale in scales.items() if scale.sure is not None}
 
 
-def _contradiction(metrics: Mapping[str, Sequence[float]]) -> str | None:
+def _contradiction(metrics: Values) -> str | None:
     """The first image that one metric calls recovered and another certainly not."""
     scales = _outspoken(metrics)
     for i, values in enumerate(zip(*(metrics[name] for name in scales), strict=True)):
@@ -217,7 +383,7 @@ def _contradiction(metrics: Mapping[str, Sequence[float]]) -> str | None:
     return None
 
 
-def _opposite_order(metrics: Mapping[str, Sequence[float]], least: int = 4) -> str | None:
+def _opposite_order(metrics: Values, least: int = 4) -> str | None:
     """A metric that ranks the images in the order opposite to the first one's; told only of `least` images or more."""
     scales = _outspoken(metrics)
     first, *others = scales or [""]
@@ -229,13 +395,14 @@ def _opposite_order(metrics: Mapping[str, Sequence[float]], least: int = 4) -> s
     return None
 
 
-def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
+def rank_correlation(left: Sequence[float | None], right: Sequence[float | None]) -> float:
     """Spearman's rank correlation; 0 where one side is constant.
 
     >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 40.0, 90.0])
     1.0
     """
-    a, b = _ranks(left), _ranks(right)
+    known = [(x, y) for x, y in zip(left, right, strict=True) if x is not None and y is not None]
+    a, b = _ranks([x for x, _ in known]), _ranks([y for _, y in known])
     mean = (len(a) - 1) / 2
     spread = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
     if spread == 0:

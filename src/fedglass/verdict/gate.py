@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
 from typing import Literal
 
 from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Record
+from fedglass.verdict.images import ImageScores
 
 NO_MESSAGE = ("zero update", "non-finite update")
 """Flags of a case in which no attack could be played."""
@@ -22,23 +21,6 @@ REMEDIES = (
 """What to do about each of them."""
 
 State = Literal["leak", "clear", "inconclusive", "incomplete"]
-
-
-def leaked_most(scale: Scale, *versions: Sequence[float | None]) -> list[float | None]:
-    """Image by image the value of the version that leaked most, None where none has one.
-
-    A refinement may destroy what the attack had recovered: the images before it count as well.
-
-    >>> leaked_most(Scale("PSNR"), [12.0, 25.0, None], [21.0, 24.0, None])
-    [21.0, 25.0, None]
-    """
-    each = [[v for v in image if v is not None and not math.isnan(v)] for image in zip_longest(*versions)]
-    return [scale.best(known) if known else None for known in each]
-
-
-def scores_of(record: Record, metric: str, scale: Scale) -> list[float | None]:
-    """The metric of each image of a record, of the raw or the refined one, whichever leaked more."""
-    return leaked_most(scale, record.metrics.get(metric, []), record.metrics_raw.get(metric, []))
 
 
 @dataclass(frozen=True)
@@ -79,7 +61,8 @@ class Gate:
     An image is recovered when its metric lies beyond the threshold: above it for PSNR and SSIM, below it for
     LPIPS and RMSE, and for any other metric on the side that its scale calls leaking; of an image that was refined,
     that of the raw or of the refined one. A serious flag (the attack
-    itself went wrong) makes a pass inconclusive; with `inconclusive_fails` such an audit counts as not completed.
+    itself went wrong) makes a pass inconclusive, and so does anything of which absence was not shown; unless
+    `inconclusive_fails` is false such an audit counts as not completed.
 
     >>> Gate().judge([]).sentence
     'The audit could not complete: no case has run.'
@@ -88,7 +71,7 @@ class Gate:
     metric: str = "psnr"
     threshold: float = 20.0
     max_share: float = 0.0
-    inconclusive_fails: bool = False
+    inconclusive_fails: bool = True
     known: Scale | None = field(default=None, repr=False, compare=False)
     """The metric's scale where it is told, as in a summary; it is looked up by the metric's name otherwise."""
 
@@ -129,20 +112,31 @@ class Gate:
 
     def scores(self, record: Record) -> list[float | None]:
         """What each image of a record is judged by."""
-        return scores_of(record, self.metric, self.scale)
+        return ImageScores.of(record).values(self.metric, self.scale)
+
+    def hits(self, scores: ImageScores) -> list[bool]:
+        """Which images count as recovered."""
+        return scores.recovered(self.metric, self.scale, self.threshold)
+
+    def guessed(self, scores: ImageScores) -> int:
+        """How many lie beyond the threshold where a guess without the message does as well."""
+        return sum(scores.beyond(self.metric, self.scale, self.threshold)) - sum(self.hits(scores))
+
+    def partly(self, scores: ImageScores) -> int:
+        """How many are not recovered but partly recognisable."""
+        return sum(scores.partly(self.metric, self.scale, self.threshold))
 
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """The attacks that have judged images, the one that leaked most first."""
         scores: dict[str, list[float]] = {}
+        hits: dict[str, int] = {}
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
             found = [v for v in self.scores(record) if v is not None]
             if record.status == "done" and found and not is_mute(record):
                 scores.setdefault(record.attack, []).extend(found)
-        tallies = [
-            Tally(name, len(v), sum(map(self.recovered, v)), self.scale.best(v), name in oracle)
-            for name, v in scores.items()
-        ]
+                hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(ImageScores.of(record)))
+        tallies = [Tally(name, len(v), hits[name], self.scale.best(v), name in oracle) for name, v in scores.items()]
         sign = 1 if self.scale.higher_leaks else -1
         return sorted(tallies, key=lambda t: (-t.share, -sign * t.best, t.attack))
 
@@ -160,7 +154,7 @@ class Gate:
         if problems:
             lead = f"The audit could not complete: {'; '.join(problems)}."
             return Verdict(None, lead, "", 3, "incomplete")
-        lead, doubt = self._pass_sentence(tallies), _doubt(records)
+        lead, doubt = self._pass_sentence(tallies), _doubt([*map(self.unshown, records)])
         if not doubt:
             return Verdict(True, lead, "", 0, "clear")
         if self.inconclusive_fails:
@@ -191,6 +185,20 @@ class Gate:
         elif missing > 0:
             problems.append(f"{_count(missing, 'planned case')} not run yet; run it again to continue")
         return problems
+
+    def unshown(self, record: Record) -> list[str]:
+        """What keeps a record from showing that nothing leaks: every pass must have been shown."""
+        serious = [flag.name for flag in record.flags if flag.severity == "serious"]
+        # The flags are those of the gate that the audit was run with, which may have been another.
+        scores = ImageScores.of(record)
+        doubts = {
+            "partly recognisable": sum(scores.near(self.metric, self.scale, self.threshold)),
+            "no better than guessing": self.guessed(scores),
+        }
+        serious += [name for name, count in doubts.items() if count and name not in serious]
+        if serious or all(self.hits(scores)) or record.absence is not None:
+            return serious
+        return ["absence not shown"]
 
     def _judged(self, record: Record) -> bool:
         values = self.scores(record)
@@ -230,16 +238,13 @@ def is_mute(record: Record) -> bool:
     return any(flag.name in NO_MESSAGE for flag in record.flags)
 
 
-def _doubt(records: Sequence[Record]) -> str:
-    """Why a pass does not show that nothing leaks, or nothing."""
-    flagged = [r for r in records if any(flag.severity == "serious" for flag in r.flags)]
+def _doubt(doubts: Sequence[Sequence[str]]) -> str:
+    """Why a pass does not show that nothing leaks, or nothing; from what is against each record."""
+    flagged = [names for names in doubts if names]
     if not flagged:
         return ""
-    names = sorted({flag.name for r in flagged for flag in r.flags if flag.severity == "serious"})
-    return (
-        f"Yet absence of leakage is not shown: {len(flagged)} of {_count(len(records), 'case')} "
-        f"{'carries' if len(flagged) == 1 else 'carry'} a serious flag ({', '.join(names)})."
-    )
+    named = ", ".join(sorted({name for names in flagged for name in names}))
+    return f"Yet absence of leakage is not shown in {len(flagged)} of {_count(len(doubts), 'case')} ({named})."
 
 
 def _count(number: int, noun: str) -> str:

@@ -16,6 +16,7 @@ from fedglass.core.files import write_atomic
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Picture, Record
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
 RESAMPLES = 2000
 WORST = 12
@@ -72,6 +73,9 @@ class Case(_Frozen):
     """The same before the image was refined; empty where it was not."""
     picture: Picture | None
     oracle: bool
+    recovered: bool = False
+    near: bool = False
+    """Not recovered by the gate's rule, but partly recognisable."""
 
 
 class Summary(_Frozen):
@@ -157,10 +161,10 @@ def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
 def rank(records: Iterable[Record], gate: Gate) -> list[Case]:
     """Every scored image, the one that leaked most by the gate's metric, raw or refined, first."""
     found = [
-        (value, _case(record, index))
+        (value, _case(record, index, hit, gate))
         for record in records
         if record.status == "done"
-        for index, value in enumerate(gate.scores(record))
+        for index, (value, hit) in enumerate(zip(gate.scores(record), gate.hits(ImageScores.of(record)), strict=True))
         if value is not None
     ]
     sign = -1 if gate.scale.higher_leaks else 1
@@ -210,7 +214,7 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
     done = [record for record in records if record.status == "done"]
     names = dict.fromkeys(name for record in done for name in record.metrics)
     values = {name: [_known(record.metrics.get(name, [])) for record in done] for name in names}
-    hits = [[gate.recovered(v) for v in _known(gate.scores(record))] for record in done]
+    hits = [_judged_hits(record, gate) for record in done]
     labelled = [record for record in done if record.label_errors is not None]
     return Group(
         attack=attack,
@@ -227,6 +231,12 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
         oracle=any(record.oracle for record in records),
         utility=_mean_utility(done),
     )
+
+
+def _judged_hits(record: Record, gate: Gate) -> list[bool]:
+    """Which of the images that have a score count as recovered."""
+    pairs = zip(gate.hits(ImageScores.of(record)), gate.scores(record), strict=True)
+    return [hit for hit, value in pairs if value is not None]
 
 
 def _split(
@@ -256,7 +266,8 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _case(record: Record, index: int) -> Case:
+def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
+    near = ImageScores.of(record).near(gate.metric, gate.scale, gate.threshold)
     return Case(
         **{name: getattr(record, name) for name in ("key", "attack", "view", "client", "round", "repeat")},
         image=index,
@@ -264,4 +275,6 @@ def _case(record: Record, index: int) -> Case:
         scores_raw={name: values[index] for name, values in record.metrics_raw.items() if index < len(values)},
         picture=record.pictures[index] if index < len(record.pictures) else None,
         oracle=record.oracle,
+        recovered=recovered,
+        near=near[index],
     )

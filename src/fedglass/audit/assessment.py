@@ -1,0 +1,174 @@
+"""What may be said of a reconstruction: its scores beside what guesses reach, and whether absence was shown.
+
+Everything here may look at the truth, and nothing of it reaches an attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.parts import Progress
+from fedglass.audit.isolation import isolated
+from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, grey, judge
+from fedglass.audit.looks import Effort, Rerun, reruns, share_of
+from fedglass.audit.replay import replay
+from fedglass.audit.target import Target
+from fedglass.core.scale import scale_of
+from fedglass.core.types import Observation, Reconstruction
+from fedglass.metrics.catalogue import score
+from fedglass.metrics.matching import Matching
+from fedglass.rounds.truth import Truth
+from fedglass.verdict.flags import Findings, Look
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
+
+DEAR = ("lpips",)
+"""Metrics that are not computed for guesses."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A reconstruction of which something is to be said, and all that is needed for it."""
+
+    attack: AnyAttack
+    target: Target
+    truth: Truth
+    found: Reconstruction
+    metrics: tuple[str, ...]
+    gate: Gate
+    seed: int
+    effort: Effort
+    progress: Progress
+
+    @property
+    def seen(self) -> Observation:
+        return self.target.observation
+
+
+@dataclass(frozen=True, eq=False)
+class Assessment:
+    """The answer."""
+
+    judged: Judgement
+    findings: Findings
+
+
+def unplayed(asked: Question, findings: Findings) -> Assessment:
+    """What may be said where there was no message to attack, and a guess stands in for a reconstruction."""
+    judged = judge(None, asked.seen, asked.found, asked.truth, asked.metrics)
+    return Assessment(judged, _scored(asked, findings, judged))
+
+
+def assess(asked: Question, findings: Findings) -> Assessment:
+    """Score, compare with guesses, and take further looks where something was not read."""
+    attack, seen, found, truth = asked.attack, asked.seen, asked.found, asked.truth
+    judged = judge(attack, seen, found, truth, asked.metrics)
+    wrong = judged.label_errors > 0
+    findings = replace(
+        _scored(asked, findings, judged),
+        energy_truth=judged.energy_truth,
+        energy_decoys=judged.energy_decoys,
+        energy_blind=energy_blind(attack, seen, found),
+        energy_labels=energy_at(attack, seen, truth.images, found.labels, found) if wrong else None,
+        label_errors=judged.label_errors,
+        defended=asked.target.defended,
+        **_explained(asked.target),
+    )
+    return Assessment(judged, _looked_closer(asked, findings))
+
+
+def _scored(asked: Question, findings: Findings, judged: Judgement) -> Findings:
+    """The findings with the scores, those of guesses, and how many images are partly recognisable."""
+    raw = {} if judged.scores_raw is None else judged.scores_raw.values
+    blind = best_guess(asked.seen, asked.truth, asked.metrics)
+    scores = ImageScores(judged.scores.values, raw, blind)
+    return replace(findings, scores=scores)
+
+
+def _explained(target: Target) -> dict[str, Any]:
+    """Whether the declared training gives the message; of a simulation it does."""
+    if target.simulated:
+        return {"explained": True}
+    if target.declared is None:
+        return {"explained": None, "replay": "Say how the clients trained: recording.training."}
+    found = replay(target.declared)
+    if found is not None and target.defended and len(target.behind) == 1 and not found.explained and not found.other:
+        words = f"{found.words}, and how much of that the defence makes is not known"
+        return {"explained": None, "replay": f"{words[0].upper()}{words[1:]}."}
+    if found is None:
+        return {"explained": None, "replay": "It is too long to be played again."}
+    other = f"; what explains it: {found.other}" if found.other else ""
+    return {"explained": found.explained, "replay": f"{found.words}{other}"}
+
+
+def _looked_closer(asked: Question, findings: Findings) -> Findings:
+    """The findings with what further runs tell, where that could decide anything."""
+    if not findings.open or findings.explained is False:
+        return findings
+    if findings.hidden:
+        bare = asked.target.bare
+        return findings if bare is None else replace(findings, read_without=_reads(asked, bare))
+    runs = list(reruns(asked.attack, asked.seed, asked.effort)) if findings.reached else []
+    looks = [_look(asked, run, share_of(asked.progress, i, len(runs))) for i, run in enumerate(runs)]
+    return replace(findings, looks=tuple(looks), asked=len(runs))
+
+
+def _reads(asked: Question, bare: Observation) -> bool:
+    """Whether the attack recovers every image of the message without what protects it."""
+    seen = isolated(bare, asked.attack, _device(asked.seen))
+    found = asked.attack.run(seen, asked.seed, asked.progress)
+    return _recovered(asked, seen, found) == len(asked.truth.private.labels)
+
+
+def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
+    found = run.attack.run(asked.seen, run.seed, progress)
+    truth = asked.truth
+    return Look(
+        run.words,
+        found.energy,
+        energy_at(run.attack, asked.seen, truth.images, truth.labels, found),
+        energy_others(run.attack, asked.seen, found, truth),
+        _recovered(asked, asked.seen, found),
+    )
+
+
+def _recovered(asked: Question, seen: Observation, found: Reconstruction) -> int:
+    """How many private images a run recovered."""
+    judged = judge(None, seen, found, asked.truth, (asked.gate.metric,))
+    return sum(_scored(asked, Findings(asked.gate), judged).recovered)
+
+
+def best_guess(seen: Observation, truth: Truth, metrics: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """Image by image and metric by metric, what the best of several guesses without the message reaches."""
+    private = truth.private.images
+    cheap = [name for name in metrics if name not in DEAR]
+    same = Matching(tuple(range(len(private))))
+    scores = [score(guess, private, cheap, same) for guess in guesses(seen, private)]
+    return {
+        name: tuple(scale_of(name).best(values) for values in zip(*(s.values[name] for s in scores), strict=True))
+        for name in scores[0].values
+    }
+
+
+def guesses(seen: Observation, private: Tensor) -> list[Tensor]:
+    """Pictures that need no message: grey, each image's own mean colour, and the nearest of the adversary's own.
+
+    The flat colour is chosen by the truth, which makes it the best of all flat guesses.
+    """
+    flat = private.mean(dim=(-2, -1), keepdim=True).expand_as(private)
+    found = [grey(seen, len(private)).cpu(), flat]
+    if seen.own is not None:
+        own = seen.own.images.detach().cpu()
+        nearest = torch.stack([(own - image).square().flatten(1).mean(1).argmin() for image in private])
+        found.append(own[nearest])
+    return found
+
+
+def _device(seen: Observation) -> torch.device:
+    return next(iter(seen.update.values())).device

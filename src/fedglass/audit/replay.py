@@ -1,0 +1,226 @@
+"""Does the declared training produce the message? The owner of the data can play it again and compare.
+
+The order of the batches is not recorded: several are played, and a message that lies as near to them as they lie to
+each other is explained. One full batch has no order, and leaves rounding alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedglass.core.optimisers import SGD, Adam, AdamW
+from fedglass.core.params import Params
+from fedglass.core.rng import stream
+from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.data.whitening import CIFAR10, CIFAR100, FEMNIST
+from fedglass.fl.local import schedule, train
+from fedglass.models.network import Network
+
+ROUNDING = 0.02
+"""The relative error up to which a message counts as explained: another device or half precision may make as much."""
+ORDERS = 6
+"""Orders of the batches that are played."""
+NEAR = 1.5
+"""How many times farther than the orders lie from each other a message may lie from the nearest of them."""
+FAINT = 1e-5
+"""Tensors that moved by a smaller share of themselves are left out: rounding alone may have made that."""
+MOST_STEPS = 2000
+"""Local steps beyond which a training is not played again."""
+NORMALISATIONS = {
+    "none (mean 0, std 1)": Whitening((0.0,), (1.0,)),
+    "none, pixels of 0 to 255 (mean 0, std 1/255)": Whitening((0.0,), (1 / 255,)),
+    "mean 0.5, std 0.5": Whitening((0.5,), (0.5,)),
+    "MNIST's (mean 0.1307, std 0.3081)": Whitening((0.1307,), (0.3081,)),
+    "FEMNIST's": FEMNIST,
+    "CIFAR-10's": CIFAR10,
+    "CIFAR-100's": CIFAR100,
+    "ImageNet's": Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One client's part of a message: its examples and what it is said to have done with them."""
+
+    images: Tensor  # (n, c, h, w), pixels in [0, 1]
+    labels: Tensor  # (n,)
+    training: Training
+
+
+@dataclass(frozen=True, eq=False)
+class Declared:
+    """All that is said to have made a message."""
+
+    model: nn.Module
+    before: Params
+    buffers: Params
+    update: Params
+    whitening: Whitening
+    parts: tuple[Part, ...]
+    """Combined as their numbers of examples weigh."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How far the message lies from what was declared, and what would explain it."""
+
+    residual: float
+    """|replayed - message| / |message|, of the nearest order of batches."""
+    bound: float
+    """Up to which it is explained by rounding and by the order of the batches."""
+    explained: bool
+    other: str = ""
+    """What would explain the message in its place, in words with the line of the plan; empty where nothing would."""
+
+    @property
+    def words(self) -> str:
+        if self.explained:
+            return f"replayed on the true data, the declared training gives the message up to {self.residual:.2g}"
+        return f"replayed on the true data, the declared training leaves a relative error of {self.residual:.2g}"
+
+
+def played(declared: Declared) -> Params | None:
+    """The message of the declared training itself; None where it is too long or diverges."""
+    if _too_long(declared):
+        return None
+    tensors = zip(declared.before.items(), _message(declared, 0), strict=True)
+    update = {name: tensor.to(before.dtype) for (name, before), tensor in tensors}
+    return update if all(bool(torch.isfinite(tensor).all()) for tensor in update.values()) else None
+
+
+def _too_long(declared: Declared) -> bool:
+    return any(part.training.local_steps(len(part.labels)) > MOST_STEPS for part in declared.parts)
+
+
+def replay(declared: Declared) -> Replay | None:
+    """Play the declared training again; None where it is too long."""
+    if _too_long(declared):
+        return None
+    found = _played(declared)
+    if found.explained:
+        return found
+    return replace(found, other=next((words for words, other in _others(declared) if _played(other).explained), ""))
+
+
+def _played(declared: Declared) -> Replay:
+    """Tensor by tensor: what is declared wrongly often shows in one of them, such as the first layer's, alone."""
+    message = [declared.update[name].double() for name in declared.before]
+    tries = [_message(declared, order) for order in range(1 if _has_no_order(declared) else ORDERS)]
+    worst = Replay(0.0, ROUNDING, explained=True)
+    for i, (tensor, before) in enumerate(zip(message, declared.before.values(), strict=True)):
+        if float(tensor.norm()) <= FAINT * float(before.norm()):
+            continue
+        found = _compared(tensor, [each[i] for each in tries])
+        if found.residual / found.bound >= worst.residual / worst.bound:
+            worst = found
+    return worst
+
+
+def _compared(message: Tensor, tries: Sequence[Tensor]) -> Replay:
+    """How far one tensor of the message lies from the nearest try, beside how far the tries lie from each other."""
+    size = float(message.norm())
+    residual = min(float((each - message).norm()) for each in tries) / size
+    apart = [
+        min(float((one - other).norm()) for j, other in enumerate(tries) if j != i) / float(one.norm() or 1.0)
+        for i, one in enumerate(tries)
+        if len(tries) > 1
+    ]
+    bound = ROUNDING + NEAR * max(apart, default=0.0)
+    return Replay(residual, bound, math.isfinite(residual) and residual <= bound)
+
+
+def _has_no_order(declared: Declared) -> bool:
+    def alone(part: Part) -> bool:
+        return len(part.training.batches(len(part.labels))) == 1 or not part.training.shuffle
+
+    return all(map(alone, declared.parts))
+
+
+def _message(declared: Declared, order: int) -> list[Tensor]:
+    """What the declared clients send together, with the batches in one of their orders."""
+    total, examples = [torch.zeros(())] * len(declared.before), sum(len(part.labels) for part in declared.parts)
+    for i, part in enumerate(declared.parts):
+        network = Network(declared.model, declared.buffers, part.training.batch_norm)
+        start = [declared.before[name] for name in network.names]
+        batches = schedule(part.training, len(part.labels), stream(order, "replay", i))
+        inputs = declared.whitening.whiten(part.images)
+        after = train(network, start, inputs, part.labels, batches, part.training)
+        share = len(part.labels) / examples
+        total = [t + (a - b).double() * share for t, a, b in zip(total, after, start, strict=True)]
+    return total
+
+
+def _others(declared: Declared) -> Iterator[tuple[str, Declared]]:
+    """What is often declared wrongly, each with the line that would say it rightly."""
+    for words, change in _other_trainings(declared.parts[0].training):
+        yield words, replace(declared, parts=tuple(replace(p, training=change(p.training)) for p in declared.parts))
+    channels = declared.parts[0].images.shape[1]
+    for name, whitening in NORMALISATIONS.items():
+        if len(whitening.mean) in (1, channels) and whitening != declared.whitening:
+            yield f"pixels were normalised otherwise: {name}", replace(declared, whitening=whitening)
+    factor = _factor(declared)
+    if factor is not None:
+        yield (
+            f"the steps were {factor:.3g} times as long: another learning rate, or a loss that is summed over the "
+            f"examples; set lr = {declared.parts[0].training.lr * factor:.3g}",
+            replace(
+                declared,
+                parts=tuple(
+                    replace(p, training=replace(p.training, lr=p.training.lr * factor)) for p in declared.parts
+                ),
+            ),
+        )
+
+
+def _other_trainings(declared: Training) -> Iterator[tuple[str, _Change]]:
+    optimisers = {
+        "the optimiser has momentum: set momentum = 0.9": SGD(momentum=0.9),
+        "the optimiser has momentum: set momentum = 0.5": SGD(momentum=0.5),
+        "the optimiser has Nesterov's momentum: set momentum = 0.9, nesterov = true": SGD(momentum=0.9, nesterov=True),
+        'the optimiser is Adam: set optimiser = "adam"': Adam(),
+        'the optimiser is AdamW: set optimiser = "adamw"': AdamW(),
+        "the optimiser is plain SGD: leave momentum and optimiser out": SGD(),
+        **{
+            f"the optimiser decays the weights: set weight_decay = {decay:g}": SGD(weight_decay=decay)
+            for decay in (1e-4, 5e-4, 1e-3, 1e-2, 1e-1)
+        },
+        "the optimiser has momentum and decays the weights: set momentum = 0.9, weight_decay = 0.0005": SGD(
+            momentum=0.9, weight_decay=5e-4
+        ),
+    }
+    for words, optimiser in optimisers.items():
+        if optimiser != declared.optimiser:
+            yield words, _Change("optimiser", optimiser)
+    other = BatchNorm.FROZEN if declared.batch_norm is BatchNorm.BATCH else BatchNorm.BATCH
+    yield f'normalisation layers used other statistics: set batch_norm = "{other.value}"', _Change("batch_norm", other)
+    for epochs in (1, 2, 3, 4, 5, 10, 20):
+        if epochs != declared.epochs and declared.steps is None:
+            yield f"the number of epochs is another: set epochs = {epochs}", _Change("epochs", epochs)
+    for size in (None, 1, 2, 4, 8, 16, 32, 64):
+        if size != declared.batch_size:
+            words = "leave batch_size out" if size is None else f"set batch_size = {size}"
+            yield f"the batches are of another size: {words}", _Change("batch_size", size)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """One field of a training set to another value."""
+
+    field: str
+    value: object
+
+    def __call__(self, training: Training) -> Training:
+        return replace(training, **{self.field: self.value})  # type: ignore[arg-type] # named beside its value
+
+
+def _factor(declared: Declared) -> float | None:
+    """By how much the replayed message must be scaled to come nearest to the true one."""
+    pairs = list(zip(_message(declared, 0), declared.update.values(), strict=True))
+    square = sum(float(r.square().sum()) for r, _ in pairs)
+    factor = sum(float((r * m).sum()) for r, m in pairs) / square if square > 0 and math.isfinite(square) else 0.0
+    return factor if factor > 0 else None

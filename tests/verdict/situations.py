@@ -1,0 +1,314 @@
+"""Situations of which the true answer is known: how a message was made, how it is declared, and who attacks it.
+
+Messages that are `recorded` come from a plain PyTorch loop, which shares no code with the package.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedglass.attack.hypotheses import AnyAttack
+from fedglass.audit.recorded import Recorded
+from fedglass.audit.simulated import Simulated
+from fedglass.audit.target import Source
+from fedglass.core.optimisers import SGD, Adam
+from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.rng import stream
+from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.data.photos import photos
+from fedglass.defend.clip import Clip
+from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.defend.laplacian_noise import LaplacianNoise
+from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.fl.release import Chain
+from fedglass.models.catalogue import build
+from fedglass.models.init import Uniform
+from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.behaviour.sign_flip import SignFlip
+from fedglass.rounds.client import Client
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
+from fedglass.rounds.truth import Examples, Truths
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.server import ServerView
+
+SHAPE, CLASSES = (3, 12, 12), 10
+PLAIN = Whitening((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+ITERATIONS = 200
+TOLD = Training(lr=0.01)
+LEAKS, SAFE, OPEN = frozenset({"clear"}), frozenset({"leak"}), frozenset({"clear", "leak"})
+"""The verdicts that would be false: the data can be read, they can not, or this attack alone can not tell."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is audited, by which attack, and which verdicts would be false."""
+
+    name: str
+    false: frozenset[str]
+    source: Callable[[], Source]
+    attack: AnyAttack
+
+
+@cache
+def data(count: int, first: int = 0) -> Examples:
+    """Photographs, each of a class of its own."""
+    chosen = photos().resized(SHAPE[1]).subset(range(first, first + count))
+    return Examples(chosen.images, chosen.labels)
+
+
+def lenet() -> nn.Module:
+    return build("lenet", shape=SHAPE, classes=CLASSES, init=Uniform())
+
+
+def pooled() -> nn.Module:
+    """A model that sees nothing but means over squares: what is finer can not be in its gradient."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.AvgPool2d(6), nn.Flatten(), nn.Linear(12, CLASSES))
+
+
+def normalised() -> nn.Module:
+    """A LeNet of its kind with batch normalisation."""
+    torch.manual_seed(0)
+    features = (nn.Conv2d(3, 12, 5, 2, 2), nn.BatchNorm2d(12), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid())
+    model = nn.Sequential(*features, nn.Flatten(), nn.Linear(12 * 36, CLASSES))
+    for parameter in (*model[0].parameters(), *model[3].parameters(), *model[6].parameters()):
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a message was really made, by a script that is not ours."""
+
+    optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+    options: dict[str, Any] = field(default_factory=dict)
+    lr: float = 0.01
+    epochs: int = 1
+    batch_size: int = 64
+    factor: float = 1.0
+    whitening: Whitening = PLAIN
+    smoothing: float = 0.0
+    train_mode: bool = False
+    noise: float = 0.0
+    half: bool = False
+
+    def update(self, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        trained = copy.deepcopy(model).train(self.train_mode)
+        optimiser = self.optimiser(trained.parameters(), lr=self.lr, **self.options)
+        for _ in range(self.epochs):
+            for rows in torch.arange(len(labels)).split(self.batch_size):
+                optimiser.zero_grad()
+                outputs = trained(self.whitening.whiten(images[rows]))
+                loss = F.cross_entropy(outputs, labels[rows], label_smoothing=self.smoothing)
+                (self.factor * loss).backward()
+                optimiser.step()
+        return {name: self._sent(name, after, before) for (name, after), before in _pairs(trained, model)}
+
+    def _sent(self, name: str, after: Tensor, before: Tensor) -> Tensor:
+        change = (after - before).detach()
+        change = change + self.noise * torch.randn(change.shape, generator=stream(0, "situations", name))
+        return change.half().float() if self.half else change
+
+
+def _pairs(trained: nn.Module, model: nn.Module) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
+    return zip(trained.named_parameters(), model.parameters(), strict=True)
+
+
+def recorded(
+    made: Made,
+    told: Training | None = TOLD,
+    count: int = 1,
+    *,
+    model: Callable[[], nn.Module] = lenet,
+    whitening: Whitening = PLAIN,
+    defended: bool | None = None,
+    truth: Callable[[Examples], Examples] = lambda examples: examples,
+) -> Callable[[], Source]:
+    """A message of `count` examples, declared as it is told."""
+
+    def source() -> Source:
+        net, behind = model(), data(count)
+        said = truth(behind)
+        update = made.update(net, behind.images, behind.labels)
+        before, buffers, name = weights_of(net), buffers_of(net), "recorded"
+        people = (Participant(name, len(said.labels), told),)
+        past = Round(before, buffers, people, (Message(name, update, buffers),), update, buffers, (name,))
+        protected = None if defended is None else {name: ("Defended, as the plan says.",) if defended else ()}
+        terms = Terms(SHAPE, CLASSES, whitening, (name,), "not recorded", defences=protected)
+        return Recorded(Transcript(net, terms, {0: past}), Truths({name: said}))
+
+    return source
+
+
+def simulated(
+    *clients: dict[str, Any],
+    count: int = 1,
+    training: Training = TOLD,
+    model: Callable[[], nn.Module] = lenet,
+    view: Any = ServerView(),  # noqa: B008  # frozen
+    examples: Examples | None = None,
+) -> Callable[[], Source]:
+    """Clients, each with what sets it apart."""
+
+    def source() -> Source:
+        members = []
+        for i, parts in enumerate(clients or ({},)):
+            own = examples or data(count, i * count)
+            members.append(Client(f"client {i}", own.images, own.labels, **parts))
+        return Simulated(Federation(model(), members, training, CLASSES, PLAIN), views=(view,))
+
+    return source
+
+
+def attack(iterations: int = ITERATIONS, tv: float = 0.001, name: str = "inverting_gradients") -> AnyAttack:
+    return recipe(name, iterations=iterations, tv=tv)
+
+
+def one_of(examples: Examples) -> Examples:
+    return Examples(examples.images[:1], examples.labels[:1])
+
+
+def mislabelled(examples: Examples) -> Examples:
+    return Examples(examples.images, (examples.labels + 1) % CLASSES)
+
+
+def nearly_flat() -> Examples:
+    """A picture of so little contrast that a flat colour passes for it."""
+    picture = data(1)
+    return Examples(0.4 + 0.2 * picture.images, picture.labels)
+
+
+def split() -> Examples:
+    """A picture that is itself when it is inverted and mirrored."""
+    image = torch.full((1, *SHAPE), 0.2)
+    image[..., SHAPE[2] // 2 :] = 0.8
+    return Examples(image, torch.tensor([3]))
+
+
+def of_one_class() -> Examples:
+    return Examples(data(2).images, torch.tensor([3, 3]))
+
+
+def noisy(std: float) -> dict[str, Any]:
+    return {"release": GaussianNoise(std=std)}
+
+
+MOMENTUM, STRONG = {"momentum": 0.9}, attack(tv=10.0)
+SHORT, LONG = attack(iterations=5), attack(iterations=400)
+SMOOTH = attack(tv=0.1)
+FIVE = replace(TOLD, epochs=5)
+SHIFTED = Whitening((0.45,) * 3, (0.25,) * 3)
+NONE = Whitening((0.0,) * 3, (1.0,) * 3)
+
+
+def _situations() -> Iterator[Situation]:
+    def row(name: str, false: frozenset[str], source: Callable[[], Source], by: AnyAttack | None = None) -> Situation:
+        return Situation(name, false, source, by or attack())
+
+    adam, adamw = torch.optim.Adam, torch.optim.AdamW
+    yield row("recorded: plain SGD, declared so", LEAKS, recorded(Made()))
+    yield row("recorded: plain SGD, said to be undefended", LEAKS, recorded(Made(), defended=False))
+    yield row("recorded: two images", LEAKS, recorded(Made(), count=2), LONG)
+    yield row("recorded: training not declared", LEAKS, recorded(Made(), None))
+    yield row("recorded: in half precision", LEAKS, recorded(Made(half=True)))
+    yield row("recorded: learning rate declared ten times too large", LEAKS, recorded(Made(), Training(lr=0.1)))
+    yield row("recorded: learning rate declared ten times too small", LEAKS, recorded(Made(), Training(lr=0.001)))
+    yield row("recorded: lr = 50, epochs = 40 declared by mistake", LEAKS, recorded(Made(), Training(50.0, 40)))
+    yield row("recorded: loss summed over two images", LEAKS, recorded(Made(factor=2.0), count=2), LONG)
+    yield row("recorded: loss times 100", LEAKS, recorded(Made(factor=100.0)))
+    yield row("recorded: labels smoothed, not declared", LEAKS, recorded(Made(smoothing=0.1)))
+    yield row("recorded: momentum in one step", LEAKS, recorded(Made(options=MOMENTUM)))
+    yield row(
+        "recorded: momentum over five epochs, not declared", LEAKS, recorded(Made(options=MOMENTUM, epochs=5), FIVE)
+    )
+    yield row(
+        "recorded: momentum over five epochs, declared",
+        LEAKS,
+        recorded(Made(options=MOMENTUM, epochs=5), replace(FIVE, optimiser=SGD(momentum=0.9))),
+    )
+    nesterov = Made(options={"momentum": 0.9, "nesterov": True}, epochs=5)
+    yield row("recorded: Nesterov's momentum over five epochs, not declared", LEAKS, recorded(nesterov, FIVE))
+    decay = replace(TOLD, optimiser=SGD(weight_decay=0.1))
+    yield row("recorded: weight decay of 0.1, declared", LEAKS, recorded(Made(options={"weight_decay": 0.1}), decay))
+    yield row("recorded: weight decay of 0.1, not declared", LEAKS, recorded(Made(options={"weight_decay": 0.1})))
+    yield row("recorded: plain SGD, declared with Adam", LEAKS, recorded(Made(), replace(TOLD, optimiser=Adam())))
+    yield row("recorded: weight decay, not declared", LEAKS, recorded(Made(options={"weight_decay": 5e-4})))
+    yield row("recorded: five epochs, declared", LEAKS, recorded(Made(epochs=5), FIVE))
+    yield row("recorded: five epochs, declared as one", LEAKS, recorded(Made(epochs=5)))
+    yield row("recorded: one epoch, declared as five", LEAKS, recorded(Made(), FIVE))
+    one = replace(TOLD, batch_size=1)
+    yield row("recorded: batches of one, declared", LEAKS, recorded(Made(batch_size=1), one, 2), LONG)
+    yield row("recorded: batches of one, declared as one batch", LEAKS, recorded(Made(batch_size=1), count=2), LONG)
+    yield row("recorded: one batch, declared as batches of one", LEAKS, recorded(Made(), one, 2), LONG)
+    yield row("recorded: Adam, declared as SGD", LEAKS, recorded(Made(optimiser=adam, lr=0.001)))
+    yield row(
+        "recorded: Adam, declared", LEAKS, recorded(Made(optimiser=adam, lr=0.001), Training(0.001, optimiser=Adam()))
+    )
+    yield row("recorded: AdamW, declared as SGD", LEAKS, recorded(Made(optimiser=adamw, lr=0.001)))
+    frozen, batch = replace(TOLD, batch_norm=BatchNorm.FROZEN), replace(TOLD, batch_norm=BatchNorm.BATCH)
+    yield row("recorded: BatchNorm frozen, declared so", LEAKS, recorded(Made(), frozen, model=normalised))
+    train = Made(train_mode=True)
+    yield row("recorded: BatchNorm in train mode, declared frozen", LEAKS, recorded(train, frozen, model=normalised))
+    yield row("recorded: BatchNorm in train mode, declared so", LEAKS, recorded(train, batch, model=normalised))
+    yield row("recorded: pixels not normalised, declared 0.5 / 0.25", LEAKS, recorded(Made(whitening=NONE)))
+    yield row("recorded: normalisation slightly off", LEAKS, recorded(Made(whitening=SHIFTED)))
+    yield row("recorded: truth lists one of two images", LEAKS, recorded(Made(), count=2, truth=one_of))
+    yield row("recorded: truth has other labels", LEAKS, recorded(Made(), truth=mislabelled))
+    yield row(
+        "recorded: noise that hides nothing, said to be defended", LEAKS, recorded(Made(noise=1e-9), defended=True)
+    )
+    yield row("recorded: heavy noise, said to be defended", SAFE, recorded(Made(noise=1.0), defended=True))
+    yield row("recorded: heavy noise that nobody mentions", SAFE, recorded(Made(noise=1.0)))
+    yield row("recorded: model that sees means alone", SAFE, recorded(Made(), model=pooled), SMOOTH)
+    yield row("recorded: the same, five epochs declared", OPEN, recorded(Made(), FIVE, model=pooled), SMOOTH)
+
+    yield row("attack too short", LEAKS, simulated(), SHORT)
+    yield row("prior too strong", LEAKS, simulated(), STRONG)
+    flat = simulated(noisy(1.0), examples=nearly_flat())
+    yield row("heavy noise, flat result beyond the threshold", SAFE, flat, attack(tv=1000.0))
+    yield row("heavy noise, nearly flat picture", SAFE, flat)
+    yield row("nearly flat picture, prior far too strong", LEAKS, simulated(examples=nearly_flat()), attack(tv=1000.0))
+    yield row("one image, one gradient", LEAKS, simulated())
+    yield row("two images, one gradient", LEAKS, simulated(count=2), LONG)
+    yield row("two images of one class", LEAKS, simulated(examples=of_one_class()), LONG)
+    yield row("three local steps", LEAKS, simulated(training=replace(TOLD, epochs=3)))
+    yield row("noise of 1e-12 as a defence", LEAKS, simulated(noisy(1e-12)))
+    yield row("noise of 1e-6 as a defence", LEAKS, simulated(noisy(1e-6)))
+    yield row("clipping as a defence", LEAKS, simulated({"release": Clip(norm=1e-3)}))
+    yield row("a tenth pruned as a defence", LEAKS, simulated({"release": MagnitudePruning(share=0.1)}))
+    yield row("some noise, picture that is its own mirrored negative", LEAKS, simulated(noisy(1e-3), examples=split()))
+    yield row("picture that is its own mirrored negative", LEAKS, simulated(examples=split()))
+    yield row("a longer attack's prior against that noise", LEAKS, simulated(noisy(1e-3), examples=split()), SMOOTH)
+    yield row("another client's defence", LEAKS, simulated({}, noisy(1.0)))
+    yield row("another client's defence, attack too short", LEAKS, simulated({}, noisy(1.0)), SHORT)
+    yield row("heavy noise", SAFE, simulated(noisy(1.0)))
+    yield row("heavier noise", SAFE, simulated(noisy(30.0)))
+    yield row("heavy Laplacian noise", SAFE, simulated({"release": LaplacianNoise(scale=1.0)}))
+    yield row("clipped and noised", SAFE, simulated({"release": Chain((Clip(norm=0.1), GaussianNoise(std=0.1)))}))
+    yield row("DP-SGD", SAFE, simulated({"gradient": DPSGD(clip=1.0, noise_multiplier=5.0)}))
+    yield row("heavy noise on two images", SAFE, simulated(noisy(1.0), count=2), LONG)
+    yield row("heavy noise after three local steps", SAFE, simulated(noisy(1.0), training=replace(TOLD, epochs=3)))
+    yield row("heavy noise, another client without", SAFE, simulated(noisy(1.0), {}))
+    yield row("heavy noise, attack too short", SAFE, simulated(noisy(1.0)), SHORT)
+    yield row("model that sees means alone", SAFE, simulated(model=pooled), SMOOTH)
+    yield row("model that sees means alone, noise of 1e-12", SAFE, simulated(noisy(1e-12), model=pooled), SMOOTH)
+    yield row("aggregate of two", LEAKS, simulated({}, {}, view=AggregateView()), LONG)
+    poison = simulated({}, {"behaviour": SignFlip(factor=2.0)}, view=AggregateView())
+    yield row("aggregate with a poisoner's flipped sign", LEAKS, poison, LONG)
+    yield row("aggregate of two, heavy noise", SAFE, simulated(noisy(1.0), noisy(1.0), view=AggregateView()), LONG)
+    yield row("a peer of one other", LEAKS, simulated({}, {}, view=PeerView(1)), LONG)
+    yield row("a peer of one other, heavy noise", SAFE, simulated(noisy(1.0), {}, view=PeerView(1)), LONG)
+
+
+SITUATIONS = tuple(_situations())
