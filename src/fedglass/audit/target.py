@@ -119,7 +119,7 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
     """What one view makes of a transcript, simulated or recorded."""
     seen, past = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
     terms = transcript.terms
-    declared = None if transcript.origin or truths is None else declared_of(transcript, seen, truths)
+    declared = None if transcript.origin or truths is None else declared_of(transcript, view.rounds()[-1], seen, truths)
     protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in seen.behind}
     return Target(
         seen.observation,
@@ -143,12 +143,13 @@ def _replayed(seen: Observation, declared: Declared) -> Observation | None:
     return None if update is None else replace(seen, update=update)
 
 
-def declared_of(transcript: Transcript, seen: Seen, truths: Truths) -> Declared | None:
+def declared_of(transcript: Transcript, index: int, seen: Seen, truths: Truths) -> Declared | None:
     """What is said to have made a recorded message; None where nobody has said how a client trained."""
     names = (*seen.behind, *(() if seen.own is None else (seen.own,)))
-    people = {p.name: p.training for past in transcript.rounds.values() for p in past.participants}
+    people = {p.name: p.training for p in transcript.rounds[index].participants}
+    own = {name: truths.of(name, index) for name in names}
     parts = [
-        Part(truths.of(name).images, truths.of(name).labels, training)
+        Part(own[name].images, own[name].labels, training)
         for name in names
         if (training := people.get(name)) is not None
     ]
