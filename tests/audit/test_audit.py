@@ -23,11 +23,13 @@ from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.params import Update
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State
 from fedglass.fl.release import Outgoing
 from fedglass.ledger.records import RECORDS, Record, RecordFile
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows, View
 from fedglass.verdict.gate import Gate
@@ -278,3 +280,26 @@ def test_a_record_says_where_unknowns_ended_and_what_was_supposed(make_job: Make
     assert sme.extra["supposed"] is None
     assert str(epochs.extra["supposed"]).startswith("Training(lr=0.1, epochs=1, batch_size=1")
     assert (plain.extra["unknowns"], plain.extra["supposed"]) == ({}, None)
+
+
+@dataclass(frozen=True)
+class FirstOnly:
+    """A rule that lets the first update through, and no other."""
+
+    def init(self, weights: torch.Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: torch.Tensor, context: AggregationContext, state: State) -> Aggregated:
+        return Aggregated(updates[0], torch.arange(len(updates)) == 0)
+
+
+def test_a_view_that_a_rule_leaves_nothing_to_see_fails_alone(
+    make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    federation = replace(make_federation(), aggregator=FirstOnly())
+    source = Simulated(federation, views=(PeerView(0), PeerView(1)))
+    attacks = {"ig": recipe("inverting_gradients", iterations=2)}
+    first, second = run(Job([source], attacks, metrics=("psnr",)), tmp_path).records
+    assert (first.status, second.status) == ("failed", "done")
+    assert "only that of 'client 0' itself got through" in str(first.error)
+    assert (second.client, second.kept) == ("client 0", ["client 0"])

@@ -20,7 +20,7 @@ from fedglass.audit.machine import one_thread
 from fedglass.audit.play import Work
 from fedglass.audit.play_attack import PlayAttack
 from fedglass.audit.progress import Progress, Silent
-from fedglass.audit.target import Source, Target
+from fedglass.audit.target import Pending, Source, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
@@ -144,9 +144,9 @@ def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
     return summary
 
 
-def _targets(job: Job, wanted: set[int], said: Progress) -> dict[int, Sequence[Target]]:
+def _targets(job: Job, wanted: set[int], said: Progress) -> dict[int, Sequence[Target | Pending]]:
     """The messages of those sources that have something left to do."""
-    targets: dict[int, Sequence[Target]] = {}
+    targets: dict[int, Sequence[Target | Pending]] = {}
     for index in sorted(wanted):
         source = job.sources[index]
 

@@ -60,10 +60,10 @@ def enumerate_cases(
             for name, probe in probes.items():
                 for repeat in range(repeats):
                     case_seed = derive(seed, "case", source.name, info.spec, repeat)
-                    parts = [identity, info.spec, name, texts[name], *probe.metrics, probe.effort.value, str(case_seed)]
+                    told = [info.identity, name, texts[name], *probe.metrics, probe.effort.value, str(case_seed)]
                     again = f" (repeat {repeat + 1})" if repeat else ""
                     yield Case(
-                        digest(__version__, *parts)[:32],
+                        digest(__version__, identity, *told)[:32],
                         f"{name}: {info.words}{again}",
                         probe,
                         case_seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,19 +14,15 @@ from fedglass.audit.failures import FAILURES, in_words
 from fedglass.audit.isolation import isolated, oracle_facts, without_unused_oracles
 from fedglass.audit.machine import peak_mib, reset_peak, return_memory, versions
 from fedglass.audit.probe import Finding, Probe
-from fedglass.audit.target import Target
+from fedglass.audit.target import Pending, Target
 from fedglass.audit.words import knowledge_in_words
 from fedglass.ledger.evidence import Evidence
 from fedglass.ledger.records import Record
 
+UNKNOWN = "unknown"
+"""Whose examples were behind a message that was never seen."""
 NAMED = 3
 """Clients behind a message that a record names one by one."""
-
-
-class Pending(Protocol):
-    """A target that the worker makes for itself: training its clients is then spread over the workers too."""
-
-    def target(self) -> Target: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +49,7 @@ def play(work: Work, progress: Progress) -> Outcome:
     """
     probe, start = work.case.probe, time.perf_counter()
     try:
-        target = work.target if isinstance(work.target, Target) else work.target.target()
+        target = work.target.target()
         target = replace(target, observation=isolated(target.observation, probe, work.device))
         return_memory()
         reset_peak()
@@ -67,8 +63,8 @@ def play(work: Work, progress: Progress) -> Outcome:
 
 def failed(work: Work, why: str) -> Record:
     """The record of a case that could not be played to its end."""
-    target = _of_target(work.target, work.case.probe) if isinstance(work.target, Target) else {}
-    return Record.model_validate({**_known(work), **target, "status": "failed", "error": why})
+    target = _of_target(work.target, work.case.probe) if isinstance(work.target, Target) else {"client": UNKNOWN}
+    return Record.model_validate({**target, **_known(work), "status": "failed", "error": why})
 
 
 def _known(work: Work) -> dict[str, Any]:

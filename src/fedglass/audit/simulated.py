@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
-from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
+from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, infos_of, target_of
 from fedglass.audit.utility import accuracy, after
 from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
@@ -62,18 +62,20 @@ class Simulated:
     def infos(self) -> Sequence[TargetInfo]:
         return infos_of(self.name, self.views)
 
-    def targets(self, progress: Said) -> Sequence[Target]:
+    def targets(self, progress: Said) -> Sequence[Target | Unseen]:
         transcript, last = self._played(progress)
         truths, utility = self.truths(), self._utility(last, progress)
         bare = self._bare(transcript)
-        return [
-            replace(
-                target_of(transcript, view, self.knows, truths),
-                utility=utility,
-                bare=None if bare is None else view.see(bare, self.knows, truths).observation,
-            )
-            for view in self.views
-        ]
+
+        def target(view: View) -> Target | Unseen:
+            try:
+                found = target_of(transcript, view, self.knows, truths)
+                without = None if bare is None else view.see(bare, self.knows, truths).observation
+            except UsageError as error:  # what the rule let through is known only now
+                return Unseen(str(error))
+            return replace(found, utility=utility, bare=without)
+
+        return [target(view) for view in self.views]
 
     def _bare(self, transcript: Transcript) -> Transcript | None:
         """The same rounds, each from the same model, as they would have been without defences; None without any."""

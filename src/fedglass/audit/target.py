@@ -46,6 +46,10 @@ class Target:
     behaviours: tuple[str, ...] = ()
     """What poisoners do, in words."""
 
+    def target(self) -> Target:
+        """Itself: it need not be made."""
+        return self
+
     @property
     def known_truth(self) -> Truth:
         """The truth, for a probe that measures nothing without it."""
@@ -54,12 +58,31 @@ class Target:
         return self.truth
 
 
+class Pending(Protocol):
+    """A target that the worker makes for itself: training its clients is then spread over the workers too."""
+
+    def target(self) -> Target: ...
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """In place of a target that can not be had after all, such as an aggregate that a rule let nobody into."""
+
+    why: str
+
+    def target(self) -> Target:
+        """The case fails for this reason, and no other case with it."""
+        raise UsageError(self.why)
+
+
 @dataclass(frozen=True)
 class TargetInfo:
     """What is known of a target before the federation has run."""
 
     spec: str
-    """The view as printed: a part of the case's identity."""
+    """The view as printed, from which a case's seed is drawn."""
+    identity: str
+    """The view as it is told from all others: a part of a case's key."""
     words: str
     round: int
     """Counted from 1, as in `words`."""
@@ -101,7 +124,7 @@ class Source(Protocol):
         """Refuse what could only fail after the training; then what will be seen, but for its entries."""
         ...
 
-    def targets(self, progress: Said) -> Sequence[Target]:
+    def targets(self, progress: Said) -> Sequence[Target | Pending]:
         """The targets, in the order of `infos`."""
         ...
 
@@ -110,8 +133,8 @@ def infos_of(name: str, views: Iterable[View]) -> list[TargetInfo]:
     """What is known of the views' targets; a view that can not be written down is refused."""
     before, found = f"{name}: " if name else "", []
     for view in views:
-        identity_text(view, "The adversary's view")
-        found.append(TargetInfo(repr(view), before + view.describe(), view.rounds()[-1] + 1))
+        identity = identity_text(view, "The adversary's view")
+        found.append(TargetInfo(repr(view), identity, before + view.describe(), view.rounds()[-1] + 1))
     return found
 
 

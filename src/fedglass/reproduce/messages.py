@@ -45,7 +45,8 @@ class Message:
         model = network_of(setup, self.seed, None if network is None else network.path)
         view = ServerView() if setup.clients == 1 else AggregateView()
         federation = federation_of(setup, model, self.clients, self.seed)
-        (target,) = Simulated(federation, views=(view,), knows=self.experiment.knows).targets(silent)
+        (found,) = Simulated(federation, views=(view,), knows=self.experiment.knows).targets(silent)
+        target = found.target()
         seen = target.observation
         return replace(
             target,
