@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -13,6 +15,8 @@ from fedglass.models.own import construct
 from fedglass.models.stem import Shape
 
 _DEFAULT = PyTorchDefault()
+SMALL = 3 * 64 * 64
+"""Entries of an image up to which a pass costs no more than milliseconds."""
 
 
 def build(
@@ -63,10 +67,14 @@ def _known(entry: Entry, shape: Shape, classes: int) -> nn.Module:
 
 
 def _dry_run(model: nn.Module, shape: Shape) -> None:
-    """A pass with shapes only, without any arithmetic."""
-    state = {key: tensor.to("meta") for key, tensor in model.state_dict().items()}
+    """A pass of empty images; of large ones with shapes only, whose machinery takes torch a second to import."""
     model.eval()
-    torch.func.functional_call(model, state, (torch.empty(2, *shape, device="meta"),))
+    with torch.no_grad():
+        if math.prod(shape) <= SMALL:
+            model(torch.zeros(2, *shape))
+        else:
+            state = {key: tensor.to("meta") for key, tensor in model.state_dict().items()}
+            torch.func.functional_call(model, state, (torch.empty(2, *shape, device="meta"),))
     model.train()
 
 
