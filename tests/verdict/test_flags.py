@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from scipy.stats import spearmanr
 
-from fedglass.verdict.flags import CHOICE, HIDDEN, Findings, Look, flags_of, rank_correlation
+from fedglass.verdict.disagreement import rank_correlation
+from fedglass.verdict.flags import CHOICE, HIDDEN, Findings, Look, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 

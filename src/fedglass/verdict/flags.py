@@ -10,14 +10,14 @@ Everything else is a serious flag, which makes the audit inconclusive.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Flag
+from fedglass.verdict.disagreement import contradiction, opposite_order
 from fedglass.verdict.gate import NO_MESSAGE, Gate
-from fedglass.verdict.images import ImageScores, Values
+from fedglass.verdict.images import ImageScores
 
 State = Literal["sound", "zero", "non-finite"]
 HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
@@ -316,7 +316,7 @@ def _oracle(found: Findings) -> Flag | None:
 
 
 def _disagree(found: Findings) -> Flag | None:
-    said = _contradiction(found.scores.metrics) or _opposite_order(found.scores.metrics)
+    said = contradiction(found.scores.metrics) or opposite_order(found.scores.metrics)
     if said is None or found.update != "sound":
         return None
     text = f"The metrics disagree: {said}. Look at the pictures before you trust either number."
@@ -352,64 +352,3 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
 def _undercuts(lower: float, other: float, share: float) -> bool:
     """Whether one energy lies below another by more than a share of it."""
     return other - lower > share * abs(other)
-
-
-def _verdict(scale: Scale, value: float) -> bool | None:
-    """Recovered, not recovered, or no say."""
-    if scale.sure is None or math.isnan(value):
-        return None
-    no, yes = scale.sure
-    if scale.beyond(value, yes):
-        return True
-    return None if scale.beyond(value, no) else False
-
-
-def _outspoken(metrics: Iterable[str]) -> dict[str, Scale]:
-    """The metrics that say from where on an image is recovered, and up to where it is certainly not."""
-    scales = {name: scale_of(name) for name in metrics}
-    return {name: scale for name, scale in scales.items() if scale.sure is not None}
-
-
-def _contradiction(metrics: Values) -> str | None:
-    """The first image that one metric calls recovered and another certainly not."""
-    scales = _outspoken(metrics)
-    for i, values in enumerate(zip(*(metrics[name] for name in scales), strict=True)):
-        said = {name: _verdict(scales[name], value) for name, value in zip(scales, values, strict=True)}
-        yes = next((name for name in scales if said[name] is True), None)
-        no = next((name for name in scales if said[name] is False), None)
-        if yes and no:
-            shown = [f"{scales[m].title} {scales[m].show(metrics[m][i])}" for m in (yes, no)]
-            return f"image {i} looks recovered by {shown[0]} and not at all by {shown[1]}"
-    return None
-
-
-def _opposite_order(metrics: Values, least: int = 4) -> str | None:
-    """A metric that ranks the images in the order opposite to the first one's; told only of `least` images or more."""
-    scales = _outspoken(metrics)
-    first, *others = scales or [""]
-    for name in others:
-        if min(len(metrics[first]), len(metrics[name])) >= least:
-            sign = 1 if scales[name].higher_leaks == scales[first].higher_leaks else -1
-            if sign * rank_correlation(metrics[first], metrics[name]) < 0:
-                return f"{scales[first].title} and {scales[name].title} rank the images in opposite order"
-    return None
-
-
-def rank_correlation(left: Sequence[float | None], right: Sequence[float | None]) -> float:
-    """Spearman's rank correlation; 0 where one side is constant.
-
-    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 40.0, 90.0])
-    1.0
-    """
-    known = [(x, y) for x, y in zip(left, right, strict=True) if x is not None and y is not None]
-    a, b = _ranks([x for x, _ in known]), _ranks([y for _, y in known])
-    mean = (len(a) - 1) / 2
-    spread = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
-    if spread == 0:
-        return 0.0
-    return sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True)) / spread
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Positions in ascending order; ties share their mean position."""
-    return [sum(v < x for v in values) + (sum(v == x for v in values) - 1) / 2 for x in values]
