@@ -117,8 +117,9 @@ class Simulated:
     def rehearse(self) -> Iterator[Seen]:
         rehearse_defences(self.federation)
         silent = self._transcript({index: silent_round(self.federation, index) for index in self._looked_at()})
+        truths = self.truths()
         for view in self.views:
-            yield view.see(silent, self.knows, self.truths())
+            yield view.see(silent, self.knows, truths)
 
     def protection(self) -> dict[str, tuple[str, ...]]:
         """What protects each client and what that promises, in words."""
