@@ -112,6 +112,7 @@ def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> di
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
         "skipped_metrics": dict(scores.skipped),
         "blind": {name: list(values) for name, values in found.scores.blind.items()},
+        "blind_by": {name: list(guesses) for name, guesses in found.scores.blind_by.items()},
         "labels_true": private.labels.tolist(),
         "labels_recovered": list(judged.labels),
         "label_errors": judged.label_errors,

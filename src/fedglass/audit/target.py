@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fedglass.audit.protection import together
+from fedglass.audit.public import Public
 from fedglass.audit.replay import Declared, Part, played
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import identity_text
@@ -45,6 +46,8 @@ class Target:
     """Whose updates got through the aggregation rule in that round."""
     behaviours: tuple[str, ...] = ()
     """What poisoners do, in words."""
+    public: Public | None = None
+    """What the adversary has of such data beside the message."""
 
     def target(self) -> Target:
         """Itself: it need not be made."""

@@ -118,6 +118,8 @@ class Record(_Frozen):
     """What protects the message and what that promises, in words; null where nobody knows."""
     blind: dict[str, list[float | None]] = Field(default_factory=dict)
     """Per image and metric, what the best of several guesses without the message reaches."""
+    blind_by: dict[str, list[str]] = Field(default_factory=dict)
+    """Per image and metric, which guess that is; empty where nobody kept it."""
     absence: str | None = None
     """In which of the two ways it was shown that what was not recovered does not leak; null where it was not shown."""
     replay: str | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import factory, find, make
@@ -27,6 +28,7 @@ from fedglass.plan.code import code_named
 from fedglass.plan.federation_table import BehaviourTable, DefenceTable, FederationTable, GroupTable
 from fedglass.plan.keys import Named
 from fedglass.plan.options import checked_options
+from fedglass.plan.public import public_of
 from fedglass.plan.recording import knows_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.behaviour.behaviour import Behaviour
@@ -88,7 +90,7 @@ def simulated(
     init = by_name(initialisation_at(table.init, folder))
     data = _dataset(table, folder, own_seed)
     model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
-    parts, rest = _split(table, data, own_seed)
+    parts, rest, unused = _split(table, data, own_seed)
     federation = Federation(
         model,
         _clients(table, parts, protection),
@@ -101,7 +103,10 @@ def simulated(
     )
     test = None if rest is None else Examples(rest.images, rest.labels)
     views = views_of(adversary, federation.attendance(table.rounds))
-    return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test)
+    public = public_of(adversary, data.shape, folder)
+    if public is None and unused:
+        public = Public.of(data.images, data.labels, unused)
+    return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test, public)
 
 
 def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
@@ -166,8 +171,8 @@ def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening
     return load(source, split=split, size=size, whitening=whitening)
 
 
-def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Dataset], Dataset | None]:
-    """The clients' examples, and the test examples where they are asked for."""
+def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Dataset], Dataset | None, list[int]]:
+    """The clients' examples, the test examples where they are asked for, and the rows that no client has."""
     shuffle = stream(seed, "partition")
     held = table.test_examples
     if held >= len(data):
@@ -185,10 +190,12 @@ def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Datas
             f"{data.name} has {len(pool)}: ask for fewer examples or clients, or bring more data."
         )
     rule = partition_of(table, sizes)
-    parts = [pool.subset(indices) for indices in rule.split(pool, table.clients, shuffle)]
-    if sizes is None or isinstance(rule, Sizes):
-        return parts, rest
-    return [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))], rest
+    dealt = rule.split(pool, table.clients, shuffle)
+    parts = [pool.subset(indices) for indices in dealt]
+    if sizes is not None and not isinstance(rule, Sizes):
+        parts = [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))]
+    used = {int(row) for indices, part in zip(dealt, parts, strict=True) for row in indices[: len(part)]}
+    return parts, rest, [row for row in range(len(data)) if row not in used]
 
 
 def partition_of(table: FederationTable, sizes: Sequence[int] | None) -> Partition:
