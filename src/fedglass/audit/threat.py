@@ -35,12 +35,12 @@ def _cost(job: Job) -> str:
     most = max((cost_of(attack, job.effort) for attack in job.attacks.values()), key=lambda cost: cost.runs)
     if not most.looks:
         return 'Images that are not recovered are not looked at again (effort "quick"): absence is seldom shown so.'
-    tried = f", {most.on_decoys} on decoys that choose the prior included" if most.on_decoys else ""
-    short = f" of {job.effort.share:g} the length" if most.on_decoys and job.effort.share < 1 else ""
+    length = "full" if job.effort.share == 1 else f"{job.effort.share:g} of the"
+    tried = f" ({most.on_decoys} of {length} length on decoys, which choose the prior)" if most.on_decoys else ""
     return (
-        f"Images that are not recovered are looked at {most.looks} more time{'' if most.looks == 1 else 's'} (effort "
-        f'"{job.effort.value}"): at most {most.runs} further runs per case{tried}{short}, and one without the defence '
-        "where there is one."
+        f"Images that are not recovered are looked at up to {most.looks} more times (effort "
+        f'"{job.effort.value}"): at most {most.runs} further runs per case{tried}, and one without the defence where '
+        "there is one."
     )
 
 

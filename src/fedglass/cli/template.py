@@ -9,7 +9,7 @@ PLAN = """\
 title = "My first audit"
 seed = 0         # the same plan and seed give the same records
 repeats = 1      # how often each attack is played, from different starts
-effort = "standard"  # images that are not recovered are looked at 3 more times; "quick": none, "thorough": 6
+effort = "standard"  # images that are not recovered are looked at up to 3 more times; "quick": none, "thorough": 7
 
 # ---- What is audited: a federation to simulate ... -------------------------------------------------------------
 [federation]

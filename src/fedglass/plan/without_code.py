@@ -56,9 +56,8 @@ def _sources(plan: Plan, folder: Path) -> list[Source]:
     """Those that are made of built-in parts alone; the built-in parts of the others are checked and dropped."""
     own = [table for table in plan.defences if list(code_named("defences", table.name))]
     protection = defences_of([table for table in plan.defences if table not in own])
-    adversary = (
-        plan.adversary.model_copy(update={"public": None}) if code_of_adversary(plan.adversary) else plan.adversary
-    )
+    foreign = bool(code_of_adversary(plan.adversary))
+    adversary = plan.adversary.model_copy(update={"public": None}) if foreign else plan.adversary
     found: list[Source] = []
     for table in plan.federation:
         if code_of_federation(table) or (own and table.defended):

@@ -134,11 +134,19 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
         scores=[f"{scales[name].title} {scores[name]}" for name in first],
-        lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *lines, *label],
+        lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *_guess(case, gate), *lines, *label],
         leaked=case.recovered,
         near=case.near,
         raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
     )
+
+
+def _guess(case: Case, gate: Gate) -> list[str]:
+    """What the best guess without the message reaches by the gate's metric, and which one that is."""
+    value, name = case.blind.get(gate.metric), case.blind_by.get(gate.metric)
+    if value is None:
+        return []
+    return [f"without the message: {gate.scale.show(value)}{f' ({name})' if name else ''}"]
 
 
 def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: Album) -> list[Evidence]:

@@ -120,13 +120,13 @@ class Findings:
             or self.gate.guessed(self.scores)
             or self.mislabelled
             or self.notes
+            or any(look.recovered for look in self.looks)
         ):
             return None
         if self.hidden:
             return HIDDEN if self.defended and self.read_without else None
         enough = len(self.looks) >= max(1, self.asked) and not self.missed
-        shown = self.reached and self.faithful and enough
-        return CHOICE if shown and not any(look.recovered for look in self.looks) else None
+        return CHOICE if self.reached and self.faithful and enough else None
 
     @property
     def missed(self) -> list[Look]:
