@@ -88,18 +88,19 @@ def simulated(
     init = by_name(initialisation_at(table.init, folder))
     data = _dataset(table, folder, own_seed)
     model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
-    parts, rest = _split(table, data, own_seed)
+    dealt = _split(table, data, own_seed)
     federation = Federation(
         model,
-        _clients(table, parts, protection),
+        _clients(table, dealt.clients, protection),
         table.training.value(),
         data.classes,
         data.whitening,
         aggregator=WeightedMean() if table.rule is None else cast(Aggregator, made("rules", table.rule)),
         participation=table.participation,
         seed=own_seed,
+        server=None if dealt.server is None else Client("the server", dealt.server.images, dealt.server.labels),
     )
-    test = None if rest is None else Examples(rest.images, rest.labels)
+    test = None if dealt.test is None else Examples(dealt.test.images, dealt.test.labels)
     views = views_of(adversary, federation.attendance(table.rounds))
     return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test)
 
@@ -166,18 +167,28 @@ def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening
     return load(source, split=split, size=size, whitening=whitening)
 
 
-def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Dataset], Dataset | None]:
-    """The clients' examples, and the test examples where they are asked for."""
+@dataclass(frozen=True, eq=False)
+class _Dealt:
+    """Who has which examples."""
+
+    clients: list[Dataset]
+    test: Dataset | None
+    server: Dataset | None
+
+
+def _split(table: FederationTable, data: Dataset, seed: int) -> _Dealt:
+    """The clients' examples, and those for the test and of the server's own where they are asked for."""
     shuffle = stream(seed, "partition")
-    held = table.test_examples
-    if held >= len(data):
-        raise DataError(
-            f"federation.test_examples must leave some of the {len(data)} examples of {data.name} for the "
-            f"clients, got {held}: ask for fewer."
-        )
+    held, own = table.test_examples, table.server_examples
+    if held + own >= len(data):
+        told = f"test_examples must leave some of the {len(data)} examples of {data.name} for the clients, got {held}"
+        told = told if not own else f"{told}, and server_examples {own}"
+        raise DataError(f"federation.{told}: ask for fewer.")
     # Test examples are taken from the end, so that asking for them does not move the embedded sets' first ones.
-    rest = data.subset(range(len(data) - held, len(data))) if held else None
-    pool = data.take(len(data) - held)
+    last = len(data) - held
+    test = data.subset(range(last, len(data))) if held else None
+    server = data.subset(range(last - own, last)) if own else None
+    pool = data.take(last - own)
     sizes = [table.examples] * table.clients if isinstance(table.examples, int) else table.examples
     if sizes is not None and sum(sizes) > len(pool):
         raise DataError(
@@ -187,8 +198,9 @@ def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Datas
     rule = partition_of(table, sizes)
     parts = [pool.subset(indices) for indices in rule.split(pool, table.clients, shuffle)]
     if sizes is None or isinstance(rule, Sizes):
-        return parts, rest
-    return [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))], rest
+        return _Dealt(parts, test, server)
+    cut = [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))]
+    return _Dealt(cut, test, server)
 
 
 def partition_of(table: FederationTable, sizes: Sequence[int] | None) -> Partition:
