@@ -114,6 +114,7 @@ def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> di
         "blind": {name: list(values) for name, values in found.scores.blind.items()},
         "blind_by": {name: list(guesses) for name, guesses in found.scores.blind_by.items()},
         "labels_true": private.labels.tolist(),
+        "owners": list(private.owners),
         "labels_recovered": list(judged.labels),
         "label_errors": judged.label_errors,
         "energy_truth": judged.energy_truth,

@@ -14,7 +14,7 @@ from fedglass.core.identity import identity_text
 from fedglass.core.types import Observation
 from fedglass.rounds.transcript import Transcript
 from fedglass.rounds.truth import Truth, Truths
-from fedglass.rounds.views.view import Knows, Seen, View
+from fedglass.rounds.views.view import Knows, Named, Seen, View
 
 Said = Callable[[int, int], None]
 """Hears how many rounds are done, and of how many."""
@@ -89,6 +89,9 @@ class TargetInfo:
     words: str
     round: int
     """Counted from 1, as in `words`."""
+    name: str = ""
+    """The view in short; empty where it has no short name."""
+    standpoint: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,9 @@ def infos_of(name: str, views: Iterable[View]) -> list[TargetInfo]:
     before, found = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
-        found.append(TargetInfo(repr(view), identity, before + view.describe(), view.rounds()[-1] + 1))
+        short = view.brief() if isinstance(view, Named) else None
+        named = ("", "") if short is None else (before + short.name, short.standpoint)
+        found.append(TargetInfo(repr(view), identity, before + view.describe(), view.rounds()[-1] + 1, *named))
     return found
 
 

@@ -81,6 +81,8 @@ class Case(_Frozen):
     recovered: bool = False
     near: bool = False
     """Not recovered by the gate's rule, but partly recognisable."""
+    owner: str | None = None
+    """Whose image it is, where the record says."""
 
 
 class Summary(_Frozen):
@@ -289,4 +291,5 @@ def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
         oracle=record.oracle,
         recovered=recovered,
         near=near[index],
+        owner=record.owners[index] if index < len(record.owners) else None,
     )
