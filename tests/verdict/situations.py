@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedglass.attack.attack import Attack
 from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.terms.layers import Ramp
+from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated
@@ -32,8 +36,9 @@ from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
 from fedglass.fl.release import Chain
 from fedglass.models.catalogue import build
-from fedglass.models.init import Uniform
+from fedglass.models.init import KaimingUniform, Uniform
 from fedglass.recipes.catalogue import recipe
+from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm
 from fedglass.rounds.behaviour.sign_flip import SignFlip
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
@@ -86,6 +91,11 @@ def normalised() -> nn.Module:
     for parameter in (*model[0].parameters(), *model[3].parameters(), *model[6].parameters()):
         nn.init.uniform_(parameter, -0.5, 0.5)
     return model
+
+
+def residual() -> nn.Module:
+    """Convolutions without bias before normalisations: batch statistics take the contrast out of the gradient."""
+    return build("resnet8", shape=SHAPE, classes=CLASSES, init=KaimingUniform())
 
 
 @dataclass(frozen=True)
@@ -201,8 +211,18 @@ def of_one_class() -> Examples:
     return Examples(data(2).images, torch.tensor([3, 3]))
 
 
+def two_of_one_class() -> Examples:
+    return Examples(data(4).images, torch.tensor([3, 5, 3, 1]))
+
+
 def noisy(std: float) -> dict[str, Any]:
     return {"release": GaussianNoise(std=std)}
+
+
+def faded(of: Attack) -> Attack:
+    """Its first stage down to a faint total variation: batch statistics let it take the contrast at no cost."""
+    objective = Cosine() + Ramp(TotalVariation(), 1.0, 0.001, until=0.85)
+    return replace(of, stages=(replace(of.stages[0], objective=objective),))
 
 
 MOMENTUM, STRONG = {"momentum": 0.9}, attack(tv=10.0)
@@ -342,6 +362,14 @@ def _situations() -> Iterator[Situation]:
     means = simulated(model=pooled)
     yield row("model that sees means alone, public pictures as decoys", SAFE, with_public(means, other_photos), SMOOTH)
     yield row("public data show the picture better than the attack", SAFE, with_public(simulated(), nearly_the_same))
+    yield row("four images, two of one class", LEAKS, simulated(examples=two_of_one_class()), recipe("invg", tv=1e-4))
+    deep = simulated(training=batch, model=residual)
+    brief = recipe("coarse_to_fine", iterations=100)
+    yield row("batch statistics in a residual network, by coarse_to_fine", LEAKS, deep, brief)
+    shallow = simulated(training=batch, model=normalised)
+    by_direction = coarse_to_fine_batchnorm(iterations=ITERATIONS)
+    yield row("batch statistics, by coarse_to_fine_batchnorm", LEAKS, shallow, by_direction)
+    yield row("batch statistics, prior under which the contrast fades", LEAKS, shallow, faded(by_direction))
 
 
 SITUATIONS = tuple(_situations())

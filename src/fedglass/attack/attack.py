@@ -147,7 +147,7 @@ class Attack:
         labels = self.labels.bind(observation, stream(seed, "labels"))
         label_start = [u.start for u in labels.unknowns]
         images: Tensor | None = None
-        notes: list[str] = []
+        notes = list(labels.notes)
         for i, (stage, forward) in enumerate(zip(self.stages, forwards, strict=True)):
             bound = stage.images.bind(observation, stream(seed, "images", i), images)
             asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))

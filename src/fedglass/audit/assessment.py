@@ -71,6 +71,7 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         energy_labels=energy_at(attack, seen, truth.images, found.labels, found) if wrong else None,
         label_errors=judged.label_errors,
         defended=asked.target.defended,
+        batch_statistics=asked.target.batch_statistics,
         **_explained(asked.target),
     )
     return Assessment(judged, _looked_closer(asked, findings))

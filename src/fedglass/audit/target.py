@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from fedglass.audit.protection import together
 from fedglass.audit.public import Public
 from fedglass.audit.replay import Declared, Part, played
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import identity_text
-from fedglass.core.types import Observation
-from fedglass.rounds.transcript import Transcript
+from fedglass.core.types import BatchNorm, Observation
+from fedglass.rounds.transcript import Participant, Transcript
 from fedglass.rounds.truth import Truth, Truths
 from fedglass.rounds.views.view import Knows, Named, Seen, View
 
@@ -48,6 +51,8 @@ class Target:
     """What poisoners do, in words."""
     public: Public | None = None
     """What the adversary has of such data beside the message."""
+    batch_statistics: bool = False
+    """Whether a client behind the message trained BatchNorm layers with the statistics of its batches."""
 
     def target(self) -> Target:
         """Itself: it need not be made."""
@@ -165,7 +170,14 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         participants=tuple(p.name for p in past.participants),
         kept=past.kept,
         behaviours=terms.behaviours,
+        batch_statistics=_batch_statistics(transcript.model, [p for p in past.participants if p.name in seen.behind]),
     )
+
+
+def _batch_statistics(model: nn.Module, behind: Sequence[Participant]) -> bool:
+    trainings = [p.training for p in behind if p.training is not None]
+    used = any(training.batch_norm is BatchNorm.BATCH for training in trainings)
+    return used and any(isinstance(layer, _BatchNorm) for layer in model.modules())
 
 
 def _replayed(seen: Observation, declared: Declared) -> Observation | None:

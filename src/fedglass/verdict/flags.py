@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.ledger.records import Flag
 from fedglass.verdict.disagreement import contradiction, opposite_order
 from fedglass.verdict.gate import NO_MESSAGE, Gate
@@ -79,6 +80,8 @@ class Findings:
     """Whether the declared training gives the message; None where that can not be told."""
     replay: str = ""
     """What came of playing it again, in words, and what would explain the message."""
+    batch_statistics: bool = False
+    """Whether the clients' BatchNorm layers took the statistics of their batches."""
     looks: Sequence[Look] = ()
     asked: int = 0
     """How many looks the audit was told to take."""
@@ -119,7 +122,8 @@ class Findings:
             or self.gate.partly(self.scores)
             or self.gate.guessed(self.scores)
             or self.mislabelled
-            or self.notes
+            or self.batch_statistics
+            or any(note != TAKEN_AS_DISTINCT for note in self.notes)
             or any(look.recovered for look in self.looks)
         ):
             return None
@@ -214,6 +218,33 @@ def _optimiser(found: Findings) -> Flag | None:
         f"absence of leakage is not shown.{labels} Give the attack more iterations or restarts, or play another."
     )
     return Flag(name="optimiser failed", severity="serious", text=text)
+
+
+def _batch_norm(found: Findings) -> Flag | None:
+    """Batch statistics are named wherever something was not read: they hamper attacks, and hide nothing for sure."""
+    if not found.open or not found.batch_statistics:
+        return None
+    text = (
+        "The clients' BatchNorm layers took the statistics of the batch. That makes the search harder and takes the "
+        "contrast of the pictures out of the gradient, but it protects nothing: the running statistics, which leave "
+        "the client beside the update and untouched by its defences, tell of it, and no attack here reads "
+        "them. Absence of leakage is thus not shown. Play coarse_to_fine_batchnorm with several restarts, and look at "
+        'the pictures; an audit of the same federation with batch_norm = "frozen", or of a model with another '
+        "normalisation, tells more."
+    )
+    return Flag(name="batch statistics", severity="serious", text=text)
+
+
+def _distinct(found: Findings) -> Flag | None:
+    """Of labels that are known to be right it need not be said how they were found."""
+    if TAKEN_AS_DISTINCT not in found.notes or found.label_errors == 0:
+        return None
+    text = (
+        "The attack took the labels of the batch to be all different, since the message did not tell it how often "
+        "each occurs: if two examples share a class, it looked for other images. Choose labels that are counted, "
+        'such as "bias_counts" or "interpolated_counts", and tell the adversary the training that these need.'
+    )
+    return Flag(name=TAKEN_AS_DISTINCT, severity="warning", text=text)
 
 
 def _labels(found: Findings) -> Flag | None:
@@ -351,6 +382,8 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _replayed,
     _stopped,
     _labels,
+    _distinct,
+    _batch_norm,
     _optimiser,
     _other_run,
     _hides,
