@@ -16,13 +16,10 @@ from typing import Literal
 
 from fedglass.ledger.records import Flag
 from fedglass.verdict.disagreement import contradiction, opposite_order
-from fedglass.verdict.gate import NO_MESSAGE, Gate
+from fedglass.verdict.gate import CHOICE, HIDDEN, NO_MESSAGE, Gate
 from fedglass.verdict.images import ImageScores
 
 State = Literal["sound", "zero", "non-finite"]
-HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
-"""The two ways in which absence is shown."""
-
 CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
 FAITHFUL = 0.2
@@ -75,6 +72,8 @@ class Findings:
     """Whether the declared training gives the message; None where that can not be told."""
     replay: str = ""
     """What came of playing it again, in words, and what would explain the message."""
+    contradictions: Sequence[str] = ()
+    """What of the message can not be as declared, whatever the data are."""
     looks: Sequence[Look] = ()
     asked: int = 0
     """How many looks the audit was told to take."""
@@ -112,6 +111,7 @@ class Findings:
         if (
             not self.open
             or self.explained is not True
+            or self.contradictions
             or self.gate.partly(self.scores)
             or self.gate.guessed(self.scores)
             or self.mislabelled
@@ -180,16 +180,17 @@ def _stopped(found: Findings) -> Flag | None:
 
 
 def _replayed(found: Findings) -> Flag | None:
-    if not found.open or found.explained is True:
+    seen = [found.replay] * (found.explained is False) + list(found.contradictions)
+    if (found.truth and not found.open) or (found.explained is True and not seen):
         return None
-    if found.explained is None:
+    if not seen:
         text = (
             "Whether the declared training gives this message could not be told: absence of leakage can not be shown "
             f"by a message that nobody can explain. {found.replay}"
         )
         return Flag(name="message not explained", severity="serious", text=text.strip())
     text = (
-        f"The declared training does not give this message: {found.replay}. An attack that plays the declared training "
+        f"The declared training does not give this message: {'; '.join(seen)}. An attack that plays the declared one "
         "is looking for the wrong thing, so that absence of leakage is not shown. Correct the plan."
     )
     return Flag(name="training not as declared", severity="serious", text=text)
