@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedglass.audit.plausible import Declaration, largest, smallest
+from fedglass.audit.plausible import Declaration, knows_nothing, largest, smallest
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.params import Params
 from fedglass.core.types import BatchNorm, Training, Whitening
@@ -124,13 +124,16 @@ def _equal_sizes(said: Statement, training: Training) -> Iterator[str]:
 
 
 def _scattered_sizes(said: Statement, training: Training) -> Iterator[str]:
-    """One step of Adam leaves sizes that are nearly all equal; of several, or of a mean over clients, it need not."""
+    """One step of Adam leaves sizes that are nearly all equal; of several, or of a mean over clients, it need not.
+
+    Nor where gradients are below eps, as in a network that has learnt its data.
+    """
     optimiser, sizes = training.optimiser, _moved(said)
     alone = said.steps == 1 and len(said.trainings) == 1
     if not isinstance(optimiser, Adam | AdamW) or optimiser.eps > LARGEST_EPS or not alone or sizes is None:
         return
     share = _densest(sizes)
-    if share < SCATTERED:
+    if share < SCATTERED and knows_nothing(_declaration(said, training)):
         yield (
             f"at most {share:.1%} of the weights moved by the same amount, where one step of Adam moves nearly all by "
             "its learning rate: leave training.optimiser out"
@@ -170,7 +173,7 @@ def _size(said: Statement, training: Training) -> Iterator[str]:
     """
     if not isinstance(training.optimiser, SGD):
         return
-    declared = Declaration(said.model, said.before, said.buffers, said.shape, said.whitening, training, said.steps)
+    declared = _declaration(said, training)
     seen = math.sqrt(sum(float(u.double().square().sum()) for u in said.update.values()))
     correct = "correct training.lr (a loss that is summed over the examples makes it larger), epochs or batch_size"
     most, least = _most(said, training, declared), smallest(declared)
@@ -195,6 +198,10 @@ def _most(said: Statement, training: Training, declared: Declaration) -> float |
         return None if travelled is None else SLACK * training.clip * travelled
     one = largest(declared)
     return None if one is None else BEYOND * one
+
+
+def _declaration(said: Statement, training: Training) -> Declaration:
+    return Declaration(said.model, said.before, said.buffers, said.shape, said.whitening, training, said.steps)
 
 
 def _normalising(model: nn.Module) -> list[str]:

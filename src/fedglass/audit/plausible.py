@@ -54,9 +54,18 @@ def smallest(declared: Declaration) -> float | None:
     """
     network = _network(declared)
     expected = _expected(declared, network)
-    if declared.steps > LONGEST or any(not float(p.max()) < SURE for _, p in expected):
+    if declared.steps > LONGEST or _sure(expected):
         return None
     return min(_norm(declared, network, inputs, p.argmax(1)) for inputs, p in expected)
+
+
+def knows_nothing(declared: Declaration) -> bool:
+    """Whether the network is sure of no image: one that has learnt its data may have hardly a gradient there."""
+    return not _sure(_expected(declared, _network(declared)))
+
+
+def _sure(expected: list[tuple[Tensor, Tensor]]) -> bool:
+    return any(not float(p.max()) < SURE for _, p in expected)
 
 
 def _network(declared: Declaration) -> Network:

@@ -241,12 +241,12 @@ def is_mute(record: Record) -> bool:
 
 
 def _against(records: Sequence[Record]) -> str:
-    """Against whom a defence was shown to hide anything: another attack may read what these do not."""
+    """Against whom a defence, or company, was shown to hide images: another attack may read what these do not."""
     names = list(dict.fromkeys(record.attack for record in records if record.absence == HIDDEN))
     if not names:
         return ""
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return f"That a defence hides the images is shown against {listed} alone."
+    return f"That protection hides them is shown against {listed} alone."
 
 
 def _doubt(doubts: Sequence[Sequence[str]]) -> str:
