@@ -36,7 +36,7 @@ KNOWS = Knows(labels=True)
 
 def lines(records: Any) -> list[dict[str, object]]:
     """All that a record says but for the time and memory it took, its key, and the replay of what was loaded."""
-    left = dict.fromkeys(("seconds", "peak_mib", "replay"))
+    left = dict.fromkeys(("seconds", "peak_mib", "finished", "replay"))
     return [
         json.loads(json.dumps({**r.model_dump(), **left}, default=repr).replace(r.key, "the key"))
         for r in records

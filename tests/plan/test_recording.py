@@ -285,3 +285,11 @@ def test_code_of_others_in_a_recordings_defence_is_named() -> None:
     table = {"defended": [{"name": "strange.module:shield"}]}
     plan = Plan.model_validate({**tomllib.loads(PLAN), "recording": {**tomllib.loads(PLAN)["recording"], **table}})
     assert [(code.kind, code.name) for code in code_of(plan)] == [("defences", "strange.module:shield")]
+
+
+def test_public_data_of_a_recording_stand_beside_its_scores(folder: Path) -> None:
+    """Those that hold the private images show them without the message, and nothing counts as recovered."""
+    told = job(folder, ("[[attacks]]", '[adversary]\npublic = "npz:truth.npz"\n[[attacks]]'))
+    assert told.cases[0].key != job(folder).cases[0].key
+    record = run(told, folder / "out").records[0]
+    assert set(record.blind_by["psnr"]) & {"the mean of public images", "the means of the classes found"}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedglass.audit.declared import Heard
+from fedglass.audit.public import Public
 from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
@@ -26,6 +27,8 @@ class Recorded:
     views: tuple[View, ...] = (ServerView(),)
     knows: Knows = field(default_factory=Knows)
     name: str = ""
+    public: Public | None = None
+    """What the adversary has of such data."""
     defences: Mapping[str, Protection] = field(default_factory=dict)
     """What protects each client, to be played again; nothing of those of whom it is not known."""
 
@@ -41,8 +44,9 @@ class Recorded:
 
     def identity(self) -> str:
         truths = "" if self.truths is None else self.truths.identity
-        shields = [identity_text(dict(sorted(self.defences.items())))] if self.defences else []
-        return digest("source", self.name, self._content(), truths, identity_text(self.knows), *shields)
+        told = [] if self.public is None else [self.public.identity]
+        told += [identity_text(dict(sorted(self.defences.items())))] if self.defences else []
+        return digest("source", self.name, self._content(), truths, identity_text(self.knows), *told)
 
     def _content(self) -> str:
         """A hash of all that was said; what a file claims to have come from says nothing of what it holds now."""
@@ -72,6 +76,7 @@ class Recorded:
         declared = None if self.truths is None else heard.declared(self.truths, self.defences)
         return replace(
             found,
+            public=self.public,
             declared=declared,
             statement=heard.statement(),
             unplayable=heard.unplayable(self.defences),
@@ -85,6 +90,7 @@ class Recorded:
         lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth]
         seen = next(iter(self.rehearse())).observation
         facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
+        facts += [] if self.public is None else [self.public.words]
         sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
         return [
             Section(f"Recording{named}", lines),

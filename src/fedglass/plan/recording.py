@@ -20,6 +20,7 @@ from fedglass.data.npz import read_npz
 from fedglass.models.catalogue import build
 from fedglass.plan.defences import defences_of
 from fedglass.plan.keys import DefenceTable
+from fedglass.plan.public import public_of
 from fedglass.plan.recording_table import RecordingTable
 from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
@@ -65,6 +66,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
         (view,),
         knows_of(adversary),
         table.name or "recording",
+        public_of(adversary, shape, folder),
         dict.fromkeys(names, defences_of(table.defended)) if isinstance(table.defended, list) else {},
     )
 
