@@ -130,6 +130,22 @@ def test_another_run_that_recovers_is_named() -> None:
 
 
 @pytest.mark.parametrize("found", [SHIELDED, FREE], ids=["hidden", "choice"])
+@pytest.mark.parametrize("explained", [True, None, False])
+def test_a_message_that_contradicts_its_declaration_shows_no_absence(found: Findings, explained: bool | None) -> None:
+    odd = replace(found, explained=explained, contradictions=("statistics moved", "sizes are equal"))
+    assert odd.absence is None
+    (flag,) = [flag for flag in flags_of(odd) if flag.name == "training not as declared"]
+    assert flag.severity == "serious"
+    assert "statistics moved; sizes are equal" in flag.text
+
+
+def test_contradictions_are_told_without_truth_and_not_of_what_was_recovered() -> None:
+    odd = Findings(Gate(), truth=False, contradictions=("statistics moved",))
+    assert serious(odd) == ["training not as declared", "no truth"]
+    assert names(replace(RECOVERED, contradictions=("statistics moved",))) == []
+
+
+@pytest.mark.parametrize("found", [SHIELDED, FREE], ids=["hidden", "choice"])
 def test_a_message_that_is_not_explained_shows_no_absence(found: Findings) -> None:
     for explained, name in ((None, "message not explained"), (False, "training not as declared")):
         unsure = replace(found, explained=explained, replay="momentum = 0.9")

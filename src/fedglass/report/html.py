@@ -18,7 +18,7 @@ from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
 from fedglass.report.threat import threat_model
 from fedglass.report.whose import whose_images
-from fedglass.verdict.gate import Gate
+from fedglass.verdict.gate import HIDDEN, Gate
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
 
@@ -248,7 +248,8 @@ def _record_facts(record: Record) -> Table:
     rows = [["case", record.key], ["seed", str(record.seed)], ["time", f"{record.seconds:.1f} s"]]
     rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
     rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
-    said = {"absence of leakage": record.absence or "not shown", "declared training": record.replay}
+    absence = f"{HIDDEN} from {record.attack}" if record.absence == HIDDEN else record.absence or "not shown"
+    said = {"absence of leakage": absence, "declared training": record.replay}
     rows += [[name, words] for name, words in said.items() if words and record.status == "done"]
     rows += [["looked again", look] for look in record.looks]
     rows.insert(0, ["seen", record.view])

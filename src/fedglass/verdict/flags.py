@@ -18,14 +18,11 @@ from typing import Literal
 from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.ledger.records import Flag
 from fedglass.verdict.disagreement import contradiction, opposite_order
-from fedglass.verdict.gate import NO_MESSAGE, Gate
+from fedglass.verdict.gate import CHOICE, HIDDEN, NO_MESSAGE, Gate
 from fedglass.verdict.images import ImageScores
 
 State = Literal["sound", "zero", "non-finite"]
-HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
-"""The two ways in which absence is shown."""
 OTHER_RUN = "recovered by another run"
-
 CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
 FAITHFUL = 0.2
@@ -82,6 +79,8 @@ class Findings:
     """What came of playing it again, in words, and what would explain the message."""
     batch_statistics: bool = False
     """Whether the clients' BatchNorm layers took the statistics of their batches."""
+    contradictions: Sequence[str] = ()
+    """What of the message can not be as declared, whatever the data are."""
     looks: Sequence[Look] = ()
     asked: int = 0
     """How many looks the audit was told to take."""
@@ -119,6 +118,7 @@ class Findings:
         if (
             not self.open
             or self.explained is not True
+            or self.contradictions
             or self.gate.partly(self.scores)
             or self.gate.guessed(self.scores)
             or self.mislabelled
@@ -193,16 +193,17 @@ def _stopped(found: Findings) -> Flag | None:
 
 
 def _replayed(found: Findings) -> Flag | None:
-    if not found.open or found.explained is True:
+    seen = [found.replay] * (found.explained is False) + list(found.contradictions)
+    if (found.truth and not found.open) or (found.explained is True and not seen):
         return None
-    if found.explained is None:
+    if not seen:
         text = (
             "Whether the declared training gives this message could not be told: absence of leakage can not be shown "
             f"by a message that nobody can explain. {found.replay}"
         )
         return Flag(name="message not explained", severity="serious", text=text.strip())
     text = (
-        f"The declared training does not give this message: {found.replay}. An attack that plays the declared training "
+        f"The declared training does not give this message: {'; '.join(seen)}. An attack that plays the declared one "
         "is looking for the wrong thing, so that absence of leakage is not shown. Correct the plan."
     )
     return Flag(name="training not as declared", severity="serious", text=text)
