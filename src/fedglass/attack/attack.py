@@ -34,7 +34,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
-from fedglass.core.types import Candidate, Observation, Reconstruction, Unknown
+from fedglass.core.types import Candidate, Film, Observation, Reconstruction, Unknown
 from fedglass.fl.trajectory import per_epoch
 
 TRACE_POINTS = 200
@@ -117,12 +117,15 @@ class Attack:
     ) -> Reconstruction:
         """The images made better one refinement after another, and how well they still explain the message."""
         images, knows = found.images, observation.knows
+        films: list[Film] = []
         for i, refinement in enumerate(self.refine):
-            images = refinement.refine(Refinement(images, found.labels, knows, stream(seed, "refine", i), progress))
+            draws = stream(seed, "refine", i)
+            images = refinement.refine(Refinement(images, found.labels, knows, draws, progress, films.append))
         # Not the nearest representable ones: what the refinement added is what is asked about.
         each = _in_each_epoch(self._representation(observation), knows.whitening.whiten(images))
         energy = self._energy_at(observation, Candidate(each, found.labels), found)
-        return replace(found, images=images, raw=found.images, energy_refined=energy)
+        film = films[-1] if films else None
+        return replace(found, images=images, raw=found.images, energy_refined=energy, film=film)
 
     def _representation(self, observation: Observation) -> Bound:
         """The unknowns of the last stage, from any start."""

@@ -18,6 +18,7 @@ from fedglass.verdict.images import ImageScores
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
 
 WORST = 12
+FILM = "the way of the refinement"
 LONGEST_PLAN = 2**20
 TITLES = {
     "leak": "Leak found",
@@ -138,6 +139,8 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
         leaked=case.recovered,
         near=case.near,
         raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
+        film=None if picture.film is None else album.inline(picture.film, FILM),
+        film_caption=picture.film_caption,
     )
 
 
@@ -177,13 +180,16 @@ def _found(records: Sequence[Record], album: Album) -> tuple[list[Pair], int]:
 
 def _unscored(record: Record, album: Album, lines: Sequence[str] = (), most: int | None = None) -> list[Pair]:
     """The reconstructions of a record whose true images nobody gave; `lines` say whose they are."""
-    raw = _unscored_paths(record, "pictures_raw")
+    raw, films = _unscored_paths(record, "pictures_raw"), _unscored_paths(record, "films")
+    captions = _unscored_paths(record, "film_captions")
     return [
         Pair(
             original=None,
             reconstruction=album.inline(path, f"reconstruction by {record.attack}"),
             lines=[*lines, f"image {i}", *(f"recovered label {n}" for n in record.labels_recovered[i : i + 1])],
             raw=album.inline(raw[i], f"raw reconstruction by {record.attack}") if i < len(raw) else None,
+            film=album.inline(films[i], FILM) if i < len(films) else None,
+            film_caption=captions[i] if i < len(captions) else "",
         )
         for i, path in enumerate(_unscored_paths(record)[:most])
     ]
