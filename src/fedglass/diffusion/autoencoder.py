@@ -7,39 +7,25 @@ variance 1, channel by channel, as the noise schedule of a diffusion model expec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import register
 from fedglass.diffusion.training import Batch
 
 
-@dataclass(frozen=True)
-class AutoencoderSize:
-    """How large the network is; the defaults bring 28 x 28 grey pixels to 7 x 7 x 4 numbers."""
-
-    halvings: int = 2
-    """How often both sides are halved."""
-    latent: int = 4
-    """Channels of the latents."""
-    width: int = 24
-    """Channels of the widest picture; doubled at the first halving."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.halvings <= 5 or min(self.latent, self.width) < 1:
-            raise UsageError(
-                f"An autoencoder halves 1 to 5 times and has at least 1 channel everywhere, got {self}."
-            )
-
-
+@register("autoencoders", "FedglassAutoencoder", summary="a convolutional autoencoder")
 class Autoencoder(nn.Module):
     """Images in [-1, 1] to latents and back. Sides that are not divisible are continued by their last pixels.
 
-    >>> net = Autoencoder(shape=(1, 28, 28))
+    >>> net = Autoencoder((1, 28, 28))
     >>> net.latent_shape, net.decode(net.encode(torch.zeros(2, 1, 28, 28))).shape
     ((4, 7, 7), torch.Size([2, 1, 28, 28]))
     """
@@ -47,33 +33,37 @@ class Autoencoder(nn.Module):
     centre: Tensor
     spread: Tensor
 
-    def __init__(self, *, shape: tuple[int, int, int], size: AutoencoderSize | None = None) -> None:
+    kind = "FedglassAutoencoder"
+
+    def __init__(self, shape: Sequence[int], halvings: int = 2, latent: int = 4, width: int = 24) -> None:
+        """Both sides are halved so often; `width` channels, doubled at the first halving, and `latent` in between."""
         super().__init__()
-        size = AutoencoderSize() if size is None else size
-        self.shape, self.size = shape, size
-        unit = 2**size.halvings
-        self.padding = (0, -shape[2] % unit, 0, -shape[1] % unit)
-        self.latent_shape = (size.latent, -(-shape[1] // unit), -(-shape[2] // unit))
-        narrow = [size.width * min(2**i, 2) for i in range(size.halvings + 1)]  # channels at each side
+        self.shape = _checked(shape, halvings, latent, width)
+        self.halvings, self.latent, self.width = halvings, latent, width
+        unit = 2**halvings
+        self.padding = (0, -self.shape[2] % unit, 0, -self.shape[1] % unit)
+        self.latent_shape = (latent, -(-self.shape[1] // unit), -(-self.shape[2] // unit))
+        narrow = [width * min(2**i, 2) for i in range(halvings + 1)]  # channels at each side
         self.encoder = nn.Sequential(
             _conv(shape[0], narrow[0]),
-            *(nn.Sequential(nn.SiLU(), _conv(a, b, 2), Residual(b)) for a, b in zip(narrow, narrow[1:], strict=False)),
+            *(nn.Sequential(nn.SiLU(), _conv(a, b, 2), Residual(b)) for a, b in pairwise(narrow)),
             nn.SiLU(),
-            _conv(narrow[-1], size.latent),
+            _conv(narrow[-1], latent),
         )
         wide = narrow[::-1]
         self.decoder = nn.Sequential(
-            _conv(size.latent, wide[0]),
-            *(
-                nn.Sequential(Residual(a), nn.Upsample(scale_factor=2.0), _conv(a, b))
-                for a, b in zip(wide, wide[1:], strict=False)
-            ),
+            _conv(latent, wide[0]),
+            *(nn.Sequential(Residual(a), nn.Upsample(scale_factor=2.0), _conv(a, b)) for a, b in pairwise(wide)),
             Residual(wide[-1]),
             nn.SiLU(),
             _conv(wide[-1], shape[0]),
         )
-        self.register_buffer("centre", torch.zeros(size.latent, 1, 1))
-        self.register_buffer("spread", torch.ones(size.latent, 1, 1))
+        self.register_buffer("centre", torch.zeros(latent, 1, 1))
+        self.register_buffer("spread", torch.ones(latent, 1, 1))
+
+    def options(self) -> dict[str, Any]:
+        """What it was made with, for its config.json."""
+        return {"shape": self.shape, "halvings": self.halvings, "latent": self.latent, "width": self.width}
 
     def encode(self, images: Tensor) -> Tensor:
         """(n, c, h, w) -> (n, *latent_shape)"""
@@ -132,3 +122,17 @@ class ReconstructionLoss:
 
 def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1)
+
+
+def _checked(shape: Sequence[int], halvings: int, latent: int, width: int) -> tuple[int, int, int]:
+    if not all(isinstance(number, int) for number in (*shape, halvings, latent, width)):
+        raise UsageError("An autoencoder's shape and sizes must be whole numbers.")
+    if len(shape) != 3 or not all(1 <= side <= 4096 for side in shape):
+        raise UsageError(f"An autoencoder needs the images' channels, height and width, got {tuple(shape)}.")
+    if not (1 <= halvings <= 5 and 1 <= latent <= 64 and 1 <= width <= 1024):
+        raise UsageError(
+            "An autoencoder has 1 to 5 halvings, 1 to 64 latent channels and a width of 1 to 1024, got "
+            f"{halvings}, {latent} and {width}."
+        )
+    channels, height, across = shape
+    return channels, height, across

@@ -1,12 +1,14 @@
 """Sampling without chance: the same start always gives the same picture [Song et al., 2021, DDIM with eta 0].
 
-In units of the image, xbar_t = x_t / sqrt(abar_t), a step from sigma to sigma' is xbar + (sigma' - sigma) eps(x_t). With
-the noise predictions eps taken as constants, as the masked diffusion enhancer does [the curious client's paper, Section
-3.3], the end is therefore affine in the start: x_0 = x_T / sqrt(abar_T) + const. Its derivative is a number, and neither
-a graph over the steps nor their intermediate pictures need be kept.
+In units of the image, xbar_t = x_t / sqrt(abar_t), a step from sigma to sigma' is xbar + (sigma' - sigma) eps(x_t).
+With the noise predictions eps taken as constants, as the masked diffusion enhancer does [the curious client's paper,
+Section 3.3], the end is therefore affine in the start: x_0 = x_T / sqrt(abar_T) + const. Its derivative is a number,
+and neither a graph over the steps nor their intermediate pictures need be kept.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ def end_of(denoiser: Denoiser, start: Tensor, count: int, labels: Tensor | None 
     """x_0 from x_T in so many steps; nothing of the way is kept.  # (n, c, h, w) both"""
     steps = spaced_steps(denoiser.schedule, count)
     noisy = start
-    for step, following in zip(steps, steps[1:], strict=False):
+    for step, following in pairwise(steps):
         clean = denoiser.clean(noisy, step, labels)
         kept, left = (_kept(denoiser.schedule, t) for t in (step, following))
         noise = noise_in(noisy, clean, noisy.new_tensor(kept))

@@ -43,7 +43,7 @@ class Reconstructed:
     """The true classes in words or digits."""
     raw: Array | None = None  # (n, c, h, w): as `shown`, before the images were refined; None where nothing was
     found_raw: Array | None = None  # (m, c, h, w): as `found`, before the images were refined
-    film: Array | None = None  # (epochs, n, c, h, w): `shown` on the way of its refinement; None where that is not known
+    film: Array | None = None  # (epochs, n, c, h, w): `shown` on the way of its refinement
     film_captions: tuple[str, ...] = ()
 
     def save(self, directory: Path, record: Record) -> Record:
