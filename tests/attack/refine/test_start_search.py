@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fedglass.attack.parts import silent
 from fedglass.attack.refine import start_search
-from fedglass.attack.refine.start_search import Sampler, StartSearch
+from fedglass.attack.refine.start_search import Sampling, StartSearch
 from fedglass.attack.refine.stopping import Flattening, OracleEpoch
 from fedglass.core.rng import stream
 from fedglass.diffusion.autoencoder import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.deterministic import spaced_steps
+from fedglass.diffusion.sampling import spaced
 from fedglass.diffusion.guidance import Guided
 from fedglass.diffusion.noise import Prediction, Schedule
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
@@ -50,7 +50,7 @@ def drawn(name: str, side: int) -> Tensor:
 def slow_gradient(of: Denoiser, decode: Decode, count: int, start: Tensor, raw: Tensor) -> Tensor:
     """Through a graph over all steps, in which the noise predictions are constants."""
     start = start.clone().requires_grad_()
-    noisy, steps = start, spaced_steps(SCHEDULE, count)
+    noisy, steps = start, spaced(SCHEDULE, count)
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         kept = float(SCHEDULE.abar[step])
         left = 1.0 if following is None else float(SCHEDULE.abar[following])
@@ -69,7 +69,7 @@ def test_the_gradient_is_that_through_all_steps_with_constant_noise_predictions(
     decode: Decode = autoencoder().decode if latent else pixels
     of, side = denoiser(4 if latent else 8, prediction), 4 if latent else 8
     start, raw = drawn("start", side), drawn("raw", 8).sigmoid()
-    found = Sampler(of, decode, 6).towards(start, LABELS, raw)
+    found = Sampling(of, decode, 6).towards(start, LABELS, raw)
     expected = slow_gradient(of, decode, 6, start, raw)
     assert float(expected.abs().max()) > 1e-6
     assert torch.allclose(found.gradient, expected, rtol=1e-6, atol=1e-12)
@@ -84,7 +84,7 @@ def test_what_is_kept_for_the_gradient_does_not_grow_with_the_steps() -> None:
             total += tensor.numel()
             return tensor
 
-        sampler = Sampler(denoiser(4), autoencoder().decode, steps)
+        sampler = Sampling(denoiser(4), autoencoder().decode, steps)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             sampler.towards(drawn("start", 4), LABELS, drawn("raw", 8))
         return total
@@ -93,7 +93,7 @@ def test_what_is_kept_for_the_gradient_does_not_grow_with_the_steps() -> None:
 
 
 def test_images_are_sampled_a_few_at_a_time_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler, start, raw = Sampler(denoiser(8), pixels, 4), drawn("start", 8), drawn("raw", 8)
+    sampler, start, raw = Sampling(denoiser(8), pixels, 4), drawn("start", 8), drawn("raw", 8)
     whole = sampler.towards(start, LABELS, raw)
     monkeypatch.setattr(start_search, "AT_ONCE", 2)
     parts = sampler.towards(start, LABELS, raw)
@@ -101,9 +101,9 @@ def test_images_are_sampled_a_few_at_a_time_with_the_same_result(monkeypatch: py
     assert torch.allclose(whole.gradient, parts.gradient)
 
 
-def toy(steps: int = 4) -> Sampler:
+def toy(steps: int = 4) -> Sampling:
     """A network that predicts no noise at all: the end is the start times the slope."""
-    return Sampler(Denoiser(lambda x, t, y: 0 * x, SCHEDULE, Prediction.EPSILON, clamp=False), pixels, steps)
+    return Sampling(Denoiser(lambda x, t, y: 0 * x, SCHEDULE, Prediction.EPSILON, clamp=False), pixels, steps)
 
 
 def test_the_search_draws_nearer_and_keeps_a_film() -> None:

@@ -1,11 +1,15 @@
 """The search of the masked diffusion enhancer: a start of sampling whose end looks like the raw image.
 
-argmin over x_T of |mu(x_T, T) - x|^2 with the noise predictions held constant [the curious client's paper, Eq. 4]. The
-end is then affine in the start (`diffusion.deterministic`), so that an epoch costs one sampling and no graph over it.
+argmin over x_T of |mu(x_T, T) - x|^2 with the noise predictions held constant [Federated Learning Nodes Can Reconstruct
+Peers' Image Data, Eq. 4], where mu samples without chance [Song et al., 2021, DDIM with eta 0]. In units of the image,
+xbar_t = x_t / sqrt(abar_t), a step of it from sigma to sigma' is xbar + (sigma' - sigma) eps(x_t). With eps taken for a
+constant the end is therefore affine in the start: x_0 = x_T / sqrt(abar_T) + const. Its derivative is a number, and an
+epoch costs one sampling, without a graph over the steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,9 +18,10 @@ from torch import Tensor
 
 from fedglass.attack.parts import Progress
 from fedglass.attack.refine.stopping import Stopping, Way
+from fedglass.core.errors import UsageError
 from fedglass.core.types import Film
 from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.deterministic import end_of, slope
+from fedglass.diffusion.sampling import Sampler
 
 FRAMES = 12
 """How many pictures of the way are kept beside the last one."""
@@ -25,13 +30,18 @@ AT_ONCE = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Sampler:
+class Sampling:
     """Starts and classes to pictures, in so many steps."""
 
     denoiser: Denoiser
     decode: Callable[[Tensor], Tensor]
     """What is denoised to images in [-1, 1]; differentiated."""
     steps: int
+
+    @property
+    def slope(self) -> float:
+        """d x_0 / d x_T with the noise predictions held constant: 1 / sqrt(abar_T)."""
+        return float(self.denoiser.schedule.abar[-1]) ** -0.5
 
     def towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> Towards:
         """Where starts lead, how far that is from the raw images, and which way lies the least distance."""
@@ -44,13 +54,13 @@ class Sampler:
         )
 
     def _towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> Towards:
-        ends = end_of(self.denoiser, starts, self.steps, labels)
+        ends = Sampler(self.steps, eta=0.0).end_of(self.denoiser, starts, torch.Generator(), labels)
         with torch.enable_grad():
             ends = ends.detach().requires_grad_()
             pictures = (self.decode(ends) + 1) / 2
             errors = (pictures - raw).square().flatten(1).mean(1)
             (at_end,) = torch.autograd.grad(errors.sum(), ends)
-        return Towards(pictures.detach(), errors.detach(), slope(self.denoiser.schedule) * at_end)
+        return Towards(pictures.detach(), errors.detach(), self.slope * at_end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +80,12 @@ class StartSearch:
     lr: float
     stop: Stopping
 
+    def __post_init__(self) -> None:
+        if self.epochs < 0 or not 0 < self.lr < math.inf:
+            raise UsageError(f"mde needs epochs of at least 0 and a positive lr, got {self.epochs} and {self.lr}.")
+
     def run(
-        self, sampler: Sampler, starts: Tensor, labels: Tensor, raw: Tensor, progress: Progress
+        self, sampling: Sampling, starts: Tensor, labels: Tensor, raw: Tensor, progress: Progress
     ) -> tuple[Tensor, Film]:
         """The pictures that were taken, and how they came about."""
         starts = starts.clone().requires_grad_()
@@ -81,7 +95,7 @@ class StartSearch:
         way, frames = [], {}
         shown = set(torch.linspace(0, self.epochs, FRAMES).round().long().tolist())
         for epoch in range(self.epochs + 1):
-            here = sampler.towards(starts.detach()[searching], labels[searching], raw[searching])
+            here = sampling.towards(starts.detach()[searching], labels[searching], raw[searching])
             taken[searching], chosen[searching.cpu()] = here.pictures, epoch
             way.append(torch.full_like(raw[:, 0, 0, 0], torch.nan).masked_scatter(searching, here.errors))
             starts.grad = torch.zeros_like(starts)
