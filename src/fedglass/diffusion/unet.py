@@ -10,16 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import register
 
 MOST_CHANNELS = 1024
 
 
+@register("denoisers", "FedglassUNet", summary="a U-Net of two or three resolutions with attention at the coarsest")
 class UNet(nn.Module):
     """(noisy images, steps) -> an answer of the images' shape; labels are not looked at.
 
@@ -28,11 +31,13 @@ class UNet(nn.Module):
     torch.Size([2, 1, 28, 28])
     """
 
+    kind = "FedglassUNet"
+
     def __init__(
         self, shape: Sequence[int], widths: Sequence[int] = (32, 64, 64), blocks: int = 1, patch: int = 1
     ) -> None:
         super().__init__()
-        self.shape, self.widths, self.blocks, self.patch = *_checked(shape, widths, blocks), patch
+        self.shape, self.widths, self.blocks, self.patch = _checked(shape, widths, blocks, patch)
         channels, told = self.shape[0] * patch**2, 4 * self.widths[0]
         self.embed = nn.Sequential(nn.Linear(self.widths[0], told), nn.SiLU(), nn.Linear(told, told))
         self.first = nn.Conv2d(channels, self.widths[0], 3, padding=1)
@@ -48,6 +53,10 @@ class UNet(nn.Module):
         )
         self.finer = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in steps_down)
         self.up = nn.ModuleList(Level(2 * width, width, told, blocks) for width in self.widths[:-1])
+
+    def options(self) -> dict[str, Any]:
+        """What it was made with, for its config.json."""
+        return {"shape": self.shape, "widths": self.widths, "blocks": self.blocks, "patch": self.patch}
 
     def forward(self, images: Tensor, steps: Tensor, labels: Tensor | None = None) -> Tensor:
         height, width = images.shape[-2:]
@@ -137,13 +146,15 @@ def _silent(layer: nn.Conv2d) -> nn.Conv2d:
 
 
 def _checked(
-    shape: Sequence[int], widths: Sequence[int], blocks: int
-) -> tuple[tuple[int, int, int], tuple[int, ...], int]:
+    shape: Sequence[int], widths: Sequence[int], blocks: int, patch: int
+) -> tuple[tuple[int, int, int], tuple[int, ...], int, int]:
+    if not all(isinstance(number, int) for number in (*shape, *widths, blocks, patch)):
+        raise UsageError("A U-Net's shape, widths, blocks and patch must be whole numbers.")
     if len(shape) != 3 or not all(1 <= side <= 4096 for side in shape):
         raise UsageError(f"A U-Net needs the images' channels, height and width, got {tuple(shape)}.")
     if not 1 <= len(widths) <= 6 or not all(4 <= width <= MOST_CHANNELS and width % 2 == 0 for width in widths):
         raise UsageError(f"A U-Net needs 1 to 6 even widths from 4 to {MOST_CHANNELS}, got {tuple(widths)}.")
-    if not 1 <= blocks <= 8:
-        raise UsageError(f"A U-Net needs 1 to 8 blocks a level, got {blocks}.")
+    if not (1 <= blocks <= 8 and 1 <= patch <= 8):
+        raise UsageError(f"A U-Net needs 1 to 8 blocks a level and patches of 1 to 8, got {blocks} and {patch}.")
     channels, height, width = shape
-    return (channels, height, width), tuple(widths), blocks
+    return (channels, height, width), tuple(widths), blocks, patch
