@@ -30,12 +30,14 @@ def test_settled_latents_have_mean_zero_and_variance_one_and_decode_as_before() 
     net = Autoencoder((1, 8, 8), halvings=1, latent=2, width=4)
     images = torch.rand(20, 1, 8, 8, generator=stream(0, "images"))
     before = net(images)
-    latents = net.settle(images, batch_size=7)
+    net.settle(images)
+    latents = net.latents_of(images)
     assert torch.allclose(latents, net.encode(images), atol=1e-5)
     assert torch.allclose(latents.mean((0, 2, 3)), torch.zeros(2), atol=1e-4)
     assert torch.allclose(latents.std((0, 2, 3)), torch.ones(2), atol=1e-3)
     assert torch.allclose(net(images), before, atol=1e-5)
-    assert torch.allclose(net.settle(images), latents, atol=1e-5)  # settling again changes nothing
+    net.settle(images)  # again changes nothing
+    assert torch.allclose(net.latents_of(images), latents, atol=1e-5)
 
 
 def error(net: Autoencoder, images: Tensor) -> float:

@@ -20,6 +20,9 @@ from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.diffusion.training import Batch
 
+AT_ONCE = 256
+"""Images that are encoded together."""
+
 
 @register("autoencoders", "FedglassAutoencoder", summary="a convolutional autoencoder")
 class Autoencoder(nn.Module):
@@ -79,14 +82,18 @@ class Autoencoder(nn.Module):
         return self.decode(self.encode(images))
 
     @torch.no_grad()
-    def settle(self, images: Tensor, batch_size: int = 256) -> Tensor:
-        """Bring the latents of these images to mean 0 and variance 1, and return them.  # (n, *latent_shape)"""
+    def latents_of(self, images: Tensor) -> Tensor:
+        """`encode`, a few images at a time and without a gradient."""
+        return torch.cat([self.encode(batch) for batch in torch.split(images, AT_ONCE)])
+
+    @torch.no_grad()
+    def settle(self, images: Tensor) -> None:
+        """Bring the latents of these images to mean 0 and variance 1."""
         self.centre.zero_()
         self.spread.fill_(1)
-        latents = torch.cat([self.encode(batch) for batch in images.split(batch_size)])
+        latents = self.latents_of(images)
         self.centre.copy_(latents.mean((0, 2, 3)).view(-1, 1, 1))
         self.spread.copy_(latents.std((0, 2, 3)).clamp(min=1e-6).view(-1, 1, 1))
-        return (latents - self.centre) / self.spread
 
 
 class Residual(nn.Module):

@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import ModelError, UsageError
-from fedglass.core.identity import digest
 from fedglass.diffusion.autoencoder import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.folder import digest_of, load_folder, load_network, network_digest
+from fedglass.diffusion.folder import AUTOENCODER, digest_of, load_folder, load_network
 from fedglass.diffusion.guidance import Guided
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 
-AUTOENCODER = "autoencoder"
 TRAIN = "train one with `fedglass train diffusion DATA -o DIR --kind transformer`"
 
 
@@ -109,17 +107,9 @@ class StoredClassModel:
 
 def stored_class_model(name: str) -> StoredClassModel:
     """The model in that folder."""
-    return StoredClassModel(name, _digest(Path(name)))
+    return StoredClassModel(name, digest_of(Path(name)))
 
 
 @functools.lru_cache(maxsize=4)
 def _loaded(name: str) -> tuple[ClassModel, str]:
-    return load_class_model(Path(name)), _digest(Path(name))
-
-
-def _digest(folder: Path) -> str:
-    """Names what the folder holds, the autoencoder included."""
-    found = digest_of(folder)
-    if not (folder / AUTOENCODER).is_dir():
-        return found
-    return digest(found, network_digest(folder / AUTOENCODER))[:16]
+    return load_class_model(Path(name)), digest_of(Path(name))

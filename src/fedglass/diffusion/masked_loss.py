@@ -34,8 +34,8 @@ class MaskedLoss:
         assert isinstance(network, MaskedDiffusionTransformer), "the loss of one kind of network"
         labels = None if batch.labels is None else self._shown(batch.labels, network.classes, batch.generator)
         kept = some_tokens(len(batch.noisy), network.tokens, self.hidden, batch.generator).to(batch.noisy.device)
-        whole = network(batch.noisy, batch.steps, labels)
-        masked = network(batch.noisy, batch.steps, labels, kept)
+        whole: Tensor = network(batch.noisy, batch.steps, labels)
+        masked: Tensor = network(batch.noisy, batch.steps, labels, kept)
         return (whole - batch.target).square().mean() + (masked - batch.target).square().mean()
 
     def _shown(self, labels: Tensor, none: int, generator: torch.Generator) -> Tensor:

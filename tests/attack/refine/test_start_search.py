@@ -15,9 +15,9 @@ from fedglass.attack.refine.stopping import Flattening, OracleEpoch
 from fedglass.core.rng import stream
 from fedglass.diffusion.autoencoder import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.sampling import spaced
 from fedglass.diffusion.guidance import Guided
 from fedglass.diffusion.noise import Prediction, Schedule
+from fedglass.diffusion.sampling import spaced
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 
 SCHEDULE = Schedule(steps=40, last=0.2)

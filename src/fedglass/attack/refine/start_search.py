@@ -41,11 +41,11 @@ class Sampling:
     @property
     def slope(self) -> float:
         """d x_0 / d x_T with the noise predictions held constant: 1 / sqrt(abar_T)."""
-        return float(self.denoiser.schedule.abar[-1]) ** -0.5
+        return 1 / math.sqrt(float(self.denoiser.schedule.abar[-1]))
 
     def towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> Towards:
         """Where starts lead, how far that is from the raw images, and which way lies the least distance."""
-        parts = zip(*(each.split(AT_ONCE) for each in (starts, labels, raw)), strict=True)
+        parts = zip(*(torch.split(each, AT_ONCE) for each in (starts, labels, raw)), strict=True)
         found = [self._towards(*part) for part in parts]
         return Towards(
             torch.cat([each.pictures for each in found]),
