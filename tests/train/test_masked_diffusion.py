@@ -11,10 +11,17 @@ from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
-from fedglass.diffusion.class_model import load_class_model, stored_class_model
+from fedglass.diffusion.autoencoder import Autoencoder
+from fedglass.diffusion.class_model import ClassModel
+from fedglass.diffusion.folder import load_folder
+from fedglass.diffusion.stored import stored
 from fedglass.diffusion.training import Course
 from fedglass.train.autoencoder import learned_autoencoder
 from fedglass.train.diffusion import PICTURE, Teaching, train_diffusion
+
+
+def loaded(folder: Path) -> ClassModel:
+    return ClassModel(load_folder(folder), "here")
 
 
 class Silent:
@@ -33,8 +40,8 @@ def teaching(steps: int, autoencoder: bool = False) -> Teaching:
 
 def test_what_is_trained_is_what_the_enhancer_reads(tmp_path: Path) -> None:
     state = train_diffusion(data(), teaching(2), tmp_path, Silent())
-    model = load_class_model(tmp_path)
-    assert (model.shape, model.network.classes, model.autoencoder) == ((1, 8, 8), 3, None)
+    model = loaded(tmp_path)
+    assert (model.shape, model.network.classes, model.denoiser.decoder) == ((1, 8, 8), 3, None)
     assert model.denoiser.clamp
     assert (tmp_path / PICTURE).is_file()
     for name, tensor in model.network.state_dict().items():
@@ -43,25 +50,26 @@ def test_what_is_trained_is_what_the_enhancer_reads(tmp_path: Path) -> None:
 
 def test_with_an_autoencoder_latents_are_denoised_and_images_come_out(tmp_path: Path) -> None:
     train_diffusion(data(), teaching(2, autoencoder=True), tmp_path, Silent())
-    model = load_class_model(tmp_path)
-    assert model.autoencoder is not None
-    assert model.network.shape == model.autoencoder.latent_shape == (4, 2, 2)
+    model = loaded(tmp_path)
+    autoencoder = model.denoiser.decoder
+    assert isinstance(autoencoder, Autoencoder)
+    assert model.network.shape == autoencoder.latent_shape == (4, 2, 2)
     assert model.shape == (1, 8, 8)
     assert not model.denoiser.clamp  # latents have no bounds
     assert model.decode(torch.zeros(2, 4, 2, 2)).shape == (2, 1, 8, 8)
-    latents = model.autoencoder.latents_of(2 * data().images - 1)
+    latents = autoencoder.latents_of(2 * data().images - 1)
     assert torch.allclose(latents.std((0, 2, 3)), torch.ones(4), atol=0.05)
 
 
 def test_a_longer_training_goes_on_and_leaves_the_autoencoder_as_it_is(tmp_path: Path) -> None:
     train_diffusion(data(), teaching(2, autoencoder=True), tmp_path, Silent())
-    named, first = stored_class_model(str(tmp_path)), load_class_model(tmp_path).autoencoder
+    named, first = stored(str(tmp_path)), loaded(tmp_path).denoiser.decoder
     state = train_diffusion(data(), teaching(3, autoencoder=True), tmp_path, Silent())
     assert state.step == 3
-    assert stored_class_model(str(tmp_path)) != named
-    again = load_class_model(tmp_path).autoencoder
-    assert first is not None
-    assert again is not None
+    assert stored(str(tmp_path)) != named
+    again = loaded(tmp_path).denoiser.decoder
+    assert isinstance(first, Autoencoder)
+    assert isinstance(again, Autoencoder)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.core.registry import built_in
+from fedglass.diffusion.autoencoder import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser
 from fedglass.diffusion.noise import Prediction, Schedule
 from fedglass.integrations import diffusers
@@ -84,7 +85,21 @@ def load_folder(folder: Path) -> Denoiser:
     network.eval().requires_grad_(False)
     _check_finite(network, where)
     schedule, prediction = _schedule(scheduler, folder)
-    return Denoiser(network, schedule, prediction, shape, bool(scheduler.get("clip_sample", True)))
+    clamp = bool(scheduler.get("clip_sample", True))
+    return Denoiser(network, schedule, prediction, shape, clamp, _decoder(folder, shape))
+
+
+def _decoder(folder: Path, latent_shape: Shape) -> Autoencoder | None:
+    if not (folder / AUTOENCODER).is_dir():
+        return None
+    found = load_network(folder / AUTOENCODER, "autoencoders")
+    assert isinstance(found, Autoencoder), "the one kind of autoencoder"
+    if found.latent_shape != latent_shape:
+        raise ModelError(
+            f"The autoencoder in {folder / AUTOENCODER} has latents of {found.latent_shape}, the network beside it is "
+            f"for {latent_shape}: they do not belong together."
+        )
+    return found
 
 
 def load_network(folder: Path, kind: str) -> nn.Module:

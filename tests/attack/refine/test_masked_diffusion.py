@@ -15,9 +15,9 @@ from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Film, Knowledge, Whitening
 from fedglass.diffusion.autoencoder import Autoencoder
-from fedglass.diffusion.class_model import AUTOENCODER, load_class_model, stored_class_model
 from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.folder import save_folder, save_network
+from fedglass.diffusion.folder import AUTOENCODER, load_folder, save_folder, save_network
+from fedglass.diffusion.stored import Stored, stored
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 from fedglass.diffusion.unet import UNet
 
@@ -94,6 +94,15 @@ def test_class_and_guidance_decide_what_is_made(folder: Path) -> None:
     assert torch.allclose(made(LABELS, 0.0), made(other, 0.0))  # without guidance the class is not heard
 
 
+def test_an_untrained_model_makes_something_else_and_keeps_the_autoencoder(folder: Path, latent_folder: Path) -> None:
+    for place in (folder, latent_folder):
+        part = mde_oracle_epoch(str(place), 1, steps=3)
+        control = part.untrained()
+        assert control.untrained() == control
+        assert not torch.equal(control.refine(given()), part.refine(given()))
+        assert (control.model.load().decoder is None) == (place == folder)
+
+
 def test_broken_pixels_are_taken_for_grey(folder: Path) -> None:
     broken = RAW.clone()
     broken[0, 0, 0, 0] = torch.nan
@@ -138,21 +147,21 @@ def test_an_autoencoder_of_other_latents_is_refused(folder: Path) -> None:
     encoder = Autoencoder((1, 8, 8), halvings=1, latent=2, width=4)
     save_network(folder / AUTOENCODER, encoder, encoder.state_dict())
     with pytest.raises(ModelError, match="do not belong together"):
-        load_class_model(folder)
+        load_folder(folder)
 
 
 def test_a_model_is_named_by_what_it_holds(folder: Path, latent_folder: Path) -> None:
     for place in (folder, latent_folder):
-        named = stored_class_model(str(place))
-        assert stored_class_model(str(place)) == named
+        named = stored(str(place))
+        assert stored(str(place)) == named
         weights = place / AUTOENCODER / "config.json" if place == latent_folder else place / "config.json"
         weights.write_text(weights.read_text() + " ")
-        assert stored_class_model(str(place)).digest != named.digest
+        assert stored(str(place)).digest != named.digest
 
 
 def test_a_model_that_changed_since_it_was_named_is_refused(folder: Path) -> None:
     part = mde(str(folder), epochs=1, steps=2)
-    other = MaskedDiffusion(type(part.model)(part.model.name, "0" * 16), part.search)
+    other = MaskedDiffusion(Stored(str(folder), "0" * 16), part.search)
     with pytest.raises(UsageError, match="is not the one that was named"):
         other.refine(given())
 

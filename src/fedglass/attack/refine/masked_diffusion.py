@@ -10,11 +10,12 @@ from torch import Tensor
 
 from fedglass.attack.parts import Refinement
 from fedglass.attack.refine.start_search import Sampling, StartSearch
-from fedglass.attack.refine.stopping import Flattening, OracleEpoch, Stopping
+from fedglass.attack.refine.stopping import Flattening, OracleEpoch
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.types import Knowledge
-from fedglass.diffusion.class_model import ClassModel, StoredClassModel, stored_class_model
+from fedglass.diffusion.class_model import ClassModel
+from fedglass.diffusion.stored import Model, stored
 
 PAPER = "Wilson, Yue, Wong, Dai: Federated Learning Nodes Can Reconstruct Peers' Image Data, 2024"
 GREY = 0.5
@@ -30,7 +31,7 @@ class MaskedDiffusion:
     the private image. Its detail is the model's: it must not be taken for the private image's own.
     """
 
-    model: StoredClassModel
+    model: Model
     search: StartSearch
     steps: int = 20
     guidance: float = 4.0
@@ -57,25 +58,20 @@ class MaskedDiffusion:
         given.film(replace(film, frames=film.frames.clamp(0, 1)))
         return taken.clamp(0, 1)
 
+    def untrained(self) -> MaskedDiffusion:
+        """The control: the same with a network that has learned nothing."""
+        return replace(self, model=self.model.untrained())
+
     def _fitting(self, shape: tuple[int, int, int], classes: int) -> ClassModel:
-        model = self.model.load()
-        model.check_shape(shape, repr(self.model.name))
-        model.check_classes(classes, repr(self.model.name))
+        model = ClassModel(self.model.load(), self.model.title)
+        model.check(shape, classes)
         return model
 
 
 @register("refinements", "mde", summary="a diffusion model makes up a picture of the class that resembles", paper=PAPER)
-def mde(
-    model: str,
-    epochs: int = 100,
-    steps: int = 20,
-    guidance: float = 4.0,
-    lr: float = 0.01,
-    stop: Stopping | None = None,
-) -> MaskedDiffusion:
+def mde(model: str, epochs: int = 100, steps: int = 20, guidance: float = 4.0, lr: float = 0.01) -> MaskedDiffusion:
     """`model` is a folder of `fedglass train diffusion --kind transformer`; the epoch is chosen without the truth."""
-    search = StartSearch(epochs, lr, Flattening() if stop is None else stop)
-    return MaskedDiffusion(stored_class_model(model), search, steps, guidance)
+    return MaskedDiffusion(stored(model), StartSearch(epochs, lr, Flattening()), steps, guidance)
 
 
 @register("refinements", "mde_oracle_epoch", summary="the same up to an epoch that was chosen by eye", paper=PAPER)
@@ -83,4 +79,4 @@ def mde_oracle_epoch(
     model: str, epoch: int, steps: int = 20, guidance: float = 4.0, lr: float = 0.01
 ) -> MaskedDiffusion:
     """The paper's choice: somebody looks at the film and picks the epoch, knowing what the truth looks like."""
-    return mde(model, epoch, steps, guidance, lr, OracleEpoch(epoch))
+    return MaskedDiffusion(stored(model), StartSearch(epoch, lr, OracleEpoch(epoch)), steps, guidance)
