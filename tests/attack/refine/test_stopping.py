@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, TypicalStart, Way, noise_of
+from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, Way, WhiteStart, agreement, noise_of
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 
@@ -42,13 +42,19 @@ def test_a_curve_that_goes_up_and_down_is_judged_by_its_lowest_points() -> None:
     assert Flattening(0.1, 2).stops(way([[1.0], [0.2], [0.5], [0.3]])).tolist() == [True]
 
 
-def test_noise_is_a_typical_start_and_what_was_pushed_too_far_is_not() -> None:
-    pushed = torch.stack([STARTS[0], STARTS[1] + 0.5])
-    assert TypicalStart().stops(way([[1.0, 1.0]], starts=pushed)).tolist() == [False, True]
-    assert TypicalStart().stops(way([[1.0, 1.0]], starts=torch.stack([STARTS[0], 0.5 * STARTS[1]]))).tolist() == [
-        False,
-        True,
-    ]
+def test_white_noise_is_told_from_noise_with_a_picture_in_it() -> None:
+    pushed = torch.stack([STARTS[0], STARTS[1] + 2 * SMOOTH[1] - 0.5])
+    assert WhiteStart().stops(way([[1.0, 1.0]], starts=pushed)).tolist() == [False, True]
+    assert not WhiteStart().stops(way([[1.0, 1.0]], starts=torch.stack([STARTS[0], -1.5 * STARTS[1]]))).any()
+
+
+def test_the_agreement_of_white_noise_is_standard_normal_and_that_of_stripes_is_negative() -> None:
+    found = agreement(torch.randn(500, 2, 7, 9, generator=stream(0, "many")))
+    assert (float(found.mean()), float(found.std())) == (pytest.approx(0, abs=0.2), pytest.approx(1, abs=0.1))
+    stripes = torch.ones(1, 1, 6, 6)
+    stripes[..., ::2] = -1
+    assert float(agreement(stripes)) == pytest.approx(0.0, abs=1e-6)
+    assert float(agreement(torch.ones(1, 1, 1, 1))) == 0.0
 
 
 def test_an_epoch_that_was_told_is_kept_to() -> None:
@@ -61,6 +67,6 @@ def test_rules_without_sense_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 1 epoch"):
         Flattening(over=0)
     with pytest.raises(UsageError, match="more than 0"):
-        TypicalStart(0)
+        WhiteStart(0)
     with pytest.raises(UsageError, match="negative, got -1"):
         OracleEpoch(-1)

@@ -67,11 +67,13 @@ class Flattening:
 
 
 @dataclass(frozen=True)
-class TypicalStart:
-    """Once the start's squared length is further from what that of noise would be than chance explains.
+class WhiteStart:
+    """Once the start is no longer white noise: neighbours in it agree by more standard deviations than chance explains.
 
-    A network that was trained to sample from N(0, I) has seen starts of squared length d +- sqrt(2 d), and no others.
-    The search leaves them, since it cares for the raw image alone; from there on pictures blur.
+    The network was trained to sample from white noise alone, and there its samples look like real images. The search
+    prints the raw image into the start, for it cares for nothing else; from where that shows on, pictures are no longer
+    samples and begin to blur. Products of neighbours have mean 0 and variance 1 in white noise, so that their sum over
+    the root of their number says by how many standard deviations a start departs.
     """
 
     deviations: float = 3.0
@@ -81,9 +83,7 @@ class TypicalStart:
             raise UsageError(f"A start may deviate by more than 0 standard deviations, got {self.deviations}.")
 
     def stops(self, way: Way) -> Tensor:
-        entries = way.starts[0].numel()
-        beyond = way.starts.flatten(1).square().mean(1) - 1
-        return beyond.abs() > self.deviations * math.sqrt(2 / entries)
+        return agreement(way.starts) > self.deviations
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,18 @@ class OracleEpoch:
 
     def stops(self, way: Way) -> Tensor:
         return torch.full_like(way.errors[-1], len(way.errors) > self.epoch, dtype=torch.bool)
+
+
+def agreement(starts: Tensor) -> Tensor:
+    """By how many standard deviations neighbours agree more than those of white noise.  # (n, c, h, w) -> (n,)
+
+    >>> float(agreement(torch.ones(1, 1, 2, 2)))
+    2.0
+    """
+    across = starts[..., 1:] * starts[..., :-1]
+    down = starts[..., 1:, :] * starts[..., :-1, :]
+    products = torch.cat([across.flatten(1), down.flatten(1)], 1)
+    return products.sum(1) / math.sqrt(max(1, products.shape[1]))
 
 
 def noise_of(images: Tensor) -> Tensor:
