@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Literal
 
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Record
@@ -20,6 +21,7 @@ from fedglass.ledger.records import Record
 LEAD = 1 / 6
 """By which share of the band in which a metric is not sure an image must be ahead of guesses: 1 dB of PSNR."""
 Values = Mapping[str, Sequence[float | None]]
+Version = Literal["raw", "refined"]
 
 
 def leaked_most(scale: Scale, *versions: Sequence[float | None]) -> list[float | None]:
@@ -70,6 +72,14 @@ class ImageScores:
         ]
         signs = [*beaten, *([list(self.kept)] if self.kept else [])]
         return [all(sign[i] for sign in signs if i < len(sign)) for i in range(len(values))]
+
+    def judged(self, metric: str, scale: Scale) -> list[Version | None]:
+        """Whether each image is judged raw or refined; None where nothing was refined."""
+        raw, refined = self.raw.get(metric, []), self.metrics.get(metric, [])
+        if not raw:
+            return [None] * len(refined)
+        chosen = zip(refined, raw, self.values(metric, scale), self.passing(metric, scale), strict=False)
+        return ["refined" if passes and now == value != before else "raw" for now, before, value, passes in chosen]
 
     def by_refinement(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
         """Which images are recovered after their refinement, and were not before it."""
