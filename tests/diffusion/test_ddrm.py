@@ -110,7 +110,7 @@ def test_what_is_lost_follows_the_prior_where_nothing_is_known_of_it() -> None:
 
 
 def test_what_is_lost_is_found_from_its_neighbours() -> None:
-    """With correlated pixels the mean of many restorations comes near the exact conditional mean, but for eta's bias."""
+    """With correlated pixels the mean of many restorations comes near the exact one, but for eta's bias."""
     cov, part, count = covariance(correlated=True), BlockMean(2), 2000
     truth = 0.1 + torch.linalg.cholesky(cov) @ torch.randn(16, dtype=torch.float64, generator=stream(3, "x"))
     spectrum = Spectrum.of(part, SIDE, SIDE)

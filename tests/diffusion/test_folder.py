@@ -147,12 +147,12 @@ def load_file_of(content: bytes, folder: Path) -> dict[str, torch.Tensor]:
 
 def test_a_network_without_its_noise_is_refused(folder: Path) -> None:
     (folder / SCHEDULER).unlink()
-    with pytest.raises(UsageError, match="has no scheduler/scheduler_config.json"):
+    with pytest.raises(UsageError, match=r"has no scheduler/scheduler_config.json"):
         load_folder(folder)
 
 
 def test_other_images_than_the_models_are_refused(folder: Path) -> None:
-    with pytest.raises(UsageError, match="makes images of 1 x 8 x 8 .* these are 3 x 8 x 8"):
+    with pytest.raises(UsageError, match=r"makes images of 1 x 8 x 8 .* these are 3 x 8 x 8"):
         check_shape(load_folder(folder), (3, 8, 8), "m")
 
 

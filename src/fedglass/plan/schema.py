@@ -50,6 +50,8 @@ class AdversaryTable(Table):
     """ORACLE: the true labels."""
     knows_batch_labels: bool = False
     """ORACLE: the true labels of each local batch."""
+    public: Name | None = None
+    """Such data that it has, for blind guesses and decoys: as `federation.data`; else what no client has of these."""
 
     def views(self, clients: int) -> int:
         """How many it has of a federation of so many clients, if all take part in every round."""
@@ -112,7 +114,7 @@ class Plan(Table):
     repeats: Repeats = 1
     """How often each attack is played, from different starts."""
     effort: Literal["quick", "standard", "thorough"] = "standard"
-    """How often images that are not recovered are looked at again: from other starts, and with weaker priors."""
+    """How often images that are not recovered are looked at again: other starts, and other priors, chosen on decoys."""
     federation: Annotated[list[FederationTable], Field(max_length=100)] = []
     """What is simulated; one table or several."""
     recording: Annotated[list[RecordingTable], Field(max_length=1000)] = []

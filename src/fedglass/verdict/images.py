@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Literal
 
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Record
@@ -20,6 +21,7 @@ from fedglass.ledger.records import Record
 LEAD = 1 / 6
 """By which share of the band in which a metric is not sure an image must be ahead of guesses: 1 dB of PSNR."""
 Values = Mapping[str, Sequence[float | None]]
+Version = Literal["raw", "refined"]
 
 
 def leaked_most(scale: Scale, *versions: Sequence[float | None]) -> list[float | None]:
@@ -41,6 +43,8 @@ class ImageScores:
     """The same before the images were refined; empty where nothing was."""
     blind: Values = field(default_factory=dict)
     """What the best guess without the message reaches."""
+    blind_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Which guess that is; empty where nobody kept it."""
     controls: Mapping[str, Values] = field(default_factory=dict)
     """What each control of a learned refinement reaches, by its name; empty where there was none."""
     kept: Sequence[bool] = ()
@@ -48,7 +52,8 @@ class ImageScores:
 
     @classmethod
     def of(cls, record: Record) -> ImageScores:
-        return cls(record.metrics, record.metrics_raw, record.blind, record.controls, record.identity_kept)
+        kept = record.identity_kept
+        return cls(record.metrics, record.metrics_raw, record.blind, record.blind_by, record.controls, kept)
 
     def values(self, metric: str, scale: Scale) -> list[float | None]:
         """What each image is judged by."""
@@ -70,6 +75,14 @@ class ImageScores:
         ]
         signs = [*beaten, *([list(self.kept)] if self.kept else [])]
         return [all(sign[i] for sign in signs if i < len(sign)) for i in range(len(values))]
+
+    def judged(self, metric: str, scale: Scale) -> list[Version | None]:
+        """Whether each image is judged raw or refined; None where nothing was refined."""
+        raw, refined = self.raw.get(metric, []), self.metrics.get(metric, [])
+        if not raw:
+            return [None] * len(refined)
+        chosen = zip(refined, raw, self.values(metric, scale), self.passing(metric, scale), strict=False)
+        return ["refined" if passes and now == value != before else "raw" for now, before, value, passes in chosen]
 
     def by_refinement(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
         """Which images are recovered after their refinement, and were not before it."""
