@@ -12,12 +12,12 @@ from fedglass.attack.parts import Refinement
 from fedglass.attack.refine.start_search import Sampling, StartSearch
 from fedglass.attack.refine.stopping import Flattening, OracleEpoch
 from fedglass.core.errors import UsageError
+from fedglass.core.papers import CURIOUS_CLIENT
 from fedglass.core.registry import register
 from fedglass.core.types import Knowledge
 from fedglass.diffusion.class_model import ClassModel
 from fedglass.diffusion.stored import Model, stored
 
-PAPER = "Wilson, Yue, Wong, Dai: Federated Learning Nodes Can Reconstruct Peers' Image Data, 2024"
 GREY = 0.5
 
 
@@ -68,13 +68,20 @@ class MaskedDiffusion:
         return model
 
 
-@register("refinements", "mde", summary="a diffusion model makes up a picture of the class that resembles", paper=PAPER)
+@register(
+    "refinements",
+    "mde",
+    summary="a diffusion model makes up a picture of the class that resembles",
+    paper=CURIOUS_CLIENT,
+)
 def mde(model: str, epochs: int = 100, steps: int = 20, guidance: float = 4.0, lr: float = 0.01) -> MaskedDiffusion:
     """`model` is a folder of `fedglass train diffusion --kind transformer`; the epoch is chosen without the truth."""
     return MaskedDiffusion(stored(model), StartSearch(epochs, lr, Flattening()), steps, guidance)
 
 
-@register("refinements", "mde_oracle_epoch", summary="the same up to an epoch that was chosen by eye", paper=PAPER)
+@register(
+    "refinements", "mde_oracle_epoch", summary="the same up to an epoch that was chosen by eye", paper=CURIOUS_CLIENT
+)
 def mde_oracle_epoch(
     model: str, epoch: int, steps: int = 20, guidance: float = 4.0, lr: float = 0.01
 ) -> MaskedDiffusion:
