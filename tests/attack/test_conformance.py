@@ -38,7 +38,11 @@ from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.merge import FirstEpoch, MatchAndAverage
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Evaluation, Problem, Refinement, binding_of, silent
+from fedglass.attack.refine.ddrm import DDRM
+from fedglass.attack.refine.masked_diffusion import MaskedDiffusion
 from fedglass.attack.refine.median import MedianFilter
+from fedglass.attack.refine.start_search import StartSearch
+from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, WhiteStart
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
 from fedglass.attack.solvers.lbfgs import LBFGS
@@ -63,8 +67,41 @@ from fedglass.attack.terms.total_variation import CircularTotalVariation, PixelV
 from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unknown, Whitening
+from fedglass.diffusion.ddrm import Chain
+from fedglass.diffusion.degradation import Bicubic, BlockMean, Enlarged, Noise
+from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 from fedglass.rounds.views.view import Knows
 
+
+@dataclasses.dataclass(frozen=True)
+class FlatModel:
+    """A diffusion model that takes every image for grey."""
+
+    title: str = "flat"
+
+    def load(self) -> Denoiser:
+        return Denoiser(lambda noisy, steps, labels: torch.zeros_like(noisy))
+
+    def untrained(self) -> FlatModel:
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatClassModel:
+    """A class-conditional one that has learned nothing yet."""
+
+    title: str = "flat"
+
+    def load(self) -> Denoiser:
+        return Denoiser(MaskedDiffusionTransformer((1, 8, 8), 5, patch=4, width=8, depth=2, decoder=1, heads=2))
+
+    def untrained(self) -> FlatClassModel:
+        return self
+
+
+DIFFUSION = (FlatModel, FlatClassModel, Chain, BlockMean, Bicubic, Enlarged, Noise)
+"""What a refinement by a diffusion model is made of."""
 LABELS = [
     SignRule(),
     MinimumRule(),
@@ -148,7 +185,18 @@ SOLVERS = [
 ]
 SUMMARIES = [Mean(), Max(), ConvMean(channels=4), ConvMax(channels=4, seed=1)]
 MERGES = [MatchAndAverage(), FirstEpoch()]
-REFINEMENTS = [MedianFilter(), MedianFilter(size=3)]
+REFINEMENTS = [
+    MedianFilter(),
+    MedianFilter(size=3),
+    DDRM(FlatModel(), BlockMean(2), chain=Chain(steps=3)),
+    DDRM(FlatModel(), Bicubic(4), 0.0, Chain(2, eta=0.5, eta_b=0.9)),
+    DDRM(FlatModel(), Enlarged(2)),
+    DDRM(FlatModel(), Noise(), 0.2),
+    MaskedDiffusion(FlatClassModel(), StartSearch(2, 0.01, WhiteStart()), steps=2),
+    MaskedDiffusion(FlatClassModel(), StartSearch(1, 0.1, OracleEpoch(1)), steps=3, guidance=1.0),
+]
+STOPPINGS = [NoiseLevel(), NoiseLevel(factor=2.0), Flattening(over=3), WhiteStart(), OracleEpoch(4)]
+SEARCHES = [StartSearch(9, 0.01, stopping) for stopping in STOPPINGS]
 STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
 WHOLES = [
     STAGE,
@@ -170,6 +218,8 @@ PARTS: list[Any] = [
     *SUMMARIES,
     *MERGES,
     *REFINEMENTS,
+    *STOPPINGS,
+    *SEARCHES,
     *WHOLES,
 ]
 
@@ -203,7 +253,7 @@ def test_every_part_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=repr)
 def test_a_part_prints_as_itself(part: Any) -> None:
-    again = eval(repr(part), dict(specs()))
+    again = eval(repr(part), specs() | {each.__name__: each for each in DIFFUSION})
     assert again == part
     assert hash(again) == hash(part)
     assert repr(again) == repr(part)

@@ -17,6 +17,7 @@ from fedglass.attack.parts import (
     BoundForward,
     Checked,
     Evaluation,
+    Foreseen,
     Forward,
     Images,
     Labels,
@@ -29,13 +30,14 @@ from fedglass.attack.parts import (
     Solver,
     binding_of,
     silent,
+    unwatched,
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
-from fedglass.core.types import Candidate, Observation, Reconstruction, Unknown
+from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction, Unknown
 from fedglass.fl.trajectory import per_epoch
 
 TRACE_POINTS = 200
@@ -96,7 +98,10 @@ class Attack:
         knows = observation.knows
         blank, first = torch.zeros(1, *knows.shape), torch.zeros(1, dtype=torch.int64)
         for refinement in self.refine:
-            refinement.refine(Refinement(blank, first, knows, draws))
+            if isinstance(refinement, Foreseen):
+                refinement.check(knows)
+            else:
+                refinement.refine(Refinement(blank, first, knows, draws))
 
     def weakened(self, factor: float) -> Attack:
         """The same attack with priors weaker by a factor; itself where it has none."""
@@ -122,13 +127,13 @@ class Attack:
         self, observation: Observation, found: Reconstruction, seed: int, progress: Progress
     ) -> Reconstruction:
         """The images made better one refinement after another, and how well they still explain the message."""
-        images, knows = found.images, observation.knows
-        for i, refinement in enumerate(self.refine):
-            images = refinement.refine(Refinement(images, found.labels, knows, stream(seed, "refine", i), progress))
+        knows, films = observation.knows, list[Film]()
+        images = refined(self.refine, found.images, found.labels, knows, seed, progress, films.append)
         # Not the nearest representable ones: what the refinement added is what is asked about.
         each = _in_each_epoch(self._representation(observation), knows.whitening.whiten(images))
         energy = self._energy_at(observation, Candidate(each, found.labels), found)
-        return replace(found, images=images, raw=found.images, energy_refined=energy)
+        film = films[-1] if films else None
+        return replace(found, images=images, raw=found.images, energy_refined=energy, film=film)
 
     def _representation(self, observation: Observation) -> Bound:
         """The unknowns of the last stage, from any start."""
@@ -173,6 +178,21 @@ class Attack:
         pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
         hard = labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
         return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), unknowns)
+
+
+def refined(
+    parts: Sequence[Refine],
+    images: Tensor,
+    labels: Tensor,
+    knows: Knowledge,
+    seed: int,
+    progress: Progress = silent,
+    film: Callable[[Film], None] = unwatched,
+) -> Tensor:
+    """Images made better by one refinement after another.  # (n, c, h, w), pixels before whitening"""
+    for i, part in enumerate(parts):
+        images = part.refine(Refinement(images, labels, knows, stream(seed, "refine", i), progress, film))
+    return images
 
 
 def rank(energy: float) -> float:

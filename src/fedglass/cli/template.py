@@ -82,6 +82,8 @@ tv = 0.01
 name = "idlg"
 iterations = 60
 # label = "idlg, short"    # its name in the report
+# refine = { name = "ddrm", model = "glyphs", factor = 2 }  # `fedglass list refinements`; the model may be a folder of
+#                          # yours, made by `fedglass train diffusion`
 
 # ---- Where the limit lies ---------------------------------------------------------------------------------------
 [metrics]
