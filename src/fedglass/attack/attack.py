@@ -93,6 +93,7 @@ class Attack:
             self.labels.bind(observation, draws)
         for stage in self.stages:
             stage.forward.bind(observation)
+            stage.images.bind(observation, draws, None)
         knows = observation.knows
         blank, first = torch.zeros(1, *knows.shape), torch.zeros(1, dtype=torch.int64)
         for refinement in self.refine:
