@@ -1,4 +1,4 @@
-"""`python -m bench [call loop fedavg peer startup quality classic]`: prints what was measured beside what is demanded."""
+"""`python -m bench [call loop fedavg peer startup quality classic]`: what was measured beside what is demanded."""
 
 from __future__ import annotations
 
