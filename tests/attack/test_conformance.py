@@ -61,6 +61,7 @@ from fedglass.attack.terms.kernel import GaussianKernel
 from fedglass.attack.terms.layered_cosine import LayeredCosine
 from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
 from fedglass.attack.terms.partial_match import PartialMatch
+from fedglass.attack.terms.relative_variation import RelativeVariation, UsualContrast
 from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
@@ -125,6 +126,8 @@ PRIORS = [
     TotalVariation(),
     TotalVariation(share=0.5),
     CircularTotalVariation(),
+    RelativeVariation(),
+    UsualContrast(),
     PixelVariation(),
     PixelVariation(exponent=1.0, eps=1e-6),
     ClipPenalty(low=0.3, high=0.6),

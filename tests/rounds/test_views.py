@@ -11,6 +11,7 @@ import torch
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.identity import identity_text
 from fedglass.core.params import add
 from fedglass.core.types import Training
 from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,11 @@ class Attack:
         stages = tuple(replace(stage, objective=stage.objective.weakened(factor)) for stage in self.stages)
         return replace(self, stages=stages)
 
+    def shortened(self, share: float) -> Attack:
+        """The same attack from one start with a share of its iterations, not refined: for trying things out."""
+        stages = tuple(replace(stage, solver=_shortened(stage.solver, share)) for stage in self.stages)
+        return replace(self, stages=stages, restarts=1, refine=())
+
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """The last stage's energy at the representable images next to the given ones.
 
@@ -143,7 +149,7 @@ class Attack:
         labels = self.labels.bind(observation, stream(seed, "labels"))
         label_start = [u.start for u in labels.unknowns]
         images: Tensor | None = None
-        notes: list[str] = []
+        notes = list(labels.notes)
         for i, (stage, forward) in enumerate(zip(self.stages, forwards, strict=True)):
             bound = stage.images.bind(observation, stream(seed, "images", i), images)
             asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
@@ -224,6 +230,13 @@ def _problem(stage: Stage, observation: Observation, forward: BoundForward, imag
         return energy(candidate, tensors[b:], share)
 
     return Problem((*images.unknowns, *labels.unknowns, *forward.unknowns), of)
+
+
+def _shortened(solver: Solver, share: float) -> Solver:
+    """With a share of its iterations, where it says how many it makes."""
+    part: Any = solver
+    count = getattr(part, "iterations", None)
+    return replace(part, iterations=max(1, math.ceil(share * count))) if isinstance(count, int) else solver
 
 
 def _in_each_epoch(bound: Bound, images: Tensor) -> Tensor:

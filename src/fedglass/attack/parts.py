@@ -36,6 +36,8 @@ class Bound:
     decode: Callable[[Sequence[Tensor]], Tensor]
     nearest: Callable[[Tensor], Tensor] = unchanged
     """Of images: those next to the given ones that `decode` can give.  # (epochs, n, c, h, w), whitened, both"""
+    notes: tuple[str, ...] = ()
+    """Things the audit must know of how they were found, for the reconstruction's own."""
 
 
 class Labels(Protocol):

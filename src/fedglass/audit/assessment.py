@@ -5,31 +5,28 @@ Everything here may look at the truth, and nothing of it reaches an attack.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
+from fedglass.audit.consistency import contradictions
+from fedglass.audit.guesses import best_guess
 from fedglass.audit.isolation import isolated
-from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, grey, judge
-from fedglass.audit.looks import Effort, Rerun, reruns, share_of
-from fedglass.audit.replay import replay
+from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge
+from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts, share_of
+from fedglass.audit.noise import Fit
+from fedglass.audit.replay import Replay, replay
 from fedglass.audit.target import Target
-from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation, Reconstruction
-from fedglass.metrics.catalogue import score
-from fedglass.metrics.matching import Matching
 from fedglass.rounds.truth import Truth
 from fedglass.verdict.flags import Findings, Look
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 
-DEAR = ("lpips",)
-"""Metrics that are not computed for guesses."""
+FEW: Fit = "too few weights"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +59,7 @@ class Assessment:
 def unplayed(asked: Question, findings: Findings) -> Assessment:
     """What may be said where there was no message to attack, and a guess stands in for a reconstruction."""
     judged = judge(None, asked.seen, asked.found, asked.truth, asked.metrics)
-    return Assessment(judged, _scored(asked, findings, judged))
+    return Assessment(judged, _scored(asked, findings, judged, asked.found))
 
 
 def assess(asked: Question, findings: Findings) -> Assessment:
@@ -71,23 +68,27 @@ def assess(asked: Question, findings: Findings) -> Assessment:
     judged = judge(attack, seen, found, truth, asked.metrics)
     wrong = judged.label_errors > 0
     findings = replace(
-        _scored(asked, findings, judged),
+        _scored(asked, findings, judged, found),
         energy_truth=judged.energy_truth,
         energy_decoys=judged.energy_decoys,
         energy_blind=energy_blind(attack, seen, found),
         energy_labels=energy_at(attack, seen, truth.images, found.labels, found) if wrong else None,
         label_errors=judged.label_errors,
         defended=asked.target.defended,
+        batch_statistics=asked.target.batch_statistics,
         **_explained(asked.target),
     )
+    if findings.open and not (findings.explained and not findings.defended):
+        # A replay that gives an undefended message has explained it, whatever traces of it look like.
+        findings = replace(findings, contradictions=contradictions_in(asked.target))
     return Assessment(judged, _looked_closer(asked, findings))
 
 
-def _scored(asked: Question, findings: Findings, judged: Judgement) -> Findings:
+def _scored(asked: Question, findings: Findings, judged: Judgement, found: Reconstruction) -> Findings:
     """The findings with the scores, those of guesses, and how many images are partly recognisable."""
     raw = {} if judged.scores_raw is None else judged.scores_raw.values
-    blind = best_guess(asked.seen, asked.truth, asked.metrics)
-    scores = ImageScores(judged.scores.values, raw, blind)
+    blind = best_guess(asked.seen, asked.truth, found.labels, asked.metrics, asked.target.public)
+    scores = ImageScores(judged.scores.values, raw, blind.values, blind.names)
     return replace(findings, scores=scores)
 
 
@@ -98,24 +99,51 @@ def _explained(target: Target) -> dict[str, Any]:
     if target.declared is None:
         return {"explained": None, "replay": "Say how the clients trained: recording.training."}
     found = replay(target.declared)
-    if found is not None and target.defended and len(target.behind) == 1 and not found.explained and not found.other:
-        words = f"{found.words}, and how much of that the defence makes is not known"
-        return {"explained": None, "replay": f"{words[0].upper()}{words[1:]}."}
     if found is None:
         return {"explained": None, "replay": "It is too long to be played again."}
+    unknown = _unknown(target, found)
+    if unknown and not found.explained and not found.other:
+        words = f"{found.words}, and {unknown}" if found.noise != FEW else found.words
+        return {"explained": None, "replay": f"{words[0].upper()}{words[1:]}."}
     other = f"; what explains it: {found.other}" if found.other else ""
     return {"explained": found.explained, "replay": f"{found.words}{other}"}
 
 
+def _unknown(target: Target, found: Replay) -> str:
+    """What else may have made the rest of the message; empty where nothing may."""
+    return FEW if found.noise == FEW else target.unplayable
+
+
+def contradictions_in(target: Target) -> tuple[str, ...]:
+    """What of a recorded message can not be as declared, whatever the data are."""
+    return () if target.statement is None else contradictions(target.statement)
+
+
 def _looked_closer(asked: Question, findings: Findings) -> Findings:
     """The findings with what further runs tell, where that could decide anything."""
-    if not findings.open or findings.explained is False:
+    if not findings.open or findings.explained is False or findings.contradictions:
         return findings
     if findings.hidden:
         bare = asked.target.bare
-        return findings if bare is None else replace(findings, read_without=_reads(asked, bare))
-    runs = list(reruns(asked.attack, asked.seed, asked.effort)) if findings.reached else []
-    looks = [_look(asked, run, share_of(asked.progress, i, len(runs))) for i, run in enumerate(runs)]
+        findings = findings if bare is None else replace(findings, read_without=_reads(asked, bare))
+        # An attack that nothing hides from is blind, and its prior may be why.
+        return findings if findings.defended and findings.read_without else _with_looks(asked, findings, [])
+    if not findings.reached:
+        return findings
+    return _with_looks(asked, findings, other_starts(asked.attack, asked.seed, asked.effort))
+
+
+def _with_looks(asked: Question, findings: Findings, runs: list[Rerun]) -> Findings:
+    """The findings with these looks, and those with the priors that do best on decoys."""
+    parts = len(runs) + asked.effort.priors + 1
+    own = None if asked.seen.own is None else asked.seen.own.images.detach().cpu()
+    public = None if asked.target.public is None else asked.target.public.pictures
+    has = [pictures for pictures in (own, public) if pictures is not None]
+    experiment = Experiment(
+        asked.attack, asked.seen, asked.found, torch.cat(has) if has else None, asked.seed, asked.effort
+    )
+    runs = [*runs, *other_priors(experiment, share_of(asked.progress, 0, parts))]
+    looks = [_look(asked, run, share_of(asked.progress, i + 1, len(runs) + 1)) for i, run in enumerate(runs)]
     return replace(findings, looks=tuple(looks), asked=len(runs))
 
 
@@ -135,39 +163,14 @@ def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
         energy_at(run.attack, asked.seen, truth.images, truth.labels, found),
         energy_others(run.attack, asked.seen, found, truth),
         _recovered(asked, asked.seen, found),
+        run.must_reach,
     )
 
 
 def _recovered(asked: Question, seen: Observation, found: Reconstruction) -> int:
     """How many private images a run recovered."""
     judged = judge(None, seen, found, asked.truth, (asked.gate.metric,))
-    return sum(_scored(asked, Findings(asked.gate), judged).recovered)
-
-
-def best_guess(seen: Observation, truth: Truth, metrics: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Image by image and metric by metric, what the best of several guesses without the message reaches."""
-    private = truth.private.images
-    cheap = [name for name in metrics if name not in DEAR]
-    same = Matching(tuple(range(len(private))))
-    scores = [score(guess, private, cheap, same) for guess in guesses(seen, private)]
-    return {
-        name: tuple(scale_of(name).best(values) for values in zip(*(s.values[name] for s in scores), strict=True))
-        for name in scores[0].values
-    }
-
-
-def guesses(seen: Observation, private: Tensor) -> list[Tensor]:
-    """Pictures that need no message: grey, each image's own mean colour, and the nearest of the adversary's own.
-
-    The flat colour is chosen by the truth, which makes it the best of all flat guesses.
-    """
-    flat = private.mean(dim=(-2, -1), keepdim=True).expand_as(private)
-    found = [grey(seen, len(private)).cpu(), flat]
-    if seen.own is not None:
-        own = seen.own.images.detach().cpu()
-        nearest = torch.stack([(own - image).square().flatten(1).mean(1).argmin() for image in private])
-        found.append(own[nearest])
-    return found
+    return sum(_scored(asked, Findings(asked.gate), judged, found).recovered)
 
 
 def _device(seen: Observation) -> torch.device:

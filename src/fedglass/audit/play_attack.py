@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
-from fedglass.audit.assessment import Assessment, Question, assess, unplayed
+from fedglass.audit.assessment import Assessment, Question, assess, contradictions_in, unplayed
 from fedglass.audit.isolation import iterations_of, oracle_facts
 from fedglass.audit.judgement import clipped, grey
 from fedglass.audit.looks import Effort
@@ -43,7 +43,8 @@ class PlayAttack:
         oracle = oracle_facts(self.attack)
         findings = Findings(self.gate, state, energy=found.energy, oracle=oracle, notes=found.notes)
         if target.truth is None:
-            return self._unjudged(seen, found, findings, fields)
+            told = contradictions_in(target) if played else ()
+            return self._unjudged(seen, found, replace(findings, truth=False, contradictions=told), fields)
         asked = Question(self.attack, target, target.truth, found, self.metrics, self.gate, seed, self.effort, progress)
         assessed = assess(asked, findings) if played else unplayed(asked, findings)
         fields |= _of_truth(assessed, target.truth.private, fields["extra"])
@@ -59,7 +60,7 @@ class PlayAttack:
     ) -> Finding:
         skipped = dict.fromkeys(self.metrics, NO_TRUTH)
         raw = None if found.raw is None else clipped(found.raw, seen)
-        told = {"skipped_metrics": skipped, "flags": flags_of(replace(findings, truth=False))}
+        told = {"skipped_metrics": skipped, "flags": flags_of(findings)}
         return Finding({**fields, **told}, _evidence(found, clipped(found.images, seen), raw))
 
 
@@ -113,7 +114,9 @@ def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> di
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
         "skipped_metrics": dict(scores.skipped),
         "blind": {name: list(values) for name, values in found.scores.blind.items()},
+        "blind_by": {name: list(guesses) for name, guesses in found.scores.blind_by.items()},
         "labels_true": private.labels.tolist(),
+        "owners": list(private.owners),
         "labels_recovered": list(judged.labels),
         "label_errors": judged.label_errors,
         "energy_truth": judged.energy_truth,

@@ -9,7 +9,7 @@ PLAN = """\
 title = "My first audit"
 seed = 0         # the same plan and seed give the same records
 repeats = 1      # how often each attack is played, from different starts
-effort = "standard"  # images that are not recovered are looked at 3 more times; "quick": none, "thorough": 6
+effort = "standard"  # images that are not recovered are looked at up to 3 more times; "quick": none, "thorough": 7
 
 # ---- What is audited: a federation to simulate ... -------------------------------------------------------------
 [federation]
@@ -66,6 +66,7 @@ knows_labels = false       # ORACLE: the true labels; a real adversary has to re
 # knows_steps = false      # the number of local steps alone
 # knows_lr = true          # if false, the learning rate is withheld; curious_client_search looks for it
 # knows_examples = true    # if false, so is the number of examples behind the message
+# public = "npz:such.npz"  # such data that it has, for blind guesses; left out: what no client has of [federation]'s
 
 # ---- What protects the clients: `fedglass list defences` --------------------------------------------------------
 # Federations with `defended = false` go without, for comparison. With `test_examples` in [federation] the audit

@@ -11,6 +11,7 @@ from fedglass.plan.keys import (
     MOST_TURNS,
     Classes,
     Clients,
+    Defences,
     Examples,
     Held,
     Name,
@@ -25,13 +26,6 @@ from fedglass.plan.keys import (
     listed,
 )
 from fedglass.plan.training_table import TrainingTable, WhiteningTable
-
-
-class DefenceTable(Named):
-    """A defence; keys beside its name are its options."""
-
-
-Defences = Annotated[list[DefenceTable], Field(max_length=20)]
 
 
 class RuleTable(Named):
@@ -81,6 +75,8 @@ class FederationTable(Table):
     """Of each client, or a list with one number for each; all that there are where it is left out."""
     test_examples: Held = 0
     """Kept from all clients, to measure the trained model by."""
+    server_examples: Held = 0
+    """Of the server's own, kept from all clients: rules such as balance compare with the update that they give."""
     partition: Literal["iid", "dirichlet", "writers"] = "iid"
     """How the data are dealt out."""
     alpha: Positive | None = None

@@ -10,10 +10,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedglass.core.errors import UsageError
 from fedglass.plan.errors import in_one_sentence
-from fedglass.plan.federation_table import Defences, FederationTable
+from fedglass.plan.federation_table import FederationTable
 from fedglass.plan.keys import (
     MOST_CASES,
     Client,
+    Defences,
     Finite,
     Name,
     Named,
@@ -54,6 +55,8 @@ class AdversaryTable(Table):
     """The learning rate, where the training or the number of steps is known; else it can be searched for."""
     knows_examples: bool = True
     """How many examples stand behind the message, and of how many clients; else it can be searched for."""
+    public: Name | None = None
+    """Such data that it has, for blind guesses and decoys: as `federation.data`; else what no client has of these."""
 
     def views(self, clients: int) -> int:
         """How many it has of a federation of so many clients, if all take part in every round."""
@@ -105,7 +108,7 @@ class Plan(Table):
     repeats: Repeats = 1
     """How often each attack is played, from different starts."""
     effort: Literal["quick", "standard", "thorough"] = "standard"
-    """How often images that are not recovered are looked at again: from other starts, and with weaker priors."""
+    """How often images that are not recovered are looked at again: other starts, and other priors, chosen on decoys."""
     federation: Annotated[list[FederationTable], Field(max_length=100)] = []
     """What is simulated; one table or several."""
     recording: Annotated[list[RecordingTable], Field(max_length=1000)] = []

@@ -4,6 +4,7 @@ Only the audit may compare the energy of a reconstruction with that of the true 
 ways, and no third. A defence hides the data: the message is explained, the same attack reads it without the defence,
 and with it the true data no longer stand out from decoys. Or the message leaves a choice: it is explained, the true
 data do stand out, the search reached their energy from several starts and with a weaker prior, and found others.
+How weak that prior is was chosen on decoys, of which the adversary knows the answer.
 Everything else is a serious flag, which makes the audit inconclusive.
 """
 
@@ -14,15 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.ledger.records import Flag
 from fedglass.verdict.disagreement import contradiction, opposite_order
-from fedglass.verdict.gate import NO_MESSAGE, Gate
+from fedglass.verdict.gate import CHOICE, HIDDEN, NO_MESSAGE, Gate
 from fedglass.verdict.images import ImageScores
 
 State = Literal["sound", "zero", "non-finite"]
-HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
-"""The two ways in which absence is shown."""
-
+OTHER_RUN = "recovered by another run"
 CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
 FAITHFUL = 0.2
@@ -41,6 +41,8 @@ class Look:
     energy_others: float
     """The lowest of decoys and blind guess."""
     recovered: int
+    must_reach: bool = True
+    """Whether absence is shown only if it reaches the truth's energy: not asked of a stronger prior."""
 
     @property
     def reached(self) -> bool:
@@ -75,6 +77,10 @@ class Findings:
     """Whether the declared training gives the message; None where that can not be told."""
     replay: str = ""
     """What came of playing it again, in words, and what would explain the message."""
+    batch_statistics: bool = False
+    """Whether the clients' BatchNorm layers took the statistics of their batches."""
+    contradictions: Sequence[str] = ()
+    """What of the message can not be as declared, whatever the data are."""
     looks: Sequence[Look] = ()
     asked: int = 0
     """How many looks the audit was told to take."""
@@ -112,17 +118,24 @@ class Findings:
         if (
             not self.open
             or self.explained is not True
+            or self.contradictions
             or self.gate.partly(self.scores)
             or self.gate.guessed(self.scores)
             or self.mislabelled
-            or self.notes
+            or self.batch_statistics
+            or any(note != TAKEN_AS_DISTINCT for note in self.notes)
+            or any(look.recovered for look in self.looks)
         ):
             return None
         if self.hidden:
             return HIDDEN if self.defended and self.read_without else None
-        enough = len(self.looks) >= max(1, self.asked) and all(look.reached for look in self.looks)
-        shown = self.reached and self.faithful and enough
-        return CHOICE if shown and not any(look.recovered for look in self.looks) else None
+        enough = len(self.looks) >= max(1, self.asked) and not self.missed
+        return CHOICE if self.reached and self.faithful and enough else None
+
+    @property
+    def missed(self) -> list[Look]:
+        """The looks that should have reached the truth's energy, and did not."""
+        return [look for look in self.looks if look.must_reach and not look.reached]
 
     @property
     def mislabelled(self) -> bool:
@@ -180,16 +193,17 @@ def _stopped(found: Findings) -> Flag | None:
 
 
 def _replayed(found: Findings) -> Flag | None:
-    if not found.open or found.explained is True:
+    seen = [found.replay] * (found.explained is False) + list(found.contradictions)
+    if (found.truth and not found.open) or (found.explained is True and not seen):
         return None
-    if found.explained is None:
+    if not seen:
         text = (
             "Whether the declared training gives this message could not be told: absence of leakage can not be shown "
             f"by a message that nobody can explain. {found.replay}"
         )
         return Flag(name="message not explained", severity="serious", text=text.strip())
     text = (
-        f"The declared training does not give this message: {found.replay}. An attack that plays the declared training "
+        f"The declared training does not give this message: {'; '.join(seen)}. An attack that plays the declared one "
         "is looking for the wrong thing, so that absence of leakage is not shown. Correct the plan."
     )
     return Flag(name="training not as declared", severity="serious", text=text)
@@ -207,6 +221,33 @@ def _optimiser(found: Findings) -> Flag | None:
     return Flag(name="optimiser failed", severity="serious", text=text)
 
 
+def _batch_norm(found: Findings) -> Flag | None:
+    """Batch statistics are named wherever something was not read: they hamper attacks, and hide nothing for sure."""
+    if not found.open or not found.batch_statistics:
+        return None
+    text = (
+        "The clients' BatchNorm layers took the statistics of the batch. That makes the search harder and takes the "
+        "contrast of the pictures out of the gradient, but it protects nothing: the running statistics, which leave "
+        "the client beside the update and untouched by its defences, tell of it, and no attack here reads "
+        "them. Absence of leakage is thus not shown. Play coarse_to_fine_batchnorm with several restarts, and look at "
+        'the pictures; an audit of the same federation with batch_norm = "frozen", or of a model with another '
+        "normalisation, tells more."
+    )
+    return Flag(name="batch statistics", severity="serious", text=text)
+
+
+def _distinct(found: Findings) -> Flag | None:
+    """Of labels that are known to be right it need not be said how they were found."""
+    if TAKEN_AS_DISTINCT not in found.notes or found.label_errors == 0:
+        return None
+    text = (
+        "The attack took the labels of the batch to be all different, since the message did not tell it how often "
+        "each occurs: if two examples share a class, it looked for other images. Choose labels that are counted, "
+        'such as "bias_counts" or "interpolated_counts", and tell the adversary the training that these need.'
+    )
+    return Flag(name=TAKEN_AS_DISTINCT, severity="warning", text=text)
+
+
 def _labels(found: Findings) -> Flag | None:
     """Labels are named wherever they are a plausible cause."""
     if not found.open or not found.mislabelled:
@@ -220,8 +261,19 @@ def _labels(found: Findings) -> Flag | None:
     return Flag(name="labels are wrong", severity="serious", text=text)
 
 
+def _other_run(found: Findings) -> Flag | None:
+    better = [look.words for look in found.looks if look.recovered]
+    if not found.open or not better:
+        return None
+    text = (
+        f"Another run of the same attack ({better[0]}) recovers images that this one does not: which of its runs "
+        "an adversary would trust is open, that the data leak is not. Play it so."
+    )
+    return Flag(name=OTHER_RUN, severity="serious", text=text)
+
+
 def _hides(found: Findings) -> Flag | None:
-    if not found.open or not found.hidden:
+    if not found.open or not found.hidden or _other_run(found) is not None:
         return None
     fits = (
         "The true images explain the message no better than other images do (energies "
@@ -254,7 +306,7 @@ def _hides(found: Findings) -> Flag | None:
 
 
 def _preferred(found: Findings) -> Flag | None:
-    if not found.open or found.hidden or not found.reached:
+    if not found.open or found.hidden or not found.reached or _other_run(found) is not None:
         return None
     same = f"(energies {found.energy:.3g} and {found.energy_truth:.3g})"
     if found.absence == CHOICE:
@@ -263,15 +315,7 @@ def _preferred(found: Findings) -> Flag | None:
             f"{len(found.looks) + 1} starts and priors: the message leaves a choice, and the true images are not it."
         )
         return Flag(name="message leaves a choice", severity="info", text=text)
-    better = [look.words for look in found.looks if look.recovered]
-    missed = [look.words for look in found.looks if not look.reached]
-    if better:
-        text = (
-            f"Another run of the same attack ({better[0]}) recovers images that this one does not: which of its runs "
-            "an adversary would trust is open, that the data leak is not. Play it so."
-        )
-        return Flag(name="recovered by another run", severity="serious", text=text)
-    why = f" The run {missed[0]} did not get there." if missed else ""
+    why = f" The run {found.missed[0].words} did not get there." if found.missed else ""
     if not found.faithful:
         why = " It does not model how the message was made, which at the true images leaves much of it unexplained."
     text = (
@@ -297,9 +341,10 @@ def _guessed(found: Findings) -> Flag | None:
     guessed = found.gate.guessed(found.scores)
     if found.update != "sound" or not guessed:
         return None
+    names = dict.fromkeys(name for name in found.scores.blind_by.get(found.gate.metric, []) if name)
     text = (
-        f"{guessed} of the images lie beyond the gate's threshold, but a guess without any message, such as the "
-        "best flat colour, does so as well: they do not count as recovered."
+        f"{guessed} of the images lie beyond the gate's threshold, but a guess without any message "
+        f"({' or '.join(names) or 'such as the best flat colour'}) does so as well: they do not count as recovered."
     )
     return Flag(name="no better than guessing", severity="serious", text=text)
 
@@ -338,7 +383,10 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _replayed,
     _stopped,
     _labels,
+    _distinct,
+    _batch_norm,
     _optimiser,
+    _other_run,
     _hides,
     _preferred,
     _partly,

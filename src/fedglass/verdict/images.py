@@ -39,10 +39,12 @@ class ImageScores:
     """The same before the images were refined; empty where nothing was."""
     blind: Values = field(default_factory=dict)
     """What the best guess without the message reaches."""
+    blind_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Which guess that is; empty where nobody kept it."""
 
     @classmethod
     def of(cls, record: Record) -> ImageScores:
-        return cls(record.metrics, record.metrics_raw, record.blind)
+        return cls(record.metrics, record.metrics_raw, record.blind, record.blind_by)
 
     def values(self, metric: str, scale: Scale) -> list[float | None]:
         """What each image is judged by."""
