@@ -78,7 +78,7 @@ class Simulated:
                 without = None if bare is None else view.see(bare, self.knows, truths).observation
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
-            return replace(found, utility=utility, bare=without, public=self.public)
+            return replace(found, utility=utility, bare=without, public=self.public, simulated=True)
 
         return [target(view) for view in self.views]
 
