@@ -34,7 +34,7 @@ from fedglass.attack.parts import (
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
-from fedglass.core.facts import Fact
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction, Unknown
@@ -87,6 +87,7 @@ class Attack:
 
     def check(self, observation: Observation) -> None:
         """Refuse what `run` would refuse of any message with this knowledge and network, without its work."""
+        check_counted(observation)
         check_needs(self, observation)
         draws = stream(0, "check")
         if isinstance(self.labels, Checked):
@@ -95,6 +96,7 @@ class Attack:
             self.labels.bind(observation, draws)
         for stage in self.stages:
             stage.forward.bind(observation)
+            stage.images.bind(observation, draws, None)
         knows = observation.knows
         blank, first = torch.zeros(1, *knows.shape), torch.zeros(1, dtype=torch.int64)
         for refinement in self.refine:
@@ -112,6 +114,15 @@ class Attack:
         """The same attack from one start with a share of its iterations, not refined: for trying things out."""
         stages = tuple(replace(stage, solver=_shortened(stage.solver, share)) for stage in self.stages)
         return replace(self, stages=stages, restarts=1, refine=())
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        """What becomes of the images that were found."""
+        return self.refine
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> Attack:
+        """The same attack, which refines its images by these parts after its own."""
+        return replace(self, refine=(*self.refine, *parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """The last stage's energy at the representable images next to the given ones.
@@ -204,6 +215,7 @@ def check_observation(observation: Observation) -> None:
     """Refuse what no attack can work with, in words that say what to do."""
     check_weights(observation.before, observation.model)
     check_update(observation.update, observation.before)
+    check_counted(observation)
     knows = observation.knows
     if knows.examples < 1:
         raise UsageError(f"knowledge.examples must be at least 1, got {knows.examples}.")
@@ -216,6 +228,12 @@ def check_observation(observation: Observation) -> None:
             "The update is zero everywhere, so that there is nothing to invert: check that the client trained "
             "and that the weights before and after were not mixed up."
         )
+
+
+def check_counted(observation: Observation) -> None:
+    """Refuse a message of which nobody has said how many examples it comes from: all unknowns hang on that."""
+    if not observation.knows.counted:
+        raise refusal("The attack", [Fact.EXAMPLES])
 
 
 _Energy = Callable[[Candidate, Sequence[Tensor], float], Tensor]

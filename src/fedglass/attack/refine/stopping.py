@@ -49,7 +49,12 @@ class NoiseLevel:
 
 @dataclass(frozen=True)
 class Flattening:
-    """Once the last `over` epochs have won less than a share of all that was won: the knee of the curve."""
+    """Once the last `over` epochs have won less than a share of all that was won: the knee of the curve.
+
+    What is won first is the shape that sample and raw image can share; what is won slowly afterwards is copied from the
+    raw image against the model. It needs no estimate of the raw image's noise, which is not white where a search
+    enlarged what it found at low resolution: there `NoiseLevel` never stops.
+    """
 
     share: float = 0.1
     over: int = 5
