@@ -93,15 +93,23 @@ def energy_chart(
     return _svg(title, parts, bottom + 38)
 
 
-def trade_off(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_title: str, y_title: str) -> Markup:
-    """One quantity against another, the points of a series joined from left to right.
+def trade_off(
+    title: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    x_title: str,
+    y_title: str,
+    *,
+    log: bool = False,
+) -> Markup:
+    """One quantity against another, the points of a series joined from left to right; with `log` both logarithmic.
 
     A single series is named at its line; several have a key below, where their names can not hide each other.
     """
     top, bottom, left = 22, 190, 46
     everything = [point for points in series.values() for point in points]
-    x = _linear([p[0] for p in everything], left, WIDTH - EDGE)
-    y = _linear([p[1] for p in everything], bottom, top)
+    scaled = _logarithmic if log else _linear
+    x = scaled([p[0] for p in everything], left, WIDTH - EDGE)
+    y = scaled([p[1] for p in everything], bottom, top)
     parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, left), *_x_axis(x, top, bottom)]
     for number, (label, points) in enumerate(series.items()):
         places = [(x.at(a), y.at(b)) for a, b in sorted(points)]
@@ -178,6 +186,13 @@ def _linear(values: Sequence[float], start: float, end: float) -> Axis:
     low, high = min(values), max(values)
     margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
     return Axis(low - margin, high + margin, start, end)
+
+
+def _logarithmic(values: Sequence[float], start: float, end: float) -> Axis:
+    """Of positive values."""
+    low, high = min(values), max(values)
+    margin = max((high / low) ** 0.08, 1.1)
+    return Axis(low / margin, high * margin, start, end, log=True)
 
 
 def _steps(low: float, high: float) -> list[float]:

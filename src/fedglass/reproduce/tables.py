@@ -205,6 +205,6 @@ def _content(name: str) -> dict[str, Any]:
 
 
 def _order(name: str) -> tuple[str, str, int]:
-    """Tables before figures, and 2 before 10."""
-    paper, kind, number = re.fullmatch(r"(\w+)-(table|figure)(\d+)", name).groups()  # type: ignore[union-attr] # our names
-    return paper, {"table": "a", "figure": "b"}[kind], int(number)
+    """Tables before figures before what papers call otherwise, and 2 before 10."""
+    paper, kind, number = re.fullmatch(r"(\w+)-([a-z]+)(\d*)", name).groups()  # type: ignore[union-attr] # our names
+    return paper, {"table": "a", "figure": "b"}.get(kind, kind), int(number or 0)
