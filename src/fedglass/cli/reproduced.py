@@ -71,5 +71,6 @@ def measures_in_words(record: Record) -> str:
     known = measures_of(record)
     names = ("psnr", "recovered", "ssim", "lsim", "label_errors")
     told = [f"{name} {known[name]:.3g}" for name in names if name in known]
-    told += [f"{name} {known[name]:.3f}" for name in ("min_share", "cosine_before", "cosine_best") if name in known]
+    shares = ("lpips", "min_share", "cosine_before", "cosine_best", "expectation", "distance", "constant")
+    told += [f"{name} {known[name]:.3f}" for name in shares if name in known]
     return f"{', '.join(told)}, {record.seconds:.0f} s"

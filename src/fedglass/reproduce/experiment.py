@@ -8,8 +8,12 @@ from fedglass.core.types import Training
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Release
 from fedglass.models.init import Initialisation, PyTorchDefault
+from fedglass.reproduce.populations import Population
 from fedglass.reproduce.probes.probe import PublishedProbe
-from fedglass.rounds.views.view import Knows
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows, View
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,37 @@ class Setup:
     release: Release = field(default_factory=AsIs)
     """What a client does to the update before it leaves: where the others are."""
     warm_up: WarmUp | None = None
+
+    def view(self) -> View:
+        """Who looks at the message."""
+        return ServerView() if self.clients == 1 else AggregateView()
+
+    def check(self, population: Population, messages: int) -> None:
+        """Refuse before anything runs what the data do not suffice for."""
+        population.check(messages * self.clients, self.examples, self.clients)
+        if self.warm_up is not None:
+            population.check(1, self.warm_up.examples)
+
+
+@dataclass(frozen=True)
+class PeerSetup(Setup):
+    """A round that one of its clients, the first, looks at: two global models, and what it has put in itself.
+
+    A kind of its own, so that the names of all other runs stay what they are. The clients share no image.
+    """
+
+    sizes: tuple[int, ...] = ()
+    """How many examples each client has; `examples` and `clients` say the same of equal ones."""
+
+    @classmethod
+    def of(cls, data: str, network: str, training: Training, sizes: tuple[int, ...]) -> PeerSetup:
+        return cls(data, network, training, round(sum(sizes) / len(sizes)), clients=len(sizes), sizes=sizes)
+
+    def view(self) -> View:
+        return PeerView(client=0)
+
+    def check(self, population: Population, messages: int) -> None:
+        population.check(1, sum(self.sizes))
 
 
 @dataclass(frozen=True)

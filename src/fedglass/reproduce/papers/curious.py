@@ -2,20 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from fedglass.attack.attack import Attack
+from fedglass.attack.forward.unroll import Unroll
+from fedglass.attack.labels.counts import InterpolatedCounts
+from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.parts import Forward, Labels
+from fedglass.attack.solvers.adam import Adam
 from fedglass.core.types import Training
-from fedglass.reproduce.experiment import Experiment, Setup
-from fedglass.reproduce.paper import Paper, Recreation
-from fedglass.reproduce.populations import KIND_OF
+from fedglass.reproduce.cases import Cell
+from fedglass.reproduce.cost import iterations_of_stages
+from fedglass.reproduce.experiment import Experiment, PeerSetup, Setup
+from fedglass.reproduce.paper import Method, Paper, Recreation, Yardstick
+from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.divergence import Divergence, Place, Sweep
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import Row
+from fedglass.reproduce.probes.peer import Grey, Guess, Guessed, OwnImages, Peer, Reduced, WrongRate
+from fedglass.reproduce.request import CURIOUS_SIDES, Request
+from fedglass.reproduce.tables import Row, Setting, Table
+from fedglass.rounds.views.view import Knows
 
-SMOOTH = {"LeNet, sigmoid": ("lenet", 0.0003), "LeNet, tanh": ("lenet_tanh", 0.003)}
-"""Small networks with a rate at which the lemma's neglected terms are small: steep networks need a smaller one."""
+LR = 0.003
+"""Of the release and of Appendix A."""
+IMAGES, STEPS, FACTOR = 16, 3, 4
+LISTED = 84
+"""ImageNet images of the stand-in folder: larger rounds take enlarged ones of CIFAR-10."""
+NETWORKS = {"LeNet": "curious_lenet", "ResNet9": "curious_resnet9", "ResNet18": "curious_resnet18"}
+ATTACKS = {
+    "ours": Method("curious_client_published", "curious client, true labels told (as released)"),
+    "counted": Method("curious_client_published", "the same, labels counted from the step"),
+    "bound": Method("curious_client_published", "K clients simulated, labels told by client (oracle)"),
+}
+LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
+"""Where they are not told."""
+FORWARDS: Mapping[str, Forward] = {"bound": Unroll(budget_mib=4096.0)}
+"""Where it is not one super-client that is simulated."""
+GUESSES: Mapping[str, Guess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
+BESIDE: Mapping[str, Method | Yardstick] = {
+    **ATTACKS,
+    "grey": Yardstick("blind: plain grey"),
+    "own": Yardstick("blind: the adversary's own images"),
+    "reduced": Yardstick("oracle: the true images, reduced by 4 and enlarged"),
+}
+SMOOTH = {"LeNet, sigmoid": ("lenet", 0.0003), "LeNet, tanh": ("lenet_tanh", 0.003), "LeNet": ("curious_lenet", LR)}
+"""Networks with a rate at which the lemma's neglected terms are small: steep networks need a smaller one."""
 POOL = 256
 """Examples that the clients' are drawn from."""
+
+
+def inverted(row: Row, method: str, request: Request) -> Experiment:
+    """A round as one of its clients sees it, under a method, or a guess that needs no message."""
+    setting, knows = row.setting, Knows(labels=method not in LABELS)
+    setup = _setup(setting, request)
+    if method in GUESSES:
+        return Experiment(setup, Guessed(GUESSES[method]), knows)
+    probe = Peer(_attack(method, setting, request), FACTOR)
+    guess = setting.get("guess", 1.0)
+    return Experiment(setup, probe if guess == 1.0 else WrongRate(probe, guess), knows)
+
+
+def _setup(setting: Setting, request: Request) -> PeerSetup:
+    sizes = _sizes(setting, request)
+    kind = "imagenet" if sum(sizes) <= LISTED else "imagenet-many"
+    training = Training(setting.get("lr", LR), epochs=setting.get("steps", STEPS))
+    network = NETWORKS[setting.get("network", "LeNet")]
+    return PeerSetup.of(f"{kind}@{request.side}-plain", network, training, sizes)
+
+
+def _sizes(setting: Setting, request: Request) -> tuple[int, ...]:
+    """How many images each client has; of uneven ones every second has two thirds of a pair's."""
+    share = (IMAGES if request.images is None else request.images) / IMAGES
+    each, clients = max(1, round(setting.get("batch", IMAGES) * share)), int(setting["clients"])
+    if setting.get("spread", "even") == "even":
+        return (each,) * clients
+    larger = round(2 * each * 2 / 3)
+    return tuple(larger if i % 2 == 0 else 2 * each - larger for i in range(clients))
+
+
+def _attack(method: str, setting: Setting, request: Request) -> Attack:
+    made = ATTACKS[method].attack(request, labels=LABELS.get(method, OracleLabels()), factor=FACTOR)
+    (stage,) = made.stages
+    if method in FORWARDS:
+        stage = replace(stage, forward=FORWARDS[method])
+    if "rate" in setting and isinstance(stage.solver, Adam):
+        stage = replace(stage, solver=replace(stage.solver, rate=setting["rate"]))
+    return replace(made, stages=(stage,))
 
 
 def lemma(row: Row, method: str, request: Request) -> Experiment:
@@ -37,4 +109,28 @@ def _sweeps(lr: float) -> Mapping[str, Sweep]:
     }
 
 
-PAPER = Paper({"curious-lemma1": Recreation(lemma)})
+def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
+    """How the runs differ from the paper's in size."""
+    setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
+    rounds = [setup for setup in setups if isinstance(setup, PeerSetup)]
+    if not rounds:
+        return []
+    sides = sorted({KINDS[setup.data].shape[1] for setup in rounds})
+    images = {IMAGES if cell.request.images is None else cell.request.images for cell in cells}
+    counts = {sum(iterations_of_stages(cell.experiment.probe.attack)) for cell in cells} - {0}
+    here = [
+        *(f"{side} x {side} pixels in place of 128 x 128" for side in sides if side < CURIOUS_SIDES[-1]),
+        *(f"{count} images for every {IMAGES} of the paper's" for count in sorted(images) if count != IMAGES),
+        *(f"{count} iterations in place of 100" for count in sorted(counts) if count != 100),
+        f"rounds: {max(len({case.subject.client for case in cell.cases}) for cell in cells)}",
+    ]
+    shared = "Rounds are drawn from the same images where these are few, so that their spread is that of the draw."
+    return [f"Reduced here: {'; '.join(here)}. {shared}"]
+
+
+FIGURES = [f"curious-figure{number}" for number in (5, 6, 11, 12, 13, 14)] + ["curious-release"]
+PAPER = Paper(
+    {"curious-lemma1": Recreation(lemma), **dict.fromkeys(FIGURES, Recreation(inverted, BESIDE))},
+    sides=CURIOUS_SIDES,
+    remarks=reduced,
+)

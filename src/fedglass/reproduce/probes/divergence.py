@@ -58,7 +58,7 @@ class Divergence:
     attack: ClassVar[None] = None
 
     sweep: Sweep
-    draws: int = 40
+    draws: int = 24
 
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
         seen, truth = target.observation, target.known_truth
