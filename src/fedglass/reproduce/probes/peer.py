@@ -15,6 +15,7 @@ from fedglass.attack.images.low_resolution import bicubic_matrix
 from fedglass.attack.parts import Progress
 from fedglass.audit.probe import Finding
 from fedglass.audit.target import Target
+from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.ledger.evidence import Strips
 from fedglass.metrics.catalogue import score
@@ -108,9 +109,7 @@ class OwnImages:
     """The adversary's own images, in turn."""
 
     def images(self, seen: Observation, truth: Truth) -> Tensor:
-        if seen.own is None:
-            raise ValueError("Only a participant has images of its own.")
-        own = seen.own.images.cpu()
+        own = own_images(seen)
         return own[torch.arange(len(truth.private.labels)) % len(own)]
 
 
@@ -177,9 +176,13 @@ def back(found: Tensor, truth: Truth, matching: Matching) -> float:
 
 def own_psnr(found: Tensor, seen: Observation) -> float:
     """How well the adversary sees its own images among those found: what it can judge a guess by."""
+    return statistics.fmean(score(found, own_images(seen), ("psnr",)).values["psnr"])
+
+
+def own_images(seen: Observation) -> Tensor:
     if seen.own is None:
-        raise ValueError("Only a participant has images of its own.")
-    return statistics.fmean(score(found, seen.own.images.cpu(), ("psnr",)).values["psnr"])
+        raise UsageError("Only a participant has images of its own: look at the round as one of its clients.")
+    return seen.own.images.cpu()
 
 
 def _scores(images: Tensor, truth: Truth, matching: Matching) -> tuple[dict[str, tuple[float, ...]], dict[str, str]]:
