@@ -56,6 +56,8 @@ KINDS: Mapping[str, Kind] = {
     "datasets": Kind("dataset", "fedglass.data", error=DataError),
     "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
     "metrics": Kind("metric", "fedglass.metrics"),
+    "refinements": Kind("refinement", "fedglass.attack.refine", ("refine",)),
+    "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options")),
 }
 
 
