@@ -166,8 +166,8 @@ def named(weights: Sequence[str]) -> dict[str, str]:
     """
     pairs = [given.partition("=")[::2] for given in weights]
     for given, (name, path) in zip(weights, pairs, strict=True):
-        if not name or not Path(path).is_file():
-            raise UsageError(f"--weights must be NAME=FILE with a file that exists, got {given!r}.")
+        if not name or not path or not Path(path).exists():
+            raise UsageError(f"--weights must be NAME=FILE with a file or folder that exists, got {given!r}.")
     return dict(pairs)
 
 

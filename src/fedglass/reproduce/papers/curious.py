@@ -10,12 +10,13 @@ from fedglass.attack.forward.unroll import Unroll
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import Forward, Labels
+from fedglass.attack.refine.ddrm import ddrm_enlarged
 from fedglass.attack.solvers.adam import Adam
 from fedglass.core.types import Training
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.experiment import Experiment, PeerSetup, Setup
-from fedglass.reproduce.paper import Method, Paper, Recreation, Yardstick
+from fedglass.reproduce.paper import Method, Paper, Recreation, Trained, Yardstick
 from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.divergence import Divergence, Place, Sweep
 from fedglass.reproduce.probes.peer import Grey, Guess, Guessed, OwnImages, Peer, Reduced, WrongRate
@@ -34,17 +35,20 @@ ATTACKS = {
     "counted": Method("curious_client_published", "the same, labels counted from the step"),
     "bound": Method("curious_client_published", "K clients simulated, labels told by client (oracle)"),
 }
+REFINED = Method("curious_client_published", "curious client, refined by DDRM")
+DIFFUSION = "ddpm"
+"""The diffusion model among the trained networks that are given: a folder."""
 LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
 """Where they are not told."""
 FORWARDS: Mapping[str, Forward] = {"bound": Unroll(budget_mib=4096.0)}
 """Where it is not one super-client that is simulated."""
 GUESSES: Mapping[str, Guess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
-BESIDE: Mapping[str, Method | Yardstick] = {
-    **ATTACKS,
+YARDSTICKS: Mapping[str, Method | Yardstick] = {
     "grey": Yardstick("blind: plain grey"),
     "own": Yardstick("blind: the adversary's own images"),
     "reduced": Yardstick("oracle: the true images, reduced by 4 and enlarged"),
 }
+BESIDE: Mapping[str, Method | Yardstick] = {**ATTACKS, **YARDSTICKS}
 SMOOTH = {"LeNet, sigmoid": ("lenet", 0.0003), "LeNet, tanh": ("lenet_tanh", 0.003), "LeNet": ("curious_lenet", LR)}
 """Networks with a rate at which the lemma's neglected terms are small: steep networks need a smaller one."""
 POOL = 256
@@ -60,6 +64,20 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
     probe = Peer(_attack(method, setting, request), FACTOR)
     guess = setting.get("guess", 1.0)
     return Experiment(setup, probe if guess == 1.0 else WrongRate(probe, guess), knows)
+
+
+def refined(row: Row, method: str, request: Request) -> Experiment:
+    """Figures 7 and 15: what a diffusion model makes of the images that were found."""
+    made = inverted(row, method if method in GUESSES else "ours", request)
+    if not isinstance(made.probe, Peer):
+        return made
+    restoration = ddrm_enlarged(request.weights[DIFFUSION], FACTOR)
+    return replace(made, probe=replace(made.probe, attack=replace(made.probe.attack, refine=(restoration,))))
+
+
+def network(setting: Setting) -> Trained | None:
+    """The diffusion model that a refinement can not do without."""
+    return Trained(DIFFUSION) if setting.get("refined") else None
 
 
 def _setup(setting: Setting, request: Request) -> PeerSetup:
@@ -128,9 +146,15 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     return [f"Reduced here: {'; '.join(here)}. {shared}"]
 
 
+REFINED_FIGURES = ["curious-figure7", "curious-figure15"]
 FIGURES = [f"curious-figure{number}" for number in (5, 6, 11, 12, 13, 14)] + ["curious-release"]
 PAPER = Paper(
-    {"curious-lemma1": Recreation(lemma), **dict.fromkeys(FIGURES, Recreation(inverted, BESIDE))},
+    {
+        "curious-lemma1": Recreation(lemma),
+        **dict.fromkeys(FIGURES, Recreation(inverted, BESIDE)),
+        **dict.fromkeys(REFINED_FIGURES, Recreation(refined, {"ddrm": REFINED, **YARDSTICKS})),
+    },
+    network=network,
     sides=CURIOUS_SIDES,
     remarks=reduced,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -53,6 +54,7 @@ class Peer:
         fields = of_attack(self.attack, target, found)
         measures = _means(values) | {f"{name}_repeated": value for name, value in _means(coarse).items()}
         measures |= {f"{name}_raw": value for name, value in _means(unrefined).items()}
+        measures |= _of_refinement(measures, final, truth, matching) if self.attack.refine else {}
         measures |= _of_search(found, target.observation, len(truth.labels), int(fields["label_errors"]))
         measures |= {"back": 100 * back(final, truth, matching), "own_psnr": own_psnr(final, target.observation)}
         extra = {**fields["extra"], "measures": measures, "skipped": skipped}
@@ -194,6 +196,20 @@ def _scores(images: Tensor, truth: Truth, matching: Matching) -> tuple[dict[str,
 
 def _means(values: dict[str, tuple[float, ...]]) -> dict[str, float]:
     return {name: statistics.fmean(each) for name, each in values.items()}
+
+
+def _of_refinement(measures: Mapping[str, float], final: Tensor, truth: Truth, matching: Matching) -> dict[str, float]:
+    """By how much LPIPS falls below each raw form, in %, and what it is beside another of the private images: a
+    sharp picture of anything is nearer than a blurred one of the right thing."""
+    if "lpips" not in measures:
+        return {}
+    gains = {
+        name: 100 * (1 - measures["lpips"] / measures[f"lpips_{form}"])
+        for name, form in (("gain", "repeated"), ("gain_bicubic", "raw"))
+    }
+    count = len(truth.private.labels)
+    turned = Matching(tuple(matching.partner[(i + 1) % count] for i in range(count)))
+    return gains | {"lpips_other": _means(_scores(final, truth, turned)[0])["lpips"]}
 
 
 def _of_search(found: Reconstruction, seen: Observation, examples: int, wrong: int) -> dict[str, float]:
