@@ -59,7 +59,8 @@ def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: 
         memory = "-" if line.peak_mib is None else f"{line.peak_mib:.0f}"
         grid.add_row(*line.setting, line.method, *numbers, runs, time, memory)
     out.print(grid)
-    out.print(Text(f"Measured: mean {spread_in_words(of, cells)}. Paper: {of.clients} clients."), soft_wrap=True)
+    paper = f" Paper: {of.clients} clients." if of.clients else ""
+    out.print(Text(f"Measured: mean {spread_in_words(of, cells)}.{paper}"), soft_wrap=True)
     for note in remarks(of, cells, records):
         out.print(Text(note, style="dim"), soft_wrap=True)
 

@@ -73,6 +73,7 @@ class Table:
     spread: str | None = None
     """What stands after ±: `standard error` or `standard deviation`."""
     clients: int = 100
+    """How many the paper averages over; 0 where it does not say."""
     notes: Sequence[str] = ()
     default: Mapping[str, int] = field(default_factory=dict)
     """Clients and iterations that fit about an hour on 2 cores, where the published numbers are beyond that."""
