@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +59,8 @@ class Stage:
 @dataclass(frozen=True)
 class Attack:
     """What a recipe composes. The restart of lowest energy is returned; nothing here can see the truth."""
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.EXAMPLES})
 
     labels: Labels
     stages: tuple[Stage, ...]

@@ -59,7 +59,7 @@ def iterations_of(attack: object) -> int | None:
 def _own(own: Own | None, device: torch.device) -> Own | None:
     if own is None:
         return None
-    return Own(_copied(own.images, device), _copied(own.labels, device), _copied_all(own.update, device))
+    return Own(_copied(own.images, device), _copied(own.labels, device), _copied_all(own.update, device), own.share)
 
 
 def _copied(value: Any, device: torch.device) -> Any:

@@ -61,7 +61,9 @@ def _stage(entering: int, width: int, blocks: int, stride: int) -> nn.Sequential
     return nn.Sequential(PlainBlock(entering, width, stride), *rest)
 
 
-@register("models", "curious_resnet9", summary="four residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT)
+@register(
+    "models", "curious_resnet9", summary="four residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
+)
 def curious_resnet9(*, shape: Shape, classes: int) -> CuriousResNet:
     """One block a stage."""
     return CuriousResNet(shape=shape, classes=classes, blocks=(1, 1, 1, 1))

@@ -50,6 +50,10 @@ class AdversaryTable(Table):
     """ORACLE: the true labels."""
     knows_batch_labels: bool = False
     """ORACLE: the true labels of each local batch."""
+    knows_lr: bool = True
+    """The learning rate, where the training or the number of steps is known; else it can be searched for."""
+    knows_examples: bool = True
+    """How many examples stand behind the message, and of how many clients; else it can be searched for."""
 
     def views(self, clients: int) -> int:
         """How many it has of a federation of so many clients, if all take part in every round."""

@@ -1,19 +1,57 @@
-"""The curious client: a participant inverts the step of the global model [Curious client, 2025]."""
+"""The curious client: a participant inverts the step of the global model [Curious client, 2025].
+
+`curious_client_published` follows the release, which differs from the paper in labels and learning rate.
+"""
 
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.each_client import EachClient
 from fedglass.attack.forward.super_client import BUDGET_MIB, SuperClient
-from fedglass.attack.images.low_resolution import LowResolution
+from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
 from fedglass.attack.labels.counts import InterpolatedCounts
-from fedglass.attack.parts import Labels
-from fedglass.attack.solvers.adam import Adam
+from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.labels.own_counts import LastLayerCounts
+from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn
+from fedglass.attack.parts import Forward, Labels
+from fedglass.attack.search import SearchByOwn
+from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay
-from fedglass.attack.terms.distance import SquaredError
+from fedglass.attack.terms.distance import Cosine, SquaredError
+from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.papers import CURIOUS_CLIENT
 from fedglass.core.registry import register
+from fedglass.core.selection import choose
 
-COUNTS = InterpolatedCounts()
+INTERPOLATED, LAST_LAYER, ORACLE = InterpolatedCounts(), LastLayerCounts(), OracleLabels()
+
+
+@register(
+    "attacks",
+    "curious_client",
+    summary="a peer's own update subtracted, super-client, cosine distance and total variation",
+    paper=CURIOUS_CLIENT,
+)
+def curious_client(
+    labels: Labels = LAST_LAYER,
+    own: str = "subtract",
+    factor: int = 2,
+    tv: float = 0.03,
+    iterations: int = 100,
+    budget_mib: float = BUDGET_MIB,
+) -> AnyAttack:
+    """The paper's super-client with another search: cosine distance, total variation, signed Adam, pixel bounds.
+
+    `own` says what becomes of a participant's own images: `subtract` takes its known update out of the message,
+    `fixed` holds them at what they are, `along` reconstructs them with the others, as the paper does.
+    """
+    solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
+    images, objective = BoundedLowResolution(factor), Cosine() + tv * TotalVariation()
+    alone = Attack(labels, (Stage(SuperClient(budget_mib), images, objective, solver),))
+    beside = Stage(SuperClient(budget_mib), BesideOwn(images), objective, solver)
+    fixed = Attack(LabelsBesideOwn(labels), (beside,))
+    return choose("own", own, {"subtract": SubtractOwn(alone), "fixed": fixed, "along": alone})
 
 
 @register(
@@ -23,12 +61,43 @@ COUNTS = InterpolatedCounts()
     paper=CURIOUS_CLIENT,
 )
 def curious_client_published(
-    labels: Labels = COUNTS, factor: int = 4, iterations: int = 100, budget_mib: float = BUDGET_MIB
+    labels: Labels = INTERPOLATED, factor: int = 4, iterations: int = 100, budget_mib: float = BUDGET_MIB
 ) -> Attack:
     """All images behind the step, the adversary's own among them, enlarged from 1/factor; last iterate, no prior.
 
     The release is told the true labels (`labels = "oracle"`), where the paper has them inverted analytically: its
     networks have no bias in the last layer, which that needs, so that here they are counted from the weights.
     """
+    return _published(SuperClient(budget_mib), labels, factor, iterations)
+
+
+@register(
+    "attacks",
+    "curious_client_grouped",
+    summary="curious_client_published with each client simulated; ORACLE: which labels are whose",
+    paper=CURIOUS_CLIENT,
+)
+def curious_client_grouped(
+    labels: Labels = ORACLE, factor: int = 4, iterations: int = 100, budget_mib: float = BUDGET_MIB
+) -> Attack:
+    """The upper bound of Appendix F: K clients of their own sizes, with the images grouped as they belong."""
+    return _published(EachClient(budget_mib), labels, factor, iterations)
+
+
+@register(
+    "attacks",
+    "curious_client_search",
+    summary="curious_client where learning rate or number of images are unknown: a peer's own images lead the search",
+    paper=CURIOUS_CLIENT,
+)
+def curious_client_search(
+    labels: Labels = LAST_LAYER, factor: int = 4, iterations: int = 100, trial: int = 30, zooms: int = 2
+) -> SearchByOwn:
+    """Trials of `trial` iterations of the published attack, whose squared error depends on the rate; then ours."""
+    probe = _published(SuperClient(), labels, factor, trial)
+    return SearchByOwn(probe, curious_client(labels, iterations=iterations), zooms=zooms)
+
+
+def _published(forward: Forward, labels: Labels, factor: int, iterations: int) -> Attack:
     solver = Adam(rate=0.1, iterations=iterations, schedule=CosineDecay(floor=0.1))
-    return Attack(labels, (Stage(SuperClient(budget_mib), LowResolution(factor), SquaredError(), solver),))
+    return Attack(labels, (Stage(forward, LowResolution(factor), SquaredError(), solver),))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -98,15 +97,15 @@ class Enlargement:
             )
         kind = like(observation)
         small = (channels, height // factor, width // factor)
-        inverse: Callable[[int], Tensor] = lambda side: torch.linalg.pinv(bicubic_matrix(side, factor)).to(kind)
-        return cls(factor, small, inverse(small[1]), inverse(small[2]))
+        down, across = (torch.linalg.pinv(bicubic_matrix(side, factor)).to(kind) for side in small[1:])
+        return cls(factor, small, down, across)
 
     def enlarge(self, small: Tensor) -> Tensor:
         """# (epochs, n, c, h / factor, w / factor) -> (epochs, n, c, h, w)"""
         if self.factor == 1:
             return small
         flat = F.interpolate(small.flatten(0, 1), scale_factor=self.factor, mode="bicubic", align_corners=False)
-        return flat.unflatten(0, small.shape[:2])
+        return flat.reshape(*small.shape[:2], *flat.shape[1:])
 
     def reduce(self, images: Tensor) -> Tensor:
         """The unknowns whose enlargement comes next to the images, in squared error."""
