@@ -22,7 +22,7 @@ from fedglass.ledger.evidence import Strips
 from fedglass.metrics.matching import match
 from fedglass.metrics.psnr import psnr
 from fedglass.reproduce.cases import known_methods
-from fedglass.reproduce.experiment import Experiment, PeerSetup, Setup
+from fedglass.reproduce.experiment import Experiment, Setup, round_of
 from fedglass.reproduce.messages import Message, members
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.papers import curious
@@ -56,8 +56,8 @@ def made(name: str, row: int, method: str = "ours", request: Request = SMALL) ->
     return paper_of(of).tables[name].experiment(of.rows[row - 1], method, request)
 
 
-def setup_of(experiment: Experiment) -> PeerSetup:
-    assert isinstance(experiment.setup, PeerSetup)
+def setup_of(experiment: Experiment) -> Setup:
+    assert experiment.setup.sizes
     return experiment.setup
 
 
@@ -77,7 +77,7 @@ def population() -> Population:
 
 @pytest.fixture(scope="module")
 def round_(population: Population) -> Target:
-    setup = PeerSetup.of(KIND, "lenet", Training(0.1, epochs=2), SIZES)
+    setup = round_of(KIND, "lenet", Training(0.1, epochs=2), SIZES)
     return Message(Experiment(setup, Peer(short()), Knows(labels=True)), members(setup, population, 0), 0).target()
 
 
@@ -131,7 +131,7 @@ def test_a_peer_sees_the_mean_by_sizes_of_clients_who_share_no_image(population:
     assert seen.own is not None
     assert torch.equal(seen.own.images, truth.images[3:])
     assert len({tuple(image.flatten().tolist()) for image in truth.images}) == 6
-    setup = PeerSetup.of(KIND, "lenet", Training(0.1, epochs=2), SIZES)
+    setup = round_of(KIND, "lenet", Training(0.1, epochs=2), SIZES)
     clients = members(setup, population, 0)
     alone = Setup(KIND, "lenet", setup.training, setup.examples)
     updates = []
@@ -143,7 +143,7 @@ def test_a_peer_sees_the_mean_by_sizes_of_clients_who_share_no_image(population:
 
 
 def test_too_many_images_are_refused_before_anything_runs(population: Population) -> None:
-    setup = PeerSetup.of(KIND, "lenet", Training(0.1), (30, 30))
+    setup = round_of(KIND, "lenet", Training(0.1), (30, 30))
     with pytest.raises(DataError, match="a client needs 60 images, but there are 48"):
         setup.check(population, 1)
 

@@ -53,6 +53,7 @@ ROWS = {
     "curious-figure14": 16,
     "curious-lemma1": 12,
     "curious-release": 1,
+    "curious-search": 6,
 }
 SPOTS = [
     ("dlfa-table1", 4, "prior", "recovered", Printed(65.5)),
@@ -115,7 +116,7 @@ def test_every_file_is_listed() -> None:
     assert set(ROWS) <= set(listed)
     assert all(figure(name).table in ROWS for name in listed)
     assert list(listed)[12:14] == ["curious-figure5", "curious-figure6"]
-    assert list(listed)[22:25] == ["dlfa-table1", "dlfa-table2", "dlfa-table3"]
+    assert list(listed)[23:26] == ["dlfa-table1", "dlfa-table2", "dlfa-table3"]
     assert list(listed)[:6] == [f"c2f-table{i}" for i in (1, 2, 3, 5, 6)] + ["c2f-figure3"]
 
 

@@ -9,7 +9,7 @@ from fedglass.audit.cases import Case
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
-from fedglass.reproduce.experiment import Experiment, PeerSetup, Setup
+from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.populations import Population
 from fedglass.reproduce.request import Request
@@ -140,7 +140,7 @@ def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: 
 
 
 def _view_in_words(setup: Setup) -> str:
-    if isinstance(setup, PeerSetup):
+    if setup.sizes:
         return f"one of {setup.clients} clients sees the global models before and after the round, and its own examples"
     many = setup.clients > 1
     return f"the server sees the mean update of {setup.clients} clients" if many else "the server sees one update"

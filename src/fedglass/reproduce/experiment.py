@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fedglass.core.identity import LATER
 from fedglass.core.types import Training
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Release
@@ -45,37 +46,29 @@ class Setup:
     release: Release = field(default_factory=AsIs)
     """What a client does to the update before it leaves: where the others are."""
     warm_up: WarmUp | None = None
+    sizes: tuple[int, ...] = field(default=(), metadata=LATER)
+    """The examples of each client of a round that one of them, the first, looks at; they share no image. Empty where
+    the server looks. `round_of` fills in `examples` and `clients` after it."""
 
     def view(self) -> View:
         """Who looks at the message."""
+        if self.sizes:
+            return PeerView(client=0)
         return ServerView() if self.clients == 1 else AggregateView()
 
     def check(self, population: Population, messages: int) -> None:
         """Refuse before anything runs what the data do not suffice for."""
+        if self.sizes:
+            population.check(1, sum(self.sizes))
+            return
         population.check(messages * self.clients, self.examples, self.clients)
         if self.warm_up is not None:
             population.check(1, self.warm_up.examples)
 
 
-@dataclass(frozen=True)
-class PeerSetup(Setup):
-    """A round that one of its clients, the first, looks at: two global models, and what it has put in itself.
-
-    A kind of its own, so that the names of all other runs stay what they are. The clients share no image.
-    """
-
-    sizes: tuple[int, ...] = ()
-    """How many examples each client has; `examples` and `clients` say the same of equal ones."""
-
-    @classmethod
-    def of(cls, data: str, network: str, training: Training, sizes: tuple[int, ...]) -> PeerSetup:
-        return cls(data, network, training, round(sum(sizes) / len(sizes)), clients=len(sizes), sizes=sizes)
-
-    def view(self) -> View:
-        return PeerView(client=0)
-
-    def check(self, population: Population, messages: int) -> None:
-        population.check(1, sum(self.sizes))
+def round_of(data: str, network: str, training: Training, sizes: tuple[int, ...]) -> Setup:
+    """A round of clients of these sizes as one of them sees it: two global models, and what it has put in itself."""
+    return Setup(data, network, training, round(sum(sizes) / len(sizes)), clients=len(sizes), sizes=sizes)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedglass.audit.target import Target
 from fedglass.core.errors import DataError, ModelError
 from fedglass.models.catalogue import build
 from fedglass.models.weights import load_weights
-from fedglass.reproduce.experiment import Experiment, PeerSetup, Setup
+from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.populations import KINDS, Population
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
@@ -54,7 +54,7 @@ class Message:
 
 def members(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
     """The clients behind the message at that position: one, or as many as are averaged in it."""
-    if isinstance(setup, PeerSetup):
+    if setup.sizes:
         drawn = population.apart(index, setup.sizes)
     else:
         first = index * setup.clients

@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.forward.unroll import Unroll
+from fedglass.attack.forward.each_client import EachClient
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.refine.ddrm import ddrm_enlarged
+from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam
 from fedglass.core.types import Training
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.experiment import Experiment, PeerSetup, Setup
+from fedglass.reproduce.experiment import Experiment, Setup, round_of
 from fedglass.reproduce.paper import Method, Paper, Recreation, Trained, Yardstick
 from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.divergence import Divergence, Place, Sweep
+from fedglass.reproduce.probes.find_out import FindOut
 from fedglass.reproduce.probes.peer import Grey, Guess, Guessed, OwnImages, Peer, Reduced, WrongRate
 from fedglass.reproduce.request import CURIOUS_SIDES, Request
 from fedglass.reproduce.tables import Row, Setting, Table
@@ -35,12 +37,14 @@ ATTACKS = {
     "counted": Method("curious_client_published", "the same, labels counted from the step"),
     "bound": Method("curious_client_published", "K clients simulated, labels told by client (oracle)"),
 }
+RATES, COUNTS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.75, 1.0, 1.5, 2.0)
+"""What is tried in a search, in units of the truth, which is among it and at no end of the rates."""
 REFINED = Method("curious_client_published", "curious client, refined by DDRM")
 DIFFUSION = "ddpm"
 """The diffusion model among the trained networks that are given: a folder."""
 LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
 """Where they are not told."""
-FORWARDS: Mapping[str, Forward] = {"bound": Unroll(budget_mib=4096.0)}
+FORWARDS: Mapping[str, Forward] = {"bound": EachClient()}
 """Where it is not one super-client that is simulated."""
 GUESSES: Mapping[str, Guess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
 YARDSTICKS: Mapping[str, Method | Yardstick] = {
@@ -80,12 +84,23 @@ def network(setting: Setting) -> Trained | None:
     return Trained(DIFFUSION) if setting.get("refined") else None
 
 
-def _setup(setting: Setting, request: Request) -> PeerSetup:
+def found_out(row: Row, method: str, request: Request) -> Experiment:
+    """Appendix B: learning rate, number of images or both are searched for by the adversary's own images."""
+    setup, unknown = _setup(row.setting, request), row.setting["unknown"]
+    attack = _attack("ours", row.setting, request)
+    total = sum(setup.sizes)
+    counts = tuple(round(total * share) for share in COUNTS)
+    search = SearchByOwn(attack, attack, tuple(LR * share for share in RATES), counts, zooms=0)
+    knows = Knows(labels=True, steps=True, lr=unknown == "images", examples=unknown == "learning rate")
+    return Experiment(setup, FindOut(search, setup.training.lr), knows)
+
+
+def _setup(setting: Setting, request: Request) -> Setup:
     sizes = _sizes(setting, request)
     kind = "imagenet" if sum(sizes) <= LISTED else "imagenet-many"
     training = Training(setting.get("lr", LR), epochs=setting.get("steps", STEPS))
     network = NETWORKS[setting.get("network", "LeNet")]
-    return PeerSetup.of(f"{kind}@{request.side}-plain", network, training, sizes)
+    return round_of(f"{kind}@{request.side}-plain", network, training, sizes)
 
 
 def _sizes(setting: Setting, request: Request) -> tuple[int, ...]:
@@ -130,7 +145,7 @@ def _sweeps(lr: float) -> Mapping[str, Sweep]:
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     """How the runs differ from the paper's in size."""
     setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
-    rounds = [setup for setup in setups if isinstance(setup, PeerSetup)]
+    rounds = [setup for setup in setups if setup.sizes]
     if not rounds:
         return []
     sides = sorted({KINDS[setup.data].shape[1] for setup in rounds})
@@ -152,6 +167,7 @@ PAPER = Paper(
     {
         "curious-lemma1": Recreation(lemma),
         **dict.fromkeys(FIGURES, Recreation(inverted, BESIDE)),
+        "curious-search": Recreation(found_out),
         **dict.fromkeys(REFINED_FIGURES, Recreation(refined, {"ddrm": REFINED, **YARDSTICKS})),
     },
     network=network,
