@@ -21,24 +21,31 @@ from torch import Tensor
 
 import fedglass.attack
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.each_client import EachClient
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import AlongSegment, OnSegment
+from fedglass.attack.forward.super_client import SuperClient
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.generator import GeneratorWeights
+from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.bias_counts import BiasCounts
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.labels.instance_counts import InstanceCounts
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.labels.minimum_rule import MinimumRule
+from fedglass.attack.labels.own_counts import LastLayerCounts, OwnCounts
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.merge import FirstEpoch, MatchAndAverage
 from fedglass.attack.needs import needs_of, uses_of
+from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn
 from fedglass.attack.parts import Evaluation, Problem, Refinement, binding_of, silent
 from fedglass.attack.refine.median import MedianFilter
+from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
 from fedglass.attack.solvers.lbfgs import LBFGS
@@ -73,11 +80,16 @@ LABELS = [
     CountsBefore(),
     CountsAfter(),
     InterpolatedCounts(),
+    InstanceCounts(),
+    OwnCounts(),
+    LastLayerCounts(),
     OracleLabels(),
     OracleBatchLabels(),
+    LabelsBesideOwn(OracleLabels()),
 ]
 EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
-IMAGES = [Pixels(), FreePixels(), *EPOCHS, GeneratorWeights(width=4, code=3)]
+LOW = [LowResolution(2), BoundedLowResolution(2), BesideOwn(LowResolution(4))]
+IMAGES = [Pixels(), FreePixels(), *EPOCHS, *LOW, GeneratorWeights(width=4, code=3)]
 FORWARDS = [
     OneGradient(),
     ObservedResidual(),
@@ -89,6 +101,8 @@ FORWARDS = [
     Unroll(),
     Unroll(budget_mib=0.2),
     UnrollEpochs(),
+    SuperClient(),
+    EachClient(),
 ]
 DISTANCES = [
     SquaredError(),
@@ -152,6 +166,8 @@ WHOLES = [
     Attack(OracleLabels(), (STAGE, STAGE), FirstEpoch(), (), 2),
     Attack(OracleLabels(), (STAGE,), FirstEpoch(), (MedianFilter(),)),
     TryEpochs(Attack(OracleLabels(), (STAGE,))),
+    SubtractOwn(Attack(OracleLabels(), (STAGE,))),
+    SearchByOwn(Attack(OracleLabels(), (STAGE,)), SubtractOwn(Attack(OracleLabels(), (STAGE,))), (0.1,), (5, 6), 1),
 ]
 
 PARTS: list[Any] = [
@@ -224,12 +240,16 @@ SIZE = {SquaredError, ReweightedL1, SupportReweightedL1, GaussianKernel, Partial
 NEEDS: dict[type, set[Fact]] = {
     **{part: {Fact.SIZE} for part in SIZE},
     **{part: {Fact.SIZE} for part in (CountsBefore, CountsAfter, InterpolatedCounts, BiasCounts)},
+    **{part: {Fact.SIZE} for part in (InstanceCounts, OwnCounts, LastLayerCounts)},
     **{part: {Fact.TRAINING, Fact.EQUAL_CLIENTS} for part in (Unroll, UnrollEpochs, RepeatedGradient)},
     **{part: {Fact.TRAINING} for part in (EpochPixels, BoundedEpochPixels)},
     OrderedEpochPixels: {Fact.TRAINING, Fact.BATCH_LABELS},
     OracleLabels: {Fact.LABELS},
     OracleBatchLabels: {Fact.BATCH_LABELS},
     TryEpochs: {Fact.STEPS, Fact.LR},
+    SuperClient: {Fact.STEPS, Fact.LR},
+    EachClient: {Fact.TRAINING, Fact.GROUPS},
+    SearchByOwn: {Fact.STEPS},
 }
 """What parts can not do without; those that are not here need nothing."""
 

@@ -20,7 +20,6 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import OnSegment
-from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.parts import Evaluation, binding_of
@@ -132,8 +131,9 @@ def composed(name: str) -> Any:
 
 def composition(attack: Any) -> Attack:
     """The parts of an attack, also where it is tried under several hypotheses."""
-    found: Attack = attack.attack if isinstance(attack, TryEpochs) else attack
-    return found
+    while not isinstance(attack, Attack):
+        attack = attack.attack
+    return attack
 
 
 def namespace() -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ from fedglass.attack.parts import (
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
-from fedglass.core.facts import Fact
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Candidate, Observation, Reconstruction, Unknown
@@ -60,8 +59,6 @@ class Stage:
 class Attack:
     """What a recipe composes. The restart of lowest energy is returned; nothing here can see the truth."""
 
-    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.EXAMPLES})
-
     labels: Labels
     stages: tuple[Stage, ...]
     merge: Merge = field(default_factory=MatchAndAverage)
@@ -87,6 +84,7 @@ class Attack:
 
     def check(self, observation: Observation) -> None:
         """Refuse what `run` would refuse of any message with this knowledge and network, without its work."""
+        check_counted(observation)
         check_needs(self, observation)
         draws = stream(0, "check")
         if isinstance(self.labels, Checked):
@@ -181,6 +179,7 @@ def check_observation(observation: Observation) -> None:
     """Refuse what no attack can work with, in words that say what to do."""
     check_weights(observation.before, observation.model)
     check_update(observation.update, observation.before)
+    check_counted(observation)
     knows = observation.knows
     if knows.examples < 1:
         raise UsageError(f"knowledge.examples must be at least 1, got {knows.examples}.")
@@ -193,6 +192,12 @@ def check_observation(observation: Observation) -> None:
             "The update is zero everywhere, so that there is nothing to invert: check that the client trained "
             "and that the weights before and after were not mixed up."
         )
+
+
+def check_counted(observation: Observation) -> None:
+    """Refuse a message of which nobody has said how many examples it comes from: all unknowns hang on that."""
+    if not observation.knows.counted:
+        raise refusal("The attack", [Fact.EXAMPLES])
 
 
 _Energy = Callable[[Candidate, Sequence[Tensor], float], Tensor]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedglass.attack.attack import Attack, rank
 from fedglass.attack.forward.super_client import whole_batches
+from fedglass.attack.forward.target import learning_rate
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.needs import check_needs
 from fedglass.attack.parts import Progress, silent
@@ -37,7 +38,7 @@ class SearchByOwn:
     counts: tuple[int, ...] = (8, 16, 32, 64)
     zooms: int = 2
 
-    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STEPS, Fact.OWN})
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STEPS})
     supplies: ClassVar[frozenset[Fact]] = frozenset({Fact.LR, Fact.EXAMPLES, Fact.SIZE, Fact.OWN_SHARE})
 
     def __post_init__(self) -> None:
@@ -50,10 +51,11 @@ class SearchByOwn:
 
     def check(self, observation: Observation) -> None:
         check_needs(self, observation)
-        lr, examples = self._grid(observation)[0]
-        supposed = supposing(observation, lr, examples)
-        self.probe.check(supposed)
-        self.attack.check(supposed)
+        if not _nothing_unknown(observation):
+            _own(observation)
+        for guess in self._grid(observation)[:1]:
+            self.probe.check(supposing(observation, *guess))
+            self.attack.check(supposing(observation, *guess))
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
         check_needs(self, observation)
@@ -74,7 +76,7 @@ class SearchByOwn:
     def _search(self, observation: Observation, seed: int, progress: Progress) -> list[Trial]:
         """All trials; the one guess that there is, untried, where nothing is unknown."""
         grid = self._grid(observation)
-        if Fact.LR in observation.facts and Fact.EXAMPLES in observation.facts:
+        if _nothing_unknown(observation):
             return [Trial(*grid[0], error=0.0, seconds=0.0)]
         tried: dict[tuple[float, int], Trial] = {}
 
@@ -91,16 +93,17 @@ class SearchByOwn:
         return list(tried.values())
 
     def _grid(self, observation: Observation) -> list[tuple[float, int]]:
-        own = _own(observation)
-        lr, steps = _rate(observation), observation.knows.local_steps
-        if steps is None:
-            raise refusal("Searching", [Fact.STEPS])
+        """All pairs of guesses; what is known is the only guess about it."""
+        lr, knows = learning_rate(observation), observation.knows
         rates = self.rates if lr is None else (lr,)
-        told = observation.knows.examples
-        possible = (told,) if observation.knows.counted else tuple(n for n in self.counts if n > len(own.labels))
+        if knows.counted:
+            return [(rate, knows.examples) for rate in rates]
+        least = len(_own(observation).labels) + 1
+        possible = [count for count in self.counts if count >= least]
         if not possible:
             raise UsageError(
-                f"search.counts must go beyond the adversary's own {len(own.labels)} examples, got {self.counts}."
+                f"search.counts must go beyond the adversary's own {least - 1} examples, got {self.counts}: add larger "
+                "numbers."
             )
         return [(rate, count) for rate in rates for count in possible]
 
@@ -155,15 +158,14 @@ def _some(labels: Tensor | None, examples: int) -> Tensor | None:
     return labels.repeat(again)[-examples:]
 
 
+def _nothing_unknown(observation: Observation) -> bool:
+    return {Fact.LR, Fact.EXAMPLES} <= observation.facts
+
+
 def _own(observation: Observation) -> Own:
-    if observation.own is None:
+    if observation.own is None or Fact.OWN not in observation.facts:
         raise refusal("Searching by the adversary's own images", [Fact.OWN])
     return observation.own
-
-
-def _rate(observation: Observation) -> float | None:
-    training = observation.knows.training
-    return observation.knows.lr if training is None else training.lr
 
 
 def _spacing(points: list[float]) -> float:

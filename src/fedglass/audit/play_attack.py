@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -82,6 +82,7 @@ def of_run(attack: AnyAttack, found: Reconstruction) -> dict[str, Any]:
             "notes": list(found.notes),
             "unknowns": {name: tensor.tolist() for name, tensor in found.unknowns.items()},
             "supposed": None if found.supposed is None else repr(found.supposed),
+            **({"tried": [asdict(trial) for trial in found.tried]} if found.tried else {}),
         },
     }
 

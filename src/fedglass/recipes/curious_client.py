@@ -20,9 +20,9 @@ from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.errors import unknown_name
 from fedglass.core.papers import CURIOUS_CLIENT
 from fedglass.core.registry import register
-from fedglass.core.selection import choose
 
 INTERPOLATED, LAST_LAYER, ORACLE = InterpolatedCounts(), LastLayerCounts(), OracleLabels()
 
@@ -51,7 +51,10 @@ def curious_client(
     alone = Attack(labels, (Stage(SuperClient(budget_mib), images, objective, solver),))
     beside = Stage(SuperClient(budget_mib), BesideOwn(images), objective, solver)
     fixed = Attack(LabelsBesideOwn(labels), (beside,))
-    return choose("own", own, {"subtract": SubtractOwn(alone), "fixed": fixed, "along": alone})
+    ways: dict[str, AnyAttack] = {"subtract": SubtractOwn(alone), "fixed": fixed, "along": alone}
+    if own not in ways:
+        raise unknown_name("own", own, ways)
+    return ways[own]
 
 
 @register(

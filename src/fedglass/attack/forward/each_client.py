@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fedglass.attack.forward.super_client import BUDGET_MIB
 from fedglass.attack.forward.target import gradient_sum, known_training, leaves, network_of
-from fedglass.attack.forward.unroll import WALKS
+from fedglass.attack.forward.unroll import WALKS, in_each_order
 from fedglass.attack.parts import BoundForward
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.fl.local import schedule
 from fedglass.fl.memory import fit
-from fedglass.fl.trajectory import Trajectory
+from fedglass.fl.trajectory import Trajectory, per_epoch
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,10 @@ class EachClient:
         runs = {size: self._run(observation, size, weights) for size in set(sizes)}
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            images, labels = torch.split(candidate.images, sizes, dim=1), torch.split(candidate.labels, sizes)
-            sums = [runs[n].gradient_sum(x, y) for n, x, y in zip(sizes, images, labels, strict=True)]
+            images = torch.split(candidate.images, sizes, dim=1)
+            labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
+            rows = zip(sizes, images, labels, strict=True)
+            sums = [runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in rows]
             shares = [n / sum(sizes) for n in sizes]
             first, *rest = ([share * g for g in each] for share, each in zip(shares, sums, strict=True))
             return [sum(parts[1:], parts[0]) for parts in zip(first, *rest, strict=True)]

@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedglass.attack.forward.target import gradient_sum, leaves, learning_rate, local_steps, network_of
+from fedglass.attack.forward.target import gradient_sum, learning_rate, leaves, local_steps, network_of
 from fedglass.attack.forward.unroll import WALKS
 from fedglass.attack.parts import BoundForward
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.fl.local import schedule
 from fedglass.fl.memory import fit
-from fedglass.fl.trajectory import Trajectory
+from fedglass.fl.trajectory import Trajectory, per_epoch
 
 BUDGET_MIB = 4096.0
 """Of the simulation: one step of 64 images at 128x128 on the paper's LeNet, and its weights, in a fraction of it."""
@@ -53,7 +53,8 @@ class SuperClient:
         run = replace(trajectory, memory=fit(trajectory, blank, classes.long(), self.budget_mib))
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            return run.gradient_sum(candidate.images[:1], candidate.labels)
+            labels = candidate.labels[0] if per_epoch(candidate.labels) else candidate.labels
+            return run.gradient_sum(candidate.images[:1], labels)
 
         return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
 
@@ -62,6 +63,6 @@ def whole_batches(observation: Observation) -> Training:
     """The clients' training with as many steps, each on all examples."""
     lr, steps, training = learning_rate(observation), local_steps(observation), observation.knows.training
     if lr is None or steps is None:
-        raise refusal("Simulating a super-client", [fact for fact in SuperClient.needs if fact not in observation.facts])
+        raise refusal("Simulating a super-client", SuperClient.needs - observation.facts)
     base = Training(lr) if training is None else training
     return replace(base, epochs=steps, batch_size=None, steps=None, shuffle=False)

@@ -79,5 +79,5 @@ def solved_counts(answers: Tensor, bias_gradient: Tensor, examples: int) -> Tens
     total = torch.ones(1, classes, dtype=answers.dtype, device=answers.device)
     rows = torch.cat([total, answers.T - torch.eye(classes, dtype=answers.dtype, device=answers.device)])
     right = torch.cat([bias_gradient.new_ones(1), bias_gradient]) * examples
-    counts = torch.linalg.lstsq(rows.cpu(), right.cpu()[:, None], driver="gelsd").solution[:, 0]
+    counts: Tensor = torch.linalg.lstsq(rows.cpu(), right.cpu()[:, None], driver="gelsd").solution[:, 0]
     return counts.clamp(min=0).to(answers.device)
