@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+
 from fedglass.data.glyphs import glyphs
 from fedglass.diffusion.folder import CONFIG, SCHEDULER, WEIGHTS
 from fedglass.diffusion.training import Course

@@ -44,6 +44,7 @@ from fedglass.attack.merge import FirstEpoch, MatchAndAverage
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn
 from fedglass.attack.parts import Evaluation, Problem, Refinement, binding_of, silent
+from fedglass.attack.refine.ddrm import DDRM
 from fedglass.attack.refine.median import MedianFilter
 from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam, SignedAdam
@@ -69,8 +70,27 @@ from fedglass.attack.terms.total_variation import CircularTotalVariation, PixelV
 from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unknown, Whitening
+from fedglass.diffusion.ddrm import Chain
+from fedglass.diffusion.degradation import Bicubic, BlockMean, Enlarged, Noise
+from fedglass.diffusion.denoiser import Denoiser
 from fedglass.rounds.views.view import Knows
 
+
+@dataclasses.dataclass(frozen=True)
+class FlatModel:
+    """A diffusion model that takes every image for grey."""
+
+    title: str = "flat"
+
+    def load(self) -> Denoiser:
+        return Denoiser(lambda noisy, steps, labels: torch.zeros_like(noisy))
+
+    def untrained(self) -> FlatModel:
+        return self
+
+
+DIFFUSION = (FlatModel, Chain, BlockMean, Bicubic, Enlarged, Noise)
+"""What a refinement by a diffusion model is made of."""
 LABELS = [
     SignRule(),
     MinimumRule(),
@@ -159,7 +179,14 @@ SOLVERS = [
 ]
 SUMMARIES = [Mean(), Max(), ConvMean(channels=4), ConvMax(channels=4, seed=1)]
 MERGES = [MatchAndAverage(), FirstEpoch()]
-REFINEMENTS = [MedianFilter(), MedianFilter(size=3)]
+REFINEMENTS = [
+    MedianFilter(),
+    MedianFilter(size=3),
+    DDRM(FlatModel(), BlockMean(2), chain=Chain(steps=3)),
+    DDRM(FlatModel(), Bicubic(4), 0.0, Chain(2, eta=0.5, eta_b=0.9)),
+    DDRM(FlatModel(), Enlarged(2)),
+    DDRM(FlatModel(), Noise(), 0.2),
+]
 STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
 WHOLES = [
     STAGE,
@@ -216,7 +243,7 @@ def test_every_part_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=repr)
 def test_a_part_prints_as_itself(part: Any) -> None:
-    again = eval(repr(part), dict(specs()))
+    again = eval(repr(part), specs() | {each.__name__: each for each in DIFFUSION})
     assert again == part
     assert hash(again) == hash(part)
     assert repr(again) == repr(part)

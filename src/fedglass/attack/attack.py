@@ -16,6 +16,7 @@ from fedglass.attack.parts import (
     BoundForward,
     Checked,
     Evaluation,
+    Foreseen,
     Forward,
     Images,
     Labels,
@@ -34,7 +35,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
-from fedglass.core.types import Candidate, Observation, Reconstruction, Unknown
+from fedglass.core.types import Candidate, Knowledge, Observation, Reconstruction, Unknown
 from fedglass.fl.trajectory import per_epoch
 
 TRACE_POINTS = 200
@@ -96,7 +97,10 @@ class Attack:
         knows = observation.knows
         blank, first = torch.zeros(1, *knows.shape), torch.zeros(1, dtype=torch.int64)
         for refinement in self.refine:
-            refinement.refine(Refinement(blank, first, knows, draws))
+            if isinstance(refinement, Foreseen):
+                refinement.check(knows)
+            else:
+                refinement.refine(Refinement(blank, first, knows, draws))
 
     def weakened(self, factor: float) -> Attack:
         """The same attack with priors weaker by a factor; itself where it has none."""
@@ -117,9 +121,8 @@ class Attack:
         self, observation: Observation, found: Reconstruction, seed: int, progress: Progress
     ) -> Reconstruction:
         """The images made better one refinement after another, and how well they still explain the message."""
-        images, knows = found.images, observation.knows
-        for i, refinement in enumerate(self.refine):
-            images = refinement.refine(Refinement(images, found.labels, knows, stream(seed, "refine", i), progress))
+        knows = observation.knows
+        images = refined(self.refine, found.images, found.labels, knows, seed, progress)
         # Not the nearest representable ones: what the refinement added is what is asked about.
         each = _in_each_epoch(self._representation(observation), knows.whitening.whiten(images))
         energy = self._energy_at(observation, Candidate(each, found.labels), found)
@@ -168,6 +171,15 @@ class Attack:
         pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
         hard = labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
         return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), unknowns)
+
+
+def refined(
+    parts: Sequence[Refine], images: Tensor, labels: Tensor, knows: Knowledge, seed: int, progress: Progress = silent
+) -> Tensor:
+    """Images made better by one refinement after another.  # (n, c, h, w), pixels before whitening"""
+    for i, part in enumerate(parts):
+        images = part.refine(Refinement(images, labels, knows, stream(seed, "refine", i), progress))
+    return images
 
 
 def rank(energy: float) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedglass.attack.attack import Attack, part, rank
 from fedglass.attack.needs import check_needs
-from fedglass.attack.parts import Progress, silent
+from fedglass.attack.parts import Progress, Refine, silent
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Observation, Reconstruction, Training
@@ -65,6 +65,21 @@ class TryEpochs:
         if like.supposed is None:
             raise UsageError("The reconstruction supposes no training: give one that this attack returned.")
         return self.attack.energy_of(supposing(observation, like.supposed), pixels, labels, like)
+
+
+def refinements_of(attack: AnyAttack) -> tuple[Refine, ...]:
+    """What an attack does to the images that it has found; nothing is known of that for attacks of other makes."""
+    whole = attack.attack if isinstance(attack, TryEpochs) else attack
+    return whole.refine if isinstance(whole, Attack) else ()
+
+
+def refined_by(attack: AnyAttack, parts: tuple[Refine, ...]) -> AnyAttack:
+    """The same attack, which refines its images by these parts after its own."""
+    if isinstance(attack, TryEpochs):
+        return replace(attack, attack=replace(attack.attack, refine=(*attack.attack.refine, *parts)))
+    if isinstance(attack, Attack):
+        return replace(attack, refine=(*attack.refine, *parts))
+    raise UsageError(f"{type(attack).__name__} is no attack made of fedglass' parts, so that refine can not be added.")
 
 
 def hypotheses(observation: Observation) -> list[Training]:

@@ -160,3 +160,24 @@ class Refine(Protocol):
     def refine(self, given: Refinement) -> Tensor:
         """The images made better.  # (n, c, h, w), pixels before whitening"""
         ...
+
+
+@runtime_checkable
+class Foreseen(Protocol):
+    """A refinement whose work takes long: it can also say beforehand what it would refuse."""
+
+    def check(self, knows: Knowledge) -> None: ...
+
+
+@runtime_checkable
+class Learned(Protocol):
+    """A refinement by a model that has learned what images look like, and so may make up what it shows.
+
+    An audit compares what it shows with what the same model shows of another image, and with what it shows untrained.
+    """
+
+    def refine(self, given: Refinement) -> Tensor: ...
+
+    def untrained(self) -> Refine:
+        """The same with a model that has learned nothing."""
+        ...

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
+from fedglass.audit.controls import controlled
 from fedglass.audit.isolation import isolated
 from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, grey, judge
 from fedglass.audit.looks import Effort, Rerun, reruns, share_of
@@ -62,7 +63,7 @@ class Assessment:
 def unplayed(asked: Question, findings: Findings) -> Assessment:
     """What may be said where there was no message to attack, and a guess stands in for a reconstruction."""
     judged = judge(None, asked.seen, asked.found, asked.truth, asked.metrics)
-    return Assessment(judged, _scored(asked, findings, judged))
+    return Assessment(judged, _scored(asked, findings, judged, asked.seen, asked.found))
 
 
 def assess(asked: Question, findings: Findings) -> Assessment:
@@ -71,7 +72,7 @@ def assess(asked: Question, findings: Findings) -> Assessment:
     judged = judge(attack, seen, found, truth, asked.metrics)
     wrong = judged.label_errors > 0
     findings = replace(
-        _scored(asked, findings, judged),
+        _scored(asked, findings, judged, seen, found),
         energy_truth=judged.energy_truth,
         energy_decoys=judged.energy_decoys,
         energy_blind=energy_blind(attack, seen, found),
@@ -83,11 +84,14 @@ def assess(asked: Question, findings: Findings) -> Assessment:
     return Assessment(judged, _looked_closer(asked, findings))
 
 
-def _scored(asked: Question, findings: Findings, judged: Judgement) -> Findings:
-    """The findings with the scores, those of guesses, and how many images are partly recognisable."""
+def _scored(
+    asked: Question, findings: Findings, judged: Judgement, seen: Observation, found: Reconstruction
+) -> Findings:
+    """The findings with the scores, those of guesses, and those of a learned refinement's controls."""
     raw = {} if judged.scores_raw is None else judged.scores_raw.values
     blind = best_guess(asked.seen, asked.truth, asked.metrics)
-    scores = ImageScores(judged.scores.values, raw, blind)
+    control = controlled(asked.attack, seen, found, asked.truth, judged.scores, asked.seed)
+    scores = ImageScores(judged.scores.values, raw, blind, control.values, control.kept)
     return replace(findings, scores=scores)
 
 
@@ -141,7 +145,7 @@ def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
 def _recovered(asked: Question, seen: Observation, found: Reconstruction) -> int:
     """How many private images a run recovered."""
     judged = judge(None, seen, found, asked.truth, (asked.gate.metric,))
-    return sum(_scored(asked, Findings(asked.gate), judged).recovered)
+    return sum(_scored(asked, Findings(asked.gate), judged, seen, found).recovered)
 
 
 def best_guess(seen: Observation, truth: Truth, metrics: Sequence[str]) -> dict[str, tuple[float, ...]]:

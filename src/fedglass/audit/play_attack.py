@@ -41,7 +41,14 @@ class PlayAttack:
         found = self.attack.run(seen, seed, progress) if played else _guess(seen)
         fields = of_run(self.attack, found)
         oracle = oracle_facts(self.attack)
-        findings = Findings(self.gate, state, energy=found.energy, oracle=oracle, notes=found.notes)
+        findings = Findings(
+            self.gate,
+            state,
+            energy=found.energy,
+            energy_refined=found.energy_refined,
+            oracle=oracle,
+            notes=found.notes,
+        )
         if target.truth is None:
             return self._unjudged(seen, found, findings, fields)
         asked = Question(self.attack, target, target.truth, found, self.metrics, self.gate, seed, self.effort, progress)
@@ -111,6 +118,11 @@ def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> di
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
+        "controls": {
+            control: {name: list(values) for name, values in of.items()}
+            for control, of in found.scores.controls.items()
+        },
+        "identity_kept": list(found.scores.kept),
         "skipped_metrics": dict(scores.skipped),
         "blind": {name: list(values) for name, values in found.scores.blind.items()},
         "labels_true": private.labels.tolist(),

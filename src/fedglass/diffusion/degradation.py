@@ -80,7 +80,8 @@ class Enlarged:
         small = _reduced(side, self.factor)
         unit = torch.eye(small, dtype=torch.float64)[None, None]
         enlarge = F.interpolate(unit, (side, small), mode="bicubic", align_corners=False)[0, 0]  # (side, small)
-        return torch.linalg.pinv(enlarge)
+        inverse: Tensor = torch.linalg.pinv(enlarge)
+        return inverse
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -28,6 +29,19 @@ def embedded() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in _HERE.iterdir() if path.is_dir())) if _HERE.is_dir() else ()
 
 
+class Model(Protocol):
+    """A diffusion model as a value."""
+
+    @property
+    def title(self) -> str: ...
+
+    def load(self) -> Denoiser: ...
+
+    def untrained(self) -> Model:
+        """The same network with random weights."""
+        ...
+
+
 @dataclass(frozen=True)
 class Stored:
     """A folder's model, or an embedded one, with a digest of what it held when it was named."""
@@ -45,6 +59,13 @@ class Stored:
             )
         return denoiser
 
+    @property
+    def title(self) -> str:
+        return repr(self.name)
+
+    def untrained(self) -> Untrained:
+        return Untrained(self)
+
 
 @dataclass(frozen=True)
 class Untrained:
@@ -55,6 +76,13 @@ class Untrained:
 
     def load(self) -> Denoiser:
         return _untrained(self)
+
+    @property
+    def title(self) -> str:
+        return f"{self.like.title} (untrained)"
+
+    def untrained(self) -> Untrained:
+        return self
 
 
 def stored(name: str) -> Stored:

@@ -93,6 +93,10 @@ class Record(_Frozen):
     """Per image, after matching."""
     metrics_raw: dict[str, list[float | None]] = Field(default_factory=dict)
     """The same before the images were refined, matched on their own; empty where nothing was refined."""
+    controls: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
+    """Of images that a learned model refined: what its controls reach, by name, metric and image."""
+    identity_kept: list[bool] = Field(default_factory=list)
+    """Per image, whether the refined one is still nearest to the true image that the raw one was nearest to."""
     skipped_metrics: dict[str, str] = Field(default_factory=dict)
     """Metric -> why it was left out."""
     labels_true: list[int] = Field(default_factory=list)

@@ -63,6 +63,10 @@ class AdversaryTable(Table):
         return rounds * (clients if isinstance(self.client, str) else len(set(self.client)))
 
 
+class RefineTable(Named):
+    """A refinement of found images: `fedglass list refinements`; keys beside its name are its options."""
+
+
 class AttackTable(Named):
     """A published attack; keys that are not named here are options of its recipe."""
 
@@ -70,6 +74,13 @@ class AttackTable(Named):
     """Its name in the report."""
     labels: Name | None = None
     """How labels are found: `fedglass list labels`; the recipe's own way where it is left out."""
+    refine: Annotated[list[RefineTable], Field(max_length=10)] = []
+    """What is done to the images that it finds, one after another, after what the recipe does itself."""
+
+    @field_validator("refine", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return listed(value)
 
 
 class MetricsTable(Table):

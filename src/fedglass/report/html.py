@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,7 +134,12 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
         scores=[f"{scales[name].title} {scores[name]}" for name in first],
-        lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *lines, *label],
+        lines=[
+            *([f"raw: {', '.join(raw)}"] if case.scores_raw else []),
+            *([f"judged: {case.judged}"] if case.judged else []),
+            *lines,
+            *label,
+        ],
         leaked=case.recovered,
         near=case.near,
         raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
@@ -194,6 +199,12 @@ def _unscored_paths(record: Record, kind: str = "pictures") -> list[str]:
     return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
+def _means(figures: Mapping[str, Sequence[float | None]]) -> str:
+    """The mean of each metric over the images that have it."""
+    known = {name: [value for value in values if value is not None] for name, values in figures.items()}
+    return ", ".join(f"{name} {sum(values) / len(values):.3g}" for name, values in known.items() if values)
+
+
 def _record_facts(record: Record) -> Table:
     labels = {"labels, true": record.labels_true, "labels, recovered": record.labels_recovered}
     numbers = {
@@ -210,6 +221,10 @@ def _record_facts(record: Record) -> Table:
     said = {"absence of leakage": record.absence or "not shown", "declared training": record.replay}
     rows += [[name, words] for name, words in said.items() if words and record.status == "done"]
     rows += [["looked again", look] for look in record.looks]
+    rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
+    if record.identity_kept:
+        kept = f"{sum(record.identity_kept)} of {len(record.identity_kept)} refined images"
+        rows.append(["still nearest to the same true image", kept])
     rows += [[f"flag: {flag.name}", flag.text] for flag in record.flags]
     return Table(["", ""], rows)
 

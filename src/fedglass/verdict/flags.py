@@ -57,6 +57,8 @@ class Findings:
     update: State = "sound"
     scores: ImageScores = field(default_factory=ImageScores)
     energy: float = math.nan
+    energy_refined: float | None = None
+    """Of the refined images, where some were refined."""
     energy_truth: float | None = None
     energy_decoys: Sequence[float] = ()
     """Energies of images that are as smooth as the true ones but show something else."""
@@ -114,6 +116,7 @@ class Findings:
             or self.explained is not True
             or self.gate.partly(self.scores)
             or self.gate.guessed(self.scores)
+            or self.gate.imagined(self.scores)
             or self.mislabelled
             or self.notes
         ):
@@ -304,6 +307,33 @@ def _guessed(found: Findings) -> Flag | None:
     return Flag(name="no better than guessing", severity="serious", text=text)
 
 
+def _imagined(found: Findings) -> Flag | None:
+    imagined = found.gate.imagined(found.scores)
+    if found.update != "sound" or not imagined:
+        return None
+    text = (
+        f"{imagined} of the refined images lie beyond the gate's threshold, but fail a control: the same model does as "
+        "well from another image, or untrained, or the refined image shows something else than the raw one. They do "
+        "not count as recovered; the raw images do."
+    )
+    return Flag(name="refined image fails its controls", severity="serious", text=text)
+
+
+def _unexplained(found: Findings) -> Flag | None:
+    """A refined image is told from the raw one by the message: half of what that explains must be left."""
+    before, after, blind = found.energy, found.energy_refined, found.energy_blind
+    if after is None or not math.isfinite(before):
+        return None
+    limit = (before + blind) / 2 if blind is not None and blind > before else before + abs(before)
+    if math.isfinite(after) and after <= limit:
+        return None
+    text = (
+        f"The refined images no longer explain the message (energy {after:.3g}, of the raw ones {before:.3g}): what "
+        "they show beyond the raw images was made up by the refinement."
+    )
+    return Flag(name="refinement is imagination", severity="info", text=text)
+
+
 def _oracle(found: Findings) -> Flag | None:
     if not found.oracle:
         return None
@@ -343,6 +373,8 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _preferred,
     _partly,
     _guessed,
+    _imagined,
+    _unexplained,
     _oracle,
     _disagree,
     _unscored,

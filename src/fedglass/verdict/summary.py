@@ -71,6 +71,8 @@ class Case(_Frozen):
     scores: dict[str, float | None]
     scores_raw: dict[str, float | None] = Field(default_factory=dict)
     """The same before the image was refined; empty where it was not."""
+    judged: Literal["raw", "refined"] | None = None
+    """Which of the two the gate judges; null where nothing was refined."""
     picture: Picture | None
     oracle: bool
     recovered: bool = False
@@ -267,12 +269,14 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
-    near = ImageScores.of(record).near(gate.metric, gate.scale, gate.threshold)
+    scores = ImageScores.of(record)
+    near = scores.near(gate.metric, gate.scale, gate.threshold)
     return Case(
         **{name: getattr(record, name) for name in ("key", "attack", "view", "client", "round", "repeat")},
         image=index,
         scores={name: values[index] for name, values in record.metrics.items() if index < len(values)},
         scores_raw={name: values[index] for name, values in record.metrics_raw.items() if index < len(values)},
+        judged=scores.judged(gate.metric, gate.scale)[index],
         picture=record.pictures[index] if index < len(record.pictures) else None,
         oracle=record.oracle,
         recovered=recovered,

@@ -15,7 +15,7 @@ from fedglass.core.types import Knowledge
 from fedglass.diffusion.ddrm import Chain
 from fedglass.diffusion.degradation import Bicubic, BlockMean, Degradation, Enlarged, Noise, Spectrum
 from fedglass.diffusion.folder import check_shape
-from fedglass.diffusion.stored import Stored, Untrained, stored
+from fedglass.diffusion.stored import Model, stored
 
 BATCH = 64
 """Images that are restored at once."""
@@ -33,7 +33,7 @@ class DDRM:
     where it is twice that. The raw picture's own finer detail is thrown away: the search put it there without evidence.
     """
 
-    model: Stored | Untrained
+    model: Model
     degradation: Degradation
     sigma: float = 0.05
     chain: Chain = field(default_factory=Chain)
@@ -46,13 +46,13 @@ class DDRM:
 
     def check(self, knows: Knowledge) -> None:
         """Refuse images that the model does not make or the factor does not fit, without the model's work."""
-        check_shape(self.model.load(), knows.shape, self._name)
+        check_shape(self.model.load(), knows.shape, self.model.title)
         Spectrum.of(self.degradation, *knows.shape[1:])
 
     def refine(self, given: Refinement) -> Tensor:
         _, channels, height, width = given.images.shape
         denoiser = self.model.load()
-        check_shape(denoiser, (channels, height, width), self._name)
+        check_shape(denoiser, (channels, height, width), self.model.title)
         spectrum = Spectrum.of(self.degradation, height, width)
         known = 2 * spectrum.read(given.images.detach().cpu()) - 1
         parts = torch.split(known, BATCH)
@@ -67,11 +67,7 @@ class DDRM:
 
     def untrained(self) -> DDRM:
         """The control: the same with a network that has learned nothing."""
-        return replace(self, model=Untrained(self.model)) if isinstance(self.model, Stored) else self
-
-    @property
-    def _name(self) -> str:
-        return repr(self.model.name if isinstance(self.model, Stored) else self.model.like.name)
+        return replace(self, model=self.model.untrained())
 
 
 @register("refinements", "ddrm", summary="a diffusion model finds the detail below means of blocks", paper=PAPER)
