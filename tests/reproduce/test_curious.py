@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.each_client import EachClient
 from fedglass.attack.forward.super_client import SuperClient
 from fedglass.attack.images.low_resolution import LowResolution
 from fedglass.attack.labels.counts import InterpolatedCounts
@@ -116,7 +117,7 @@ def test_networks_rates_and_operators() -> None:
     assert solver.rate == 0.3
     assert made("curious-figure14", 2) == made("curious-figure5", 1), "the same round is run once"
     bound = probe_of(made("curious-figure14", 2, "bound")).attack
-    assert bound.stages[0].forward == curious.FORWARDS["bound"]
+    assert bound.stages[0].forward == EachClient()
     counted = made("curious-figure5", 1, "counted")
     assert (probe_of(counted).attack.labels, counted.knows.labels) == (InterpolatedCounts(), False)
     guess = made("curious-figure11", 2).probe

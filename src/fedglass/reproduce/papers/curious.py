@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.forward.each_client import EachClient
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.parts import Forward, Labels
+from fedglass.attack.parts import Labels
 from fedglass.attack.refine.ddrm import ddrm_enlarged
 from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam
@@ -33,9 +32,9 @@ LISTED = 84
 """ImageNet images of the stand-in folder: larger rounds take enlarged ones of CIFAR-10."""
 NETWORKS = {"LeNet": "curious_lenet", "ResNet9": "curious_resnet9", "ResNet18": "curious_resnet18"}
 ATTACKS = {
-    "ours": Method("curious_client_published", "curious client, true labels told (as released)"),
+    "ours": Method("curious_client_published", "curious client, labels told (as released)"),
     "counted": Method("curious_client_published", "the same, labels counted from the step"),
-    "bound": Method("curious_client_published", "K clients simulated, labels told by client (oracle)"),
+    "bound": Method("curious_client_grouped", "K clients simulated, labels told by client (oracle)"),
 }
 RATES, COUNTS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.75, 1.0, 1.5, 2.0)
 """What is tried in a search, in units of the truth, which is among it and at no end of the rates."""
@@ -44,13 +43,11 @@ DIFFUSION = "ddpm"
 """The diffusion model among the trained networks that are given: a folder."""
 LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
 """Where they are not told."""
-FORWARDS: Mapping[str, Forward] = {"bound": EachClient()}
-"""Where it is not one super-client that is simulated."""
 GUESSES: Mapping[str, Guess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
 YARDSTICKS: Mapping[str, Method | Yardstick] = {
     "grey": Yardstick("blind: plain grey"),
-    "own": Yardstick("blind: the adversary's own images"),
-    "reduced": Yardstick("oracle: the true images, reduced by 4 and enlarged"),
+    "own": Yardstick("blind: its own images"),
+    "reduced": Yardstick("oracle: truth reduced by 4"),
 }
 BESIDE: Mapping[str, Method | Yardstick] = {**ATTACKS, **YARDSTICKS}
 SMOOTH = {"LeNet, sigmoid": ("lenet", 0.0003), "LeNet, tanh": ("lenet_tanh", 0.003), "LeNet": ("curious_lenet", LR)}
@@ -116,8 +113,6 @@ def _sizes(setting: Setting, request: Request) -> tuple[int, ...]:
 def _attack(method: str, setting: Setting, request: Request) -> Attack:
     made = ATTACKS[method].attack(request, labels=LABELS.get(method, OracleLabels()), factor=FACTOR)
     (stage,) = made.stages
-    if method in FORWARDS:
-        stage = replace(stage, forward=FORWARDS[method])
     if "rate" in setting and isinstance(stage.solver, Adam):
         stage = replace(stage, solver=replace(stage.solver, rate=setting["rate"]))
     return replace(made, stages=(stage,))

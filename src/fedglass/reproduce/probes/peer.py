@@ -54,6 +54,7 @@ class Peer:
         fields = of_attack(self.attack, target, found)
         measures = _means(values) | {f"{name}_repeated": value for name, value in _means(coarse).items()}
         measures |= {f"{name}_raw": value for name, value in _means(unrefined).items()}
+        measures |= _of_first_peer(values, target.observation)
         measures |= _of_refinement(measures, final, truth, matching) if self.attack.refine else {}
         measures |= _of_search(found, target.observation, len(truth.labels), int(fields["label_errors"]))
         measures |= {"back": 100 * back(final, truth, matching), "own_psnr": own_psnr(final, target.observation)}
@@ -196,6 +197,12 @@ def _scores(images: Tensor, truth: Truth, matching: Matching) -> tuple[dict[str,
 
 def _means(values: dict[str, tuple[float, ...]]) -> dict[str, float]:
     return {name: statistics.fmean(each) for name, each in values.items()}
+
+
+def _of_first_peer(values: dict[str, tuple[float, ...]], seen: Observation) -> dict[str, float]:
+    """LPIPS of the first peer's images alone: in rounds of more clients they are the same, and can be compared."""
+    count = None if seen.knows.sizes is None else seen.knows.sizes[0]
+    return {"lpips_first": statistics.fmean(values["lpips"][:count])} if count and "lpips" in values else {}
 
 
 def _of_refinement(measures: Mapping[str, float], final: Tensor, truth: Truth, matching: Matching) -> dict[str, float]:
