@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,6 +14,8 @@ from fedglass.attack.images.low_resolution import LowResolution
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import silent
+from fedglass.attack.refine.median import MedianFilter
+from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.audit.probe import Finding
@@ -30,6 +34,7 @@ from fedglass.reproduce.papers import curious
 from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.preflight import refuse_options
 from fedglass.reproduce.probes.divergence import Divergence, Place, Sweep
+from fedglass.reproduce.probes.find_out import FindOut
 from fedglass.reproduce.probes.peer import (
     Grey,
     Guessed,
@@ -199,6 +204,35 @@ def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target) -> None:
     seen, scaled = round_.observation, heard[0].observation
     torch.testing.assert_close(flatten(scaled.update), flatten(seen.update) / 4)
     assert scaled.knows is seen.knows
+
+
+def test_a_search_is_scored_by_what_it_took_for_the_truth(population: Population) -> None:
+    setup = round_of(KIND, "lenet", Training(0.1, epochs=2), SIZES)
+    knows = Knows(labels=True, steps=True, lr=False, examples=False)
+    search = SearchByOwn(short(), short(), rates=(0.05, 0.2), counts=(6, 9), zooms=0)
+    experiment = Experiment(setup, FindOut(search, lr=0.1), knows)
+    target = Message(experiment, members(setup, population, 0), 0).target()
+    found = FindOut(search, lr=0.1).measure(target, 0, silent)
+    assert measures(found)["rate"] in (0.5, 2.0)
+    assert measures(found)["images"] in (1.0, 1.5)
+    assert measures(found)["found"] == 0
+    again = FindOut(replace(search, rates=(0.11,), counts=(6,)), lr=0.1).measure(target, 0, silent)
+    assert measures(again)["found"] == 100
+    assert [drawn["axis"] for drawn in found.record["extra"]["lines"]] == ["learning rate", "images"]
+
+
+def test_searches_are_told_what_is_not_unknown() -> None:
+    knows = [made("curious-search", row, "search").knows for row in (1, 2, 3)]
+    assert [(known.lr, known.examples) for known in knows] == [(False, True), (True, False), (False, False)]
+    probe = made("curious-search", 3, "search", Request(side=32, images=2)).probe
+    assert isinstance(probe, FindOut)
+    assert probe.search.counts == (3, 4, 6, 8)
+
+
+def test_refined_images_are_beside_the_raw_ones(round_: Target) -> None:
+    found = measures(Peer(replace(short(), refine=(MedianFilter(),))).measure(round_, 0, silent))
+    assert found["psnr_raw"] == measures(Peer(short()).measure(round_, 0, silent))["psnr"]
+    assert found["psnr"] != found["psnr_raw"]
 
 
 def test_guesses_stand_in_their_order(round_: Target) -> None:

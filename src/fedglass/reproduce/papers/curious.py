@@ -34,6 +34,7 @@ NETWORKS = {"LeNet": "curious_lenet", "ResNet9": "curious_resnet9", "ResNet18": 
 ATTACKS = {
     "ours": Method("curious_client_published", "curious client, labels told (as released)"),
     "counted": Method("curious_client_published", "the same, labels counted from the step"),
+    "fast": Method("curious_client", "this package's curious_client, labels told", {"own": "along"}),
     "bound": Method("curious_client_grouped", "K clients simulated, labels told by client (oracle)"),
 }
 RATES, COUNTS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.75, 1.0, 1.5, 2.0)
