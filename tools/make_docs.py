@@ -37,7 +37,7 @@ def _printed(command: str) -> str:
     if program == "cat":
         return Path(arguments[0]).read_text()
     # One worker, as everywhere in an example: more would only make it slower.
-    more = ["--workers", "1"] if arguments[0] == "audit" else []
+    more = ["--workers", "1"] if arguments[0] in ("audit", "reproduce") else []
     return CliRunner().invoke(cli, [*arguments, *more], catch_exceptions=False).stdout
 
 

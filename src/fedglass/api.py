@@ -14,6 +14,7 @@ from fedglass.audit.executors.processes import executor_for
 from fedglass.audit.machine import device_named
 from fedglass.audit.play import play
 from fedglass.audit.progress import Progress
+from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.simulated import Simulated
@@ -26,7 +27,7 @@ from fedglass.recipes.catalogue import recipe
 from fedglass.report.html import write_report
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.transcript import Transcript
-from fedglass.rounds.truth import Truths
+from fedglass.rounds.truth import Examples, Truths
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows, View
 from fedglass.verdict.gate import Gate
@@ -57,6 +58,8 @@ class Audit:
     seed: int = 0
     truths: Truths | None = None
     """The private data behind a transcript; a federation has its own."""
+    public: Examples | None = None
+    """Such data that the adversary has, for blind guesses and decoys."""
 
     def __post_init__(self) -> None:
         source = self._source()
@@ -66,9 +69,10 @@ class Audit:
         self._result: Result | None = None
 
     def _source(self) -> Source:
+        public = None if self.public is None else Public.given(self.public.images, self.public.labels)
         if isinstance(self.federation, Transcript):
-            return Recorded(self.federation, self.truths, tuple(self.views), self.knows)
-        return Simulated(self.federation, self.rounds, tuple(self.views), self.knows)
+            return Recorded(self.federation, self.truths, tuple(self.views), self.knows, public=public)
+        return Simulated(self.federation, self.rounds, tuple(self.views), self.knows, public=public)
 
     def run(
         self,

@@ -32,7 +32,11 @@ KNOWS = Knows(labels=True)
 
 def lines(records: Any) -> list[dict[str, object]]:
     """All that a record says but for the time and memory it took."""
-    return [{**r.model_dump(), "seconds": None, "peak_mib": None} for r in records if isinstance(r, Record)]
+    return [
+        {**r.model_dump(), "seconds": None, "peak_mib": None, "finished": None}
+        for r in records
+        if isinstance(r, Record)
+    ]
 
 
 def test_a_saved_transcript_gives_bit_identical_records(make_federation: Make, tmp_path: Path) -> None:

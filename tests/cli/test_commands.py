@@ -98,8 +98,8 @@ def test_an_audit_that_can_not_tell_exits_with_3_unless_the_plan_chooses_otherwi
 def test_the_cost_of_being_sure_is_announced(fedglass: Run, write_plan: Write) -> None:
     for effort, words in (
         ("quick", "not looked at again"),
-        ("standard", "looked at 3 more times"),
-        ("thorough", "looked at 6 more times"),
+        ("standard", 'looked at up to 3 more times (effort "standard"): at most 5 further runs per case (3 of 0.5'),
+        ("thorough", 'looked at up to 7 more times (effort "thorough"): at most 13 further runs per case (6 of full'),
     ):
         plan = write_plan(("[federation]", f'effort = "{effort}"\n[federation]'))
         assert words in " ".join(fedglass("check", plan).stdout.split())

@@ -19,6 +19,9 @@ PAGE = ROOT / "docs" / "json.md"
 Run = Callable[..., Result]
 Write = Callable[..., Path]
 Changes = tuple[tuple[str, str], ...]
+TRAINING = ("--model", "lenet", "--data", "photos", "--size", "16", "--device", "cpu", "--batch", "8", "--every", "1")
+COMPARED = "dlfa-table5"
+"""A table of architectures, which needs no run."""
 
 
 def tool() -> Any:
@@ -70,6 +73,11 @@ def commands(write_plan: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("demo", "-o", tmp_path / "demo", *workers),
         ("report", tmp_path / "out", "--junit", tmp_path / "j.xml", "--sarif", tmp_path / "s.sarif"),
         ("list", "attacks"),
+        ("train", *TRAINING, "--at", "0.1", "-o", tmp_path / "stages"),
+        ("reproduce", "list"),
+        ("reproduce", "list", "dlfa-table1"),
+        ("reproduce", COMPARED),
+        ("reproduce", "dlfa-table1", "--rows", 1, "--clients", 1, "--dry-run", "-o", tmp_path / "again"),
     ]
 
 
@@ -83,7 +91,7 @@ def test_quiet_is_silent(commands: list[tuple[object, ...]], fedglass: Run) -> N
     for arguments in commands:
         done = fedglass(*arguments, "-q")
         assert done.stderr == ""
-        if arguments[0] != "list":
+        if "list" not in arguments:
             assert done.stdout == "", arguments
 
 
@@ -105,6 +113,17 @@ def test_the_verdict_is_that_of_the_words(fedglass: Run, write_plan: Write, leak
     again = json.loads(fedglass("report", tmp_path / "out", "--json").stdout)
     shared = set(told) - {"device", "paths"}
     assert {key: again[key] for key in shared} == {key: told[key] for key in shared}
+
+
+def test_a_training_tells_what_was_reached_and_what_was_not(fedglass: Run, tmp_path: Path) -> None:
+    done = fedglass("train", *TRAINING, "--at", "0.1,99", "--epochs", 30, "--lr", 0.01, "-o", tmp_path, "--json", "-q")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["exit_code"], told["missed"]) == (3, 3, [99.0])
+    (reached,) = told["reached"]
+    assert (reached["target"], Path(reached["path"]).exists()) == (0.1, True)
+    assert Path(told["best"]["path"]).exists()
+    assert done.stderr.startswith("fedglass: 99 % not reached")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_errors_leave_stdout_empty(fedglass: Run, tmp_path: Path) -> None:

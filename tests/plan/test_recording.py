@@ -242,3 +242,11 @@ def test_effort_decides_the_key(folder: Path) -> None:
     assert len(keys) == 2
     assert job(folder).cases[0].key not in keys
     assert job(folder, ("[recording]", 'effort = "standard"\n[recording]')).cases[0].key == job(folder).cases[0].key
+
+
+def test_public_data_of_a_recording_stand_beside_its_scores(folder: Path) -> None:
+    """Those that hold the private images show them without the message, and nothing counts as recovered."""
+    told = job(folder, ("[[attacks]]", '[adversary]\npublic = "npz:truth.npz"\n[[attacks]]'))
+    assert told.cases[0].key != job(folder).cases[0].key
+    record = run(told, folder / "out").records[0]
+    assert set(record.blind_by["psnr"]) & {"the mean of public images", "the means of the classes found"}

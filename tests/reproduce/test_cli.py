@@ -93,6 +93,14 @@ def test_a_table_is_recreated_and_not_repeated(tmp_path: Path) -> None:
     assert (tmp_path / "sme-table2.html").is_file()
     again = call(*request, "-o", tmp_path, "--workers", "1")
     assert "1 of 1 runs are done already" in again.output
+    quiet = call(*request, "-o", tmp_path, "--workers", "1", "--json", "-q")
+    assert quiet.stderr == ""
+    told = json.loads(quiet.stdout)
+    (row,) = told["rows"]
+    assert row["paper"]["psnr"] == {"mean": 30.3, "spread": 0.3}
+    assert f"{row['measured']['psnr']['mean']:.1f}" in first.output
+    assert (row["method"], row["measured"]["psnr"]["spread"], row["runs"]["done"]) == ("sme", None, 1)
+    assert Path(told["paths"]["page"]) == tmp_path / "sme-table2.html"
     assert (tmp_path / "records.jsonl").read_bytes().count(b"\n") == 1
 
 

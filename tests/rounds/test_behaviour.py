@@ -13,7 +13,9 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.params import Update
 from fedglass.core.types import Training
 from fedglass.defend.clip import Clip, norm_of
+from fedglass.rounds.behaviour.backdoor import Backdoor
 from fedglass.rounds.behaviour.behaviour import Behaviour, Turn
+from fedglass.rounds.behaviour.gaussian import Gaussian
 from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound
 from fedglass.rounds.behaviour.sign_flip import SignFlip
@@ -97,3 +99,31 @@ class Crowd:
 def test_examples_that_no_batch_would_hold_are_refused(toy: Any, times: int) -> None:
     with pytest.raises(DataError, match=r"behaviour of 'client 0' gave .* expected as many as the client has"):
         acting(toy, Crowd(times)).run()
+
+
+def test_noise_is_as_long_as_the_update_or_as_asked(toy: Any) -> None:
+    honest, alike, asked = (acting(toy, b).run().rounds[0] for b in (Honest(), Gaussian(), Gaussian(0.5)))
+    own, noise = (float(norm_of(past.messages[0].update)) for past in (honest, alike))
+    assert noise == pytest.approx(own, rel=0.1)
+    values = torch.cat([tensor.flatten() for tensor in asked.messages[0].update.values()])
+    assert float(values.std()) == pytest.approx(0.5, rel=0.1)
+    assert abs(float(values.mean())) < 0.05
+
+
+def test_a_backdoor_marks_a_share_of_the_examples(toy: Any) -> None:
+    images = toy.images(5)
+    turn = Turn(images, torch.tensor([1, 2, 3, 4, 1]), 0, {}, torch.Generator())
+    marked, labels = Backdoor(target=2, share=0.4, side=3).examples(turn)
+    assert labels.tolist() == [2, 2, 3, 4, 1]
+    assert bool((marked[:2, :, -3:, -3:] == 1).all())
+    assert torch.equal(marked[2:], images[2:])
+    assert torch.equal(marked[:2, :, :5], images[:2, :, :5])
+    assert not bool((images[:2, :, -3:, -3:] == 1).all())
+    with pytest.raises(DataError, match="does not fit into images of 8 x 8"):
+        Backdoor(side=9).examples(turn)
+
+
+@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"side": 0}, {"target": -1}])
+def test_a_backdoor_out_of_bounds_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="backdoor"):
+        Backdoor(**wrong)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.attack.hypotheses import AnyAttack
+from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Source
@@ -212,6 +213,30 @@ SHIFTED = Whitening((0.45,) * 3, (0.25,) * 3)
 NONE = Whitening((0.0,) * 3, (1.0,) * 3)
 
 
+def with_public(source: Callable[[], Source], made: Callable[[], Public]) -> Callable[[], Source]:
+    """The same, against an adversary that has such data."""
+
+    def public() -> Source:
+        found = source()
+        assert isinstance(found, Simulated | Recorded)
+        return replace(found, public=made())
+
+    return public
+
+
+def other_photos() -> Public:
+    """Photographs of all classes, none of them a client's."""
+    chosen = photos().resized(SHAPE[1]).subset(range(10, 24))
+    return Public.of(chosen.images, chosen.labels)
+
+
+def nearly_the_same() -> Public:
+    """The private picture itself, a little blurred by noise: it is no secret."""
+    private = data(1)
+    noise = 0.02 * torch.randn(private.images.shape, generator=stream(0, "situations", "public"))
+    return Public.of((private.images + noise).clamp(0, 1), private.labels)
+
+
 def _situations() -> Iterator[Situation]:
     def row(name: str, false: frozenset[str], source: Callable[[], Source], by: AnyAttack | None = None) -> Situation:
         return Situation(name, false, source, by or attack())
@@ -310,6 +335,13 @@ def _situations() -> Iterator[Situation]:
     yield row("aggregate of two, heavy noise", SAFE, simulated(noisy(1.0), noisy(1.0), view=AggregateView()), LONG)
     yield row("a peer of one other", LEAKS, simulated({}, {}, view=PeerView(1)), LONG)
     yield row("a peer of one other, heavy noise", SAFE, simulated(noisy(1.0), {}, view=PeerView(1)), LONG)
+
+    yield row("one image, other public pictures of its class", LEAKS, with_public(simulated(), other_photos))
+    yield row("two images, other public pictures", LEAKS, with_public(simulated(count=2), other_photos), LONG)
+    yield row("heavy noise, other public pictures", SAFE, with_public(simulated(noisy(1.0)), other_photos))
+    means = simulated(model=pooled)
+    yield row("model that sees means alone, public pictures as decoys", SAFE, with_public(means, other_photos), SMOOTH)
+    yield row("public data show the picture better than the attack", SAFE, with_public(simulated(), nearly_the_same))
 
 
 SITUATIONS = tuple(_situations())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,6 +107,11 @@ class Attack:
         """The same attack with priors weaker by a factor; itself where it has none."""
         stages = tuple(replace(stage, objective=stage.objective.weakened(factor)) for stage in self.stages)
         return replace(self, stages=stages)
+
+    def shortened(self, share: float) -> Attack:
+        """The same attack from one start with a share of its iterations, not refined: for trying things out."""
+        stages = tuple(replace(stage, solver=_shortened(stage.solver, share)) for stage in self.stages)
+        return replace(self, stages=stages, restarts=1, refine=())
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """The last stage's energy at the representable images next to the given ones.
@@ -235,6 +241,13 @@ def _problem(stage: Stage, observation: Observation, forward: BoundForward, imag
         return energy(candidate, tensors[b:], share)
 
     return Problem((*images.unknowns, *labels.unknowns, *forward.unknowns), of)
+
+
+def _shortened(solver: Solver, share: float) -> Solver:
+    """With a share of its iterations, where it says how many it makes."""
+    part: Any = solver
+    count = getattr(part, "iterations", None)
+    return replace(part, iterations=max(1, math.ceil(share * count))) if isinstance(count, int) else solver
 
 
 def _in_each_epoch(bound: Bound, images: Tensor) -> Tensor:

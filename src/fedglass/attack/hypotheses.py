@@ -30,6 +30,10 @@ class AnyAttack(Protocol):
         """The same attack with priors weaker by a factor; itself where it has none."""
         ...
 
+    def shortened(self, share: float) -> AnyAttack:
+        """The same attack from one start with a share of its iterations, not refined: for trying things out."""
+        ...
+
 
 @dataclass(frozen=True)
 class TryEpochs:
@@ -60,6 +64,9 @@ class TryEpochs:
 
     def weakened(self, factor: float) -> TryEpochs:
         return replace(self, attack=self.attack.weakened(factor))
+
+    def shortened(self, share: float) -> TryEpochs:
+        return replace(self, attack=self.attack.shortened(share))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         if like.supposed is None:

@@ -5,32 +5,25 @@ Everything here may look at the truth, and nothing of it reaches an attack.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
 from fedglass.audit.controls import controlled
+from fedglass.audit.guesses import best_guess
 from fedglass.audit.isolation import isolated
-from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, grey, judge
-from fedglass.audit.looks import Effort, Rerun, reruns, share_of
+from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge
+from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts, share_of
 from fedglass.audit.replay import replay
 from fedglass.audit.target import Target
-from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation, Reconstruction
-from fedglass.metrics.catalogue import score
-from fedglass.metrics.matching import Matching
 from fedglass.rounds.truth import Truth
 from fedglass.verdict.flags import Findings, Look
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
-
-DEAR = ("lpips",)
-"""Metrics that are not computed for guesses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +82,9 @@ def _scored(
 ) -> Findings:
     """The findings with the scores, those of guesses, and those of a learned refinement's controls."""
     raw = {} if judged.scores_raw is None else judged.scores_raw.values
-    blind = best_guess(asked.seen, asked.truth, asked.metrics)
+    blind = best_guess(asked.seen, asked.truth, found.labels, asked.metrics, asked.target.public)
     control = controlled(asked.attack, seen, found, asked.truth, judged.scores, asked.seed)
-    scores = ImageScores(judged.scores.values, raw, blind, control.values, control.kept)
+    scores = ImageScores(judged.scores.values, raw, blind.values, blind.names, control.values, control.kept)
     return replace(findings, scores=scores)
 
 
@@ -117,9 +110,25 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
         return findings
     if findings.hidden:
         bare = asked.target.bare
-        return findings if bare is None else replace(findings, read_without=_reads(asked, bare))
-    runs = list(reruns(asked.attack, asked.seed, asked.effort)) if findings.reached else []
-    looks = [_look(asked, run, share_of(asked.progress, i, len(runs))) for i, run in enumerate(runs)]
+        findings = findings if bare is None else replace(findings, read_without=_reads(asked, bare))
+        # An attack that nothing hides from is blind, and its prior may be why.
+        return findings if findings.defended and findings.read_without else _with_looks(asked, findings, [])
+    if not findings.reached:
+        return findings
+    return _with_looks(asked, findings, other_starts(asked.attack, asked.seed, asked.effort))
+
+
+def _with_looks(asked: Question, findings: Findings, runs: list[Rerun]) -> Findings:
+    """The findings with these looks, and those with the priors that do best on decoys."""
+    parts = len(runs) + asked.effort.priors + 1
+    own = None if asked.seen.own is None else asked.seen.own.images.detach().cpu()
+    public = None if asked.target.public is None else asked.target.public.pictures
+    has = [pictures for pictures in (own, public) if pictures is not None]
+    experiment = Experiment(
+        asked.attack, asked.seen, asked.found, torch.cat(has) if has else None, asked.seed, asked.effort
+    )
+    runs = [*runs, *other_priors(experiment, share_of(asked.progress, 0, parts))]
+    looks = [_look(asked, run, share_of(asked.progress, i + 1, len(runs) + 1)) for i, run in enumerate(runs)]
     return replace(findings, looks=tuple(looks), asked=len(runs))
 
 
@@ -139,6 +148,7 @@ def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
         energy_at(run.attack, asked.seen, truth.images, truth.labels, found),
         energy_others(run.attack, asked.seen, found, truth),
         _recovered(asked, asked.seen, found),
+        run.must_reach,
     )
 
 
@@ -146,32 +156,6 @@ def _recovered(asked: Question, seen: Observation, found: Reconstruction) -> int
     """How many private images a run recovered."""
     judged = judge(None, seen, found, asked.truth, (asked.gate.metric,))
     return sum(_scored(asked, Findings(asked.gate), judged, seen, found).recovered)
-
-
-def best_guess(seen: Observation, truth: Truth, metrics: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Image by image and metric by metric, what the best of several guesses without the message reaches."""
-    private = truth.private.images
-    cheap = [name for name in metrics if name not in DEAR]
-    same = Matching(tuple(range(len(private))))
-    scores = [score(guess, private, cheap, same) for guess in guesses(seen, private)]
-    return {
-        name: tuple(scale_of(name).best(values) for values in zip(*(s.values[name] for s in scores), strict=True))
-        for name in scores[0].values
-    }
-
-
-def guesses(seen: Observation, private: Tensor) -> list[Tensor]:
-    """Pictures that need no message: grey, each image's own mean colour, and the nearest of the adversary's own.
-
-    The flat colour is chosen by the truth, which makes it the best of all flat guesses.
-    """
-    flat = private.mean(dim=(-2, -1), keepdim=True).expand_as(private)
-    found = [grey(seen, len(private)).cpu(), flat]
-    if seen.own is not None:
-        own = seen.own.images.detach().cpu()
-        nearest = torch.stack([(own - image).square().flatten(1).mean(1).argmin() for image in private])
-        found.append(own[nearest])
-    return found
 
 
 def _device(seen: Observation) -> torch.device:

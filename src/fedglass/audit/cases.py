@@ -74,4 +74,5 @@ def enumerate_cases(
 
 def _facts(name: str, attack: AnyAttack, info: TargetInfo, repeat: int) -> dict[str, Any]:
     told = {"attack": name, "attack_repr": repr(attack), "view": info.words}
+    told |= {"view_name": info.name, "standpoint": info.standpoint}
     return {**told, "round": info.round, "repeat": repeat}

@@ -70,8 +70,12 @@ def _scored(images: Tensor, truth: Truth, metrics: Sequence[str]) -> Scores:
 
     The adversary's own take part in the matching, so that what shows them is not held against the others.
     """
-    private = truth.private.images
-    return score(images, private, metrics, Matching(match(images, truth.images).partner[: len(private)]))
+    return score(images, truth.private.images, metrics, paired(images, truth))
+
+
+def paired(images: Tensor, truth: Truth) -> Matching:
+    """Which of the images shows which private one, where they may show the adversary's own as well."""
+    return Matching(match(images, truth.images).partner[: len(truth.private.images)])
 
 
 def energy_blind(attack: AnyAttack, seen: Observation, found: Reconstruction) -> float:

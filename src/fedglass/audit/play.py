@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
         "behaviours": list(target.behaviours),
         "participants": list(target.participants),
         "kept": list(target.kept),
+        "behind": list(target.behind),
     }
 
 
@@ -91,4 +93,5 @@ def _found(work: Work, finding: Finding) -> dict[str, Any]:
 
 
 def _spent(start: float) -> dict[str, Any]:
-    return {"seconds": time.perf_counter() - start, "peak_mib": peak_mib()}
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"seconds": time.perf_counter() - start, "peak_mib": peak_mib(), "finished": when}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from fedglass.audit.public import Public
 from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
@@ -24,6 +25,8 @@ class Recorded:
     views: tuple[View, ...] = (ServerView(),)
     knows: Knows = field(default_factory=Knows)
     name: str = ""
+    public: Public | None = None
+    """What the adversary has of such data."""
 
     def __post_init__(self) -> None:
         if not self.views:
@@ -38,7 +41,8 @@ class Recorded:
     def identity(self) -> str:
         truths = "" if self.truths is None else self.truths.identity
         origin = self.transcript.origin or self._content()
-        return digest("source", self.name, origin, truths, identity_text(self.knows))
+        told = [] if self.public is None else [self.public.identity]
+        return digest("source", self.name, origin, truths, identity_text(self.knows), *told)
 
     def _content(self) -> str:
         """A hash of all that was said."""
@@ -57,7 +61,8 @@ class Recorded:
             yield view.see(self.transcript, self.knows, self.truths)
 
     def targets(self, progress: Said) -> Sequence[Target]:
-        return [target_of(self.transcript, view, self.knows, self.truths) for view in self.views]
+        found = [target_of(self.transcript, view, self.knows, self.truths) for view in self.views]
+        return [replace(target, public=self.public) for target in found]
 
     def threat(self) -> list[Section]:
         said, named = self.transcript, f" {self.name!r}" if self.name else ""
@@ -66,6 +71,7 @@ class Recorded:
         lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth]
         seen = next(iter(self.rehearse())).observation
         facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
+        facts += [] if self.public is None else [self.public.words]
         sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
         return [
             Section(f"Recording{named}", lines),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
+from fedglass.audit.public import Public
 from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, infos_of, target_of
 from fedglass.audit.utility import accuracy, after
 from fedglass.audit.words import knows_in_words, training_in_words
@@ -37,6 +38,8 @@ class Simulated:
     class_names: tuple[str, ...] | None = None
     test: Examples | None = None
     """Examples of no client, on which the trained model is measured."""
+    public: Public | None = None
+    """What the adversary has of such data."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -54,7 +57,9 @@ class Simulated:
     def identity(self) -> str:
         test = self.test
         measured = [] if test is None else [str(self.rounds), of_tensor(test.images), of_tensor(test.labels)]
-        return digest("source", self.name, self._origin(), self.truths().identity, identity_text(self.knows), *measured)
+        told = [] if self.public is None or not self.public.identity else [self.public.identity]
+        facts = self.name, self._origin(), self.truths().identity, identity_text(self.knows)
+        return digest("source", *facts, *measured, *told)
 
     def _origin(self) -> str:
         return digest(self.federation.identity, identity_text(self.class_names))
@@ -73,7 +78,7 @@ class Simulated:
                 without = None if bare is None else view.see(bare, self.knows, truths).observation
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
-            return replace(found, utility=utility, bare=without)
+            return replace(found, utility=utility, bare=without, public=self.public)
 
         return [target(view) for view in self.views]
 
@@ -160,7 +165,10 @@ class Simulated:
                 f"What the adversary sees{named and ' of' + named}",
                 sees if len(sees) <= SHOWN else [*sees[: SHOWN - 1], *more],
             ),
-            Section(f"What it knows beside{named and ' of' + named}", knows_in_words(self.knows)),
+            Section(
+                f"What it knows beside{named and ' of' + named}",
+                [*knows_in_words(self.knows), *([] if self.public is None else [self.public.words])],
+            ),
         ]
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fedglass.audit.protection import together
+from fedglass.audit.public import Public
 from fedglass.audit.replay import Declared, Part, played
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import identity_text
 from fedglass.core.types import Observation
 from fedglass.rounds.transcript import Transcript
 from fedglass.rounds.truth import Truth, Truths
-from fedglass.rounds.views.view import Knows, Seen, View
+from fedglass.rounds.views.view import Knows, Named, Seen, View
 
 Said = Callable[[int, int], None]
 """Hears how many rounds are done, and of how many."""
@@ -45,6 +46,8 @@ class Target:
     """Whose updates got through the aggregation rule in that round."""
     behaviours: tuple[str, ...] = ()
     """What poisoners do, in words."""
+    public: Public | None = None
+    """What the adversary has of such data beside the message."""
 
     def target(self) -> Target:
         """Itself: it need not be made."""
@@ -86,6 +89,9 @@ class TargetInfo:
     words: str
     round: int
     """Counted from 1, as in `words`."""
+    name: str = ""
+    """The view in short; empty where it has no short name."""
+    standpoint: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,9 @@ def infos_of(name: str, views: Iterable[View]) -> list[TargetInfo]:
     before, found = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
-        found.append(TargetInfo(repr(view), identity, before + view.describe(), view.rounds()[-1] + 1))
+        short = view.brief() if isinstance(view, Named) else None
+        named = ("", "") if short is None else (before + short.name, short.standpoint)
+        found.append(TargetInfo(repr(view), identity, before + view.describe(), view.rounds()[-1] + 1, *named))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedglass.audit.audit import Job
-from fedglass.audit.looks import reruns
+from fedglass.audit.looks import cost_of
 from fedglass.audit.target import Section
 from fedglass.metrics.catalogue import why_not
 
@@ -32,13 +32,15 @@ def _judgement(job: Job) -> list[str]:
 
 def _cost(job: Job) -> str:
     """What is done about images that an attack does not recover, which may take several times as long as the attack."""
-    times = max(len(list(reruns(attack, job.seed, job.effort))) for attack in job.attacks.values())
-    if not times:
+    most = max((cost_of(attack, job.effort) for attack in job.attacks.values()), key=lambda cost: cost.runs)
+    if not most.looks:
         return 'Images that are not recovered are not looked at again (effort "quick"): absence is seldom shown so.'
-    more = f"{times} more time{'' if times == 1 else 's'}"
+    length = "full" if job.effort.share == 1 else f"{job.effort.share:g} of the"
+    tried = f" ({most.on_decoys} of {length} length on decoys, which choose the prior)" if most.on_decoys else ""
     return (
-        f'Images that are not recovered are looked at {more} (effort "{job.effort.value}"), and once without the '
-        "defence where there is one."
+        f"Images that are not recovered are looked at up to {most.looks} more times (effort "
+        f'"{job.effort.value}"): at most {most.runs} further runs per case{tried}, and one without the defence where '
+        "there is one."
     )
 
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from fedglass.cli.audit import cores, warm_up
+from fedglass.cli.output import Output, answering
+from fedglass.cli.published import say_comparison, say_known
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.reproduce.request import REDUCED, Request
-from fedglass.reproduce.tables import Figure, Table, choose_rows, figure, names, table
+from fedglass.reproduce.tables import Figure, Table, choose_rows, figure, table
 
 if TYPE_CHECKING:
     from fedglass.reproduce.cases import Cell
@@ -72,9 +74,10 @@ CLIENTS = 3
     "--weights", multiple=True, help="Trained networks that rows start from, such as transfer=FILE or 50=FILE."
 )
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
+@click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
 @click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
 @click.option("--dry-run", is_flag=True, help="Say what would be run and how long it would take.")
+@answering
 def reproduce(
     name: str,
     of: str | None,
@@ -90,9 +93,10 @@ def reproduce(
     images: int | None,
     weights: tuple[str, ...],
     seed: int,
-    output: Path,
+    place: Path,
     workers: int | None,
     dry_run: bool,
+    output: Output,
 ) -> None:
     """Re-create NAME, a published table or figure, and print the paper's numbers beside the measured ones.
 
@@ -105,9 +109,10 @@ def reproduce(
       fedglass reproduce dlfa-table1 --clients 3 --rows 4 --methods prior,fedsgd
       fedglass reproduce sme-table2 --data leaf:femnist/data --data cifar100:cifar-100-binary
       fedglass reproduce c2f-table3 --rows dataset=CIFAR-10 --clients 4 --iterations 1000
+      fedglass reproduce sme-table2 --rows 1 --json
     """
     if name == LIST:
-        return _list(of)
+        return say_known(of, output)
     if of is not None:
         raise UsageError(f"Expected one table or figure, got {name!r} and {of!r}.")
     if clients is not None and clients < 1:
@@ -127,11 +132,11 @@ def reproduce(
     wanted = [m.strip() for given in methods for m in given.split(",")] or list(asked.methods)
     if not dry_run:
         warm_up(workers, "auto")
-    if _compare(printed):
+    if say_comparison(printed, output):
         return None
     count = clients or printed.default.get("clients", CLIENTS)
     planned, absent = _cells(printed, chosen, wanted, count, data, stand_ins, request, seed)
-    return _run(asked, printed, planned, absent, output, workers, dry_run)
+    return _run(asked, printed, planned, absent, place, workers, dry_run, output)
 
 
 def _cells(
@@ -176,13 +181,17 @@ def _run(
     of: Table,
     cells: Sequence[Cell],
     absent: Sequence[str],
-    output: Path,
+    place: Path,
     workers: int | None,
     dry_run: bool,
+    output: Output,
 ) -> None:
+    from contextlib import nullcontext
+
     from fedglass.audit.executors.processes import executor_for
     from fedglass.audit.machine import device_named
-    from fedglass.cli.reproduced import measures_in_words, say_before, say_plan, say_table
+    from fedglass.audit.progress import Silent
+    from fedglass.cli.reproduced import answer_of, answer_of_plan, measures_in_words, say_before, say_plan, say_table
     from fedglass.cli.screen import Screen
     from fedglass.reproduce.compare import lines
     from fedglass.reproduce.page import write_recreation
@@ -191,66 +200,23 @@ def _run(
     # Processes that share one accelerator only get in each other's way.
     shared = device_named("auto").type != "cpu" and any(cell.experiment.probe.accelerated for cell in cells)
     count = workers or (1 if shared else cores())
-    say_before(asked, cells, output, count, absent)
+    if not output.quiet:
+        say_before(asked, cells, place, count, absent)
     if dry_run:
-        say_plan(of, cells, output)
+        if not output.quiet:
+            say_plan(of, cells, place)
+        output.answer(answer_of_plan(asked, of, cells, place, count, absent))
         return
-    with Screen("runs", measures_in_words) as screen:
-        records = run(cells, output, executor_for(count), screen)
+    with nullcontext(Silent()) if output.quiet else Screen("runs", measures_in_words) as screen:
+        records = run(cells, place, executor_for(count), screen)
     found = lines(of, cells, records)
-    say_table(of, cells, found, records)
-    click.echo(f"Page: {write_recreation(output, asked, of, cells, records, _command())}")
+    page = write_recreation(place, asked, of, cells, records, _command())
+    if output.in_words:
+        say_table(of, cells, found, records)
+    output.say(f"Page: {page}")
+    output.answer(answer_of(asked, of, cells, found, records, place, page))
     if failed := sum(line.failed for line in found):
         raise AuditError(f"{failed} of {sum(line.planned for line in found)} runs failed; the page says why.")
-
-
-def _list(name: str | None) -> None:
-    from rich.console import Console
-    from rich.table import Table as Grid
-
-    console = Console(highlight=False)
-    if name is None:
-        width = max(map(len, names()))
-        for known, title in names().items():
-            console.print(f"{known:<{width}}  {title}", markup=False, soft_wrap=True)
-        return
-    from fedglass.reproduce.cases import known_methods
-    from fedglass.reproduce.compare import number, shown
-    from fedglass.reproduce.paper import paper_of
-
-    of = table(figure(name).table)
-    console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
-    grid = Grid("row", *of.columns.values(), "method", *(measure.title for measure in of.measures.values()))
-    for row in of.rows:
-        for method, values in row.values.items():
-            setting = [shown(row.setting[field]) for field in of.columns]
-            texts = [number(values[key], measure.digits) for key, measure in of.measures.items()]
-            grid.add_row(str(row.number), *setting, method, *texts)
-    console.print(grid)
-    for method, title in known_methods(of).items() if of.name in paper_of(of).tables else ():
-        published = "" if method in of.methods else " (not in the paper)"
-        console.print(f"--methods {method}: {title}{published}", markup=False, soft_wrap=True)
-
-
-def _compare(of: Table) -> bool:
-    """Print the table beside what is built, where it is one of those that are compared without a run."""
-    from rich.console import Console
-    from rich.table import Table as Grid
-
-    from fedglass.reproduce.paper import paper_of
-
-    made = paper_of(of).compared.get(of.name)
-    if made is None:
-        return False
-    console, comparison = Console(highlight=False), made(of)
-    console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
-    grid = Grid(*comparison.heads, "paper", "here", "")
-    for line in comparison.lines:
-        grid.add_row(*line, "" if line[-1] == line[-2] else "*")
-    console.print(grid)
-    for note in of.notes:
-        console.print(note, markup=False, soft_wrap=True)
-    return True
 
 
 def _command() -> str:

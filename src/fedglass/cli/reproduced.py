@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
 from fedglass.audit.engine import unfinished
-from fedglass.ledger.records import Record
+from fedglass.cli.published import of_printed, of_table
+from fedglass.ledger.records import RECORDS, Record
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import Line, measures_of, spread_in_words
-from fedglass.reproduce.estimate import duration, in_words
+from fedglass.reproduce.estimate import duration, in_words, seconds_of
 from fedglass.reproduce.page import data_in_words
 from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.tables import Figure, Table
@@ -63,6 +65,56 @@ def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: 
     out.print(Text(f"Measured: mean {spread_in_words(of, cells)}.{paper}"), soft_wrap=True)
     for note in remarks(of, cells, records):
         out.print(Text(note, style="dim"), soft_wrap=True)
+
+
+def answer_of_plan(
+    asked: Figure, of: Table, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str]
+) -> dict[str, Any]:
+    """What a dry run answers with `--json`."""
+    whole, todo = len({case.key for case in cases_of(cells)}), unfinished(cases_of(cells), directory)
+    return {
+        **_asked(asked, of, cells),
+        "runs": {"planned": whole, "done": whole - len(todo)},
+        "seconds_on_one_core": round(sum(seconds_of(case.subject.experiment) for case in todo), 1),
+        "workers": workers,
+        "remarks": [*absent, *remarks(of, cells, {})],
+    }
+
+
+def answer_of(
+    asked: Figure,
+    of: Table,
+    cells: Sequence[Cell],
+    found: Sequence[Line],
+    records: Mapping[str, Record],
+    directory: Path,
+    page: Path,
+) -> dict[str, Any]:
+    """What a re-creation answers with `--json`."""
+    failed = sum(line.failed for line in found)
+    rows = [_row(of, cell, line) for cell, line in zip(cells, found, strict=True)]
+    paths = {"directory": str(directory), "records": str(directory / RECORDS), "page": str(page)}
+    told = {"spread": spread_in_words(of, cells), "remarks": list(remarks(of, cells, records)), "paths": paths}
+    return {**_asked(asked, of, cells), "exit_code": 3 if failed else 0, "rows": rows, **told}
+
+
+def _asked(asked: Figure, of: Table, cells: Sequence[Cell]) -> dict[str, Any]:
+    whose = {"name": asked.name, "title": asked.title, "table": of.name, "source": of_table(of)["source"]}
+    return {**whose, "paper_clients": of.clients, "data": list(data_in_words(cells))}
+
+
+def _row(of: Table, cell: Cell, line: Line) -> dict[str, Any]:
+    return {
+        "row": cell.row.number,
+        "setting": dict(cell.row.setting),
+        "method": cell.method,
+        "title": line.method,
+        "paper": {name: of_printed(line.values_published.get(name)) for name in of.measures},
+        "measured": {name: of_printed(line.values.get(name)) for name in of.measures},
+        "runs": {"planned": line.planned, "done": line.done, "failed": line.failed},
+        "seconds": line.seconds,
+        "peak_mib": line.peak_mib,
+    }
 
 
 def measures_in_words(record: Record) -> str:

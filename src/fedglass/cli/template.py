@@ -9,7 +9,7 @@ PLAN = """\
 title = "My first audit"
 seed = 0         # the same plan and seed give the same records
 repeats = 1      # how often each attack is played, from different starts
-effort = "standard"  # images that are not recovered are looked at 3 more times; "quick": none, "thorough": 6
+effort = "standard"  # images that are not recovered are looked at up to 3 more times; "quick": none, "thorough": 7
 
 # ---- What is audited: a federation to simulate ... -------------------------------------------------------------
 [federation]
@@ -64,6 +64,7 @@ knows_training = true      # learning rate, epochs and batch size
 knows_labels = false       # ORACLE: the true labels; a real adversary has to recover them
 # knows_batch_labels = false
 # knows_steps = false      # the number of local steps alone
+# public = "npz:such.npz"  # such data that it has, for blind guesses; left out: what no client has of [federation]'s
 
 # ---- What protects the clients: `fedglass list defences` --------------------------------------------------------
 # Federations with `defended = false` go without, for comparison. With `test_examples` in [federation] the audit
@@ -81,6 +82,8 @@ tv = 0.01
 name = "idlg"
 iterations = 60
 # label = "idlg, short"    # its name in the report
+# refine = { name = "ddrm", model = "glyphs", factor = 2 }  # `fedglass list refinements`; the model may be a folder of
+#                          # yours, made by `fedglass train diffusion`
 
 # ---- Where the limit lies ---------------------------------------------------------------------------------------
 [metrics]

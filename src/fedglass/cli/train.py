@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedglass.cli.code import code_option, importable
+from fedglass.cli.output import Output, answering
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 @click.option("--every", type=int, default=20, show_default=True, help="Steps between tests.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("stages"), show_default=True)
+@click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("stages"), show_default=True)
 @code_option
+@answering
 def train(
     plan: Path | None,
     data: str | None,
@@ -51,8 +53,9 @@ def train(
     every: int,
     seed: int,
     device: str,
-    output: Path,
+    place: Path,
     folders: tuple[Path, ...],
+    output: Output,
 ) -> None:
     """Train a model and save its weights when they first reach given test accuracies.
 
@@ -65,6 +68,7 @@ def train(
     Examples:
       fedglass train --model resnet18 --data cifar10:cifar-10-batches-bin --init kaiming_normal --at 25,50,75
       fedglass train plan.toml --at 60 -o stages
+      fedglass train plan.toml --at 60 -o stages --json
     """
     from fedglass.audit.machine import device_named
     from fedglass.train.checkpoints import Course
@@ -75,7 +79,7 @@ def train(
     options = {"data": data, "model": model, "init": init, "size": size}
     with importable(folders):
         chosen = overridden(None if plan is None else from_plan(plan), options)
-        _perform(start(chosen, seed), course, wanted, epochs, output, device_named(device).type)
+        _perform(start(chosen, seed), course, wanted, epochs, place, device_named(device).type, output)
 
 
 def percentages(text: str) -> list[float]:
@@ -90,30 +94,54 @@ def percentages(text: str) -> list[float]:
         raise UsageError(f"--at must be test accuracies in percent, such as 25,50,75, got {text!r}.") from None
 
 
-def _perform(begin: Start, course: Course, targets: list[float], epochs: int, output: Path, device: str) -> None:
+def _perform(
+    begin: Start, course: Course, targets: list[float], epochs: int, place: Path, device: str, output: Output
+) -> None:
+    from contextlib import nullcontext
+
     from fedglass.cli.plain import plain
-    from fedglass.cli.trained import TrainingScreen
+    from fedglass.cli.trained import Silent, TrainingScreen
     from fedglass.train.checkpoints import train_to
 
     begin.model.to(device)
-    with TrainingScreen() as screen:
+    with nullcontext(Silent()) if output.quiet else TrainingScreen() as screen:
         screen.line(plain(f"{begin.words}, on {device}"))
-        state = train_to(targets, begin, course, epochs, output, screen)
-    _say(state, targets, epochs, output)
+        state = train_to(targets, begin, course, epochs, place, screen)
+    _say(state, targets, place, output)
+    output.answer({"start": begin.words, "device": device, **answer_of(state, targets, place)})
+    _refuse_missed(state, targets, epochs, place)
 
 
-def _say(state: State, targets: list[float], epochs: int, output: Path) -> None:
-    from fedglass.cli.plain import plain
+def _say(state: State, targets: list[float], place: Path, output: Output) -> None:
     from fedglass.train.checkpoints import name_of
 
     for target in targets:
         if (reached := state.reached.get(name_of(target))) is not None:
-            path = output / f"{name_of(target)}.safetensors"
-            click.echo(plain(f"{target:g} %: {path} ({reached:.1f} % of the test images)"))
+            path = place / f"{name_of(target)}.safetensors"
+            output.say(f"{target:g} %: {path} ({reached:.1f} % of the test images)")
+
+
+def answer_of(state: State, targets: list[float], place: Path) -> dict[str, object]:
+    """What came of a training as JSON has it; accuracies in percent."""
+    from fedglass.train.checkpoints import BEST, name_of
+
+    reached = [
+        {"target": target, "accuracy": state.reached[name], "path": str(place / f"{name}.safetensors")}
+        for target in targets
+        if (name := name_of(target)) in state.reached
+    ]
+    missed = [target for target in targets if name_of(target) not in state.reached]
+    best = {"accuracy": state.best, "path": str(place / BEST)} if state.best >= 0 else None
+    return {"exit_code": 3 if missed else 0, "reached": reached, "missed": missed, "best": best, "steps": state.step}
+
+
+def _refuse_missed(state: State, targets: list[float], epochs: int, place: Path) -> None:
+    from fedglass.train.checkpoints import BEST, name_of
+
     missed = [f"{target:g} %" for target in targets if name_of(target) not in state.reached]
     if missed:
         raise AuditError(
             f"{', '.join(missed)} not reached within {epochs} epochs, the best was {max(state.best, 0):.1f} % "
-            f"({output / 'best.safetensors'}): run the same command with more --epochs, it continues, or with another "
-            "--lr and another -o."
+            f"({place / BEST}): run the same command with more --epochs, it continues, or with another --lr and "
+            "another -o."
         )

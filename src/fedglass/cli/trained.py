@@ -13,6 +13,16 @@ from fedglass.cli.bars import Bars
 from fedglass.cli.plain import plain
 
 
+class Silent:
+    """Says nothing."""
+
+    def line(self, text: str) -> None: ...
+
+    def moved(self, step: int, steps: int, loss: float) -> None: ...
+
+    def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None: ...
+
+
 class TrainingScreen(Bars):
     """A progress bar on stderr; where that is no terminal, every saved checkpoint leaves a line."""
 

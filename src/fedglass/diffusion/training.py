@@ -21,6 +21,8 @@ from fedglass.diffusion.noise import Prediction, Schedule, drawn_steps
 
 WARM_UP = 50
 """Steps over which the rate grows to its full size."""
+AT_RISK = 20.0
+"""Seconds of training after which the state is saved in any case: so much is lost at most where it is stopped."""
 LAST_RATE = 0.05
 """The share of the rate that is left at the end."""
 
@@ -41,7 +43,7 @@ class Course:
     mirror: bool = False
     seed: int = 0
     every: int = 100
-    """Steps between two savings."""
+    """Steps between two savings, at most."""
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
@@ -143,14 +145,15 @@ def train(state: State, lesson: Lesson, course: Course, progress: Progress | Non
     """Train on from a state until the course is over."""
     listener = progress or Silence()
     state.network.train()
-    begun = time.monotonic() - state.seconds
+    begun, kept = time.monotonic() - state.seconds, state.seconds
     while (share := course.share(state.step, state.seconds)) < 1:
         loss = _one_step(state, lesson, course, share)
         state.step += 1
         state.seconds = time.monotonic() - begun
         listener.moved(state.step, course.share(state.step, state.seconds), loss)
-        if state.step % course.every == 0:
+        if state.step % course.every == 0 or state.seconds - kept > AT_RISK:
             listener.saved(state)
+            kept = state.seconds
     state.network.eval()
     listener.saved(state)
     return state

@@ -83,6 +83,10 @@ class Record(_Frozen):
     attack_repr: str
     view: str
     """In plain words, such as `server sees client 0's update`."""
+    view_name: str = ""
+    """The same in short, such as `server, client 0`; empty where the view has no short name."""
+    standpoint: str = ""
+    """Where the adversary stands: `server`, `aggregate` (behind secure aggregation) or `peer`; empty where not told."""
     round: int
     client: str
     repeat: int
@@ -117,11 +121,15 @@ class Record(_Frozen):
     seconds: float = 0.0
     iterations: int | None = None
     peak_mib: float | None = None
+    finished: str | None = None
+    """When the case ended: ISO 8601, UTC; null in older records."""
     utility: dict[str, float | None] = Field(default_factory=dict)
     defences: list[str] | None = None
     """What protects the message and what that promises, in words; null where nobody knows."""
     blind: dict[str, list[float | None]] = Field(default_factory=dict)
     """Per image and metric, what the best of several guesses without the message reaches."""
+    blind_by: dict[str, list[str]] = Field(default_factory=dict)
+    """Per image and metric, which guess that is; empty where nobody kept it."""
     absence: str | None = None
     """In which of the two ways it was shown that what was not recovered does not leak; null where it was not shown."""
     replay: str | None = None
@@ -133,6 +141,10 @@ class Record(_Frozen):
     participants: list[str] = Field(default_factory=list)
     kept: list[str] = Field(default_factory=list)
     """Whose updates got through the aggregation rule in that round."""
+    behind: list[str] = Field(default_factory=list)
+    """Whose examples are in the message, the adversary's own left out; empty where not told."""
+    owners: list[str] = Field(default_factory=list)
+    """Whose image i of the metrics is; empty where not told."""
     pictures: list[Picture] = Field(default_factory=list)
     """`pictures[i]` shows image i of the metrics; there may be fewer."""
     versions: dict[str, str] = Field(default_factory=dict)

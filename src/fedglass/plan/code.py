@@ -10,7 +10,7 @@ from fedglass.core.registry import BUILT_IN, KINDS, names, origin_of
 from fedglass.plan.federation_table import FederationTable
 from fedglass.plan.keys import Named
 from fedglass.plan.recording_table import RecordingTable
-from fedglass.plan.schema import AttackTable, Plan
+from fedglass.plan.schema import AdversaryTable, AttackTable, Plan
 
 READERS = ("datasets", "initialisations")
 """Kinds whose names may end with the path of a file."""
@@ -34,6 +34,7 @@ def code_of(plan: Plan) -> tuple[Code, ...]:
     """All code of others that the plan runs, in the order in which it names it."""
     found = [code for table in plan.federation for code in code_of_federation(table)]
     found += [code for table in plan.recording for code in code_of_recording(table)]
+    found += code_of_adversary(plan.adversary)
     found += _code("defences", plan.defences)
     found += [code for attack in plan.attacks for code in code_of_attack(attack)]
     found += [code for name in (*plan.metrics.names, plan.gate.metric) for code in code_named("metrics", name)]
@@ -56,6 +57,11 @@ def code_of_federation(table: FederationTable) -> list[Code]:
 def code_of_recording(table: RecordingTable) -> list[Code]:
     """That of one recording."""
     return list(code_named("models", table.model))
+
+
+def code_of_adversary(table: AdversaryTable) -> list[Code]:
+    """That of the data which the adversary has."""
+    return [] if table.public is None else list(code_named("datasets", table.public))
 
 
 def code_of_attack(table: AttackTable) -> list[Code]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import factory, find, make
@@ -27,6 +28,7 @@ from fedglass.plan.code import code_named
 from fedglass.plan.federation_table import BehaviourTable, DefenceTable, FederationTable, GroupTable
 from fedglass.plan.keys import Named
 from fedglass.plan.options import checked_options
+from fedglass.plan.public import public_of
 from fedglass.plan.recording import knows_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.behaviour.behaviour import Behaviour
@@ -88,20 +90,24 @@ def simulated(
     init = by_name(initialisation_at(table.init, folder))
     data = _dataset(table, folder, own_seed)
     model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
-    parts, rest = _split(table, data, own_seed)
+    dealt = _split(table, data, own_seed)
     federation = Federation(
         model,
-        _clients(table, parts, protection),
+        _clients(table, dealt.clients, protection),
         table.training.value(),
         data.classes,
         data.whitening,
         aggregator=WeightedMean() if table.rule is None else cast(Aggregator, made("rules", table.rule)),
         participation=table.participation,
         seed=own_seed,
+        server=None if dealt.server is None else Client("the server", dealt.server.images, dealt.server.labels),
     )
-    test = None if rest is None else Examples(rest.images, rest.labels)
+    test = None if dealt.test is None else Examples(dealt.test.images, dealt.test.labels)
     views = views_of(adversary, federation.attendance(table.rounds))
-    return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test)
+    public = public_of(adversary, data.shape, folder)
+    if public is None and dealt.unused:
+        public = Public.of(data.images, data.labels, dealt.unused)
+    return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test, public)
 
 
 def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
@@ -166,18 +172,30 @@ def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening
     return load(source, split=split, size=size, whitening=whitening)
 
 
-def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Dataset], Dataset | None]:
-    """The clients' examples, and the test examples where they are asked for."""
+@dataclass(frozen=True, eq=False)
+class _Dealt:
+    """Who has which examples."""
+
+    clients: list[Dataset]
+    test: Dataset | None
+    server: Dataset | None
+    unused: list[int]
+    """The rows that no client has."""
+
+
+def _split(table: FederationTable, data: Dataset, seed: int) -> _Dealt:
+    """The clients' examples, and those for the test and of the server's own where they are asked for."""
     shuffle = stream(seed, "partition")
-    held = table.test_examples
-    if held >= len(data):
-        raise DataError(
-            f"federation.test_examples must leave some of the {len(data)} examples of {data.name} for the "
-            f"clients, got {held}: ask for fewer."
-        )
+    held, own = table.test_examples, table.server_examples
+    if held + own >= len(data):
+        told = f"test_examples must leave some of the {len(data)} examples of {data.name} for the clients, got {held}"
+        told = told if not own else f"{told}, and server_examples {own}"
+        raise DataError(f"federation.{told}: ask for fewer.")
     # Test examples are taken from the end, so that asking for them does not move the embedded sets' first ones.
-    rest = data.subset(range(len(data) - held, len(data))) if held else None
-    pool = data.take(len(data) - held)
+    last = len(data) - held
+    test = data.subset(range(last, len(data))) if held else None
+    server = data.subset(range(last - own, last)) if own else None
+    pool = data.take(last - own)
     sizes = [table.examples] * table.clients if isinstance(table.examples, int) else table.examples
     if sizes is not None and sum(sizes) > len(pool):
         raise DataError(
@@ -185,10 +203,12 @@ def _split(table: FederationTable, data: Dataset, seed: int) -> tuple[list[Datas
             f"{data.name} has {len(pool)}: ask for fewer examples or clients, or bring more data."
         )
     rule = partition_of(table, sizes)
-    parts = [pool.subset(indices) for indices in rule.split(pool, table.clients, shuffle)]
-    if sizes is None or isinstance(rule, Sizes):
-        return parts, rest
-    return [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))], rest
+    rows = rule.split(pool, table.clients, shuffle)
+    parts = [pool.subset(indices) for indices in rows]
+    if sizes is not None and not isinstance(rule, Sizes):
+        parts = [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))]
+    used = {int(row) for indices, part in zip(rows, parts, strict=True) for row in indices[: len(part)]}
+    return _Dealt(parts, test, server, [row for row in range(len(data)) if row not in used])
 
 
 def partition_of(table: FederationTable, sizes: Sequence[int] | None) -> Partition:

@@ -81,6 +81,8 @@ class FederationTable(Table):
     """Of each client, or a list with one number for each; all that there are where it is left out."""
     test_examples: Held = 0
     """Kept from all clients, to measure the trained model by."""
+    server_examples: Held = 0
+    """Of the server's own, kept from all clients: rules such as balance compare with the update that they give."""
     partition: Literal["iid", "dirichlet", "writers"] = "iid"
     """How the data are dealt out."""
     alpha: Positive | None = None

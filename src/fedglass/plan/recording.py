@@ -17,6 +17,7 @@ from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
 from fedglass.models.catalogue import build
+from fedglass.plan.public import public_of
 from fedglass.plan.recording_table import RecordingTable
 from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
@@ -56,9 +57,8 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     )
     view = ServerView() if alone else AggregateView()
     truths = None if data is None else _truths(participants, data)
-    return Recorded(
-        Transcript(model, terms, {0: past}), truths, (view,), knows_of(adversary), table.name or "recording"
-    )
+    transcript, name = Transcript(model, terms, {0: past}), table.name or "recording"
+    return Recorded(transcript, truths, (view,), knows_of(adversary), name, public_of(adversary, shape, folder))
 
 
 def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> None:

@@ -54,6 +54,8 @@ class AdversaryTable(Table):
     """The learning rate, where the training or the number of steps is known; else it can be searched for."""
     knows_examples: bool = True
     """How many examples stand behind the message, and of how many clients; else it can be searched for."""
+    public: Name | None = None
+    """Such data that it has, for blind guesses and decoys: as `federation.data`; else what no client has of these."""
 
     def views(self, clients: int) -> int:
         """How many it has of a federation of so many clients, if all take part in every round."""
@@ -116,7 +118,7 @@ class Plan(Table):
     repeats: Repeats = 1
     """How often each attack is played, from different starts."""
     effort: Literal["quick", "standard", "thorough"] = "standard"
-    """How often images that are not recovered are looked at again: from other starts, and with weaker priors."""
+    """How often images that are not recovered are looked at again: other starts, and other priors, chosen on decoys."""
     federation: Annotated[list[FederationTable], Field(max_length=100)] = []
     """What is simulated; one table or several."""
     recording: Annotated[list[RecordingTable], Field(max_length=1000)] = []

@@ -14,6 +14,7 @@ from fedglass.plan.code import (
     Code,
     code_named,
     code_of,
+    code_of_adversary,
     code_of_attack,
     code_of_federation,
     code_of_recording,
@@ -55,18 +56,20 @@ def _sources(plan: Plan, folder: Path) -> list[Source]:
     """Those that are made of built-in parts alone; the built-in parts of the others are checked and dropped."""
     own = [table for table in plan.defences if list(code_named("defences", table.name))]
     protection = defences_of([table for table in plan.defences if table not in own])
+    foreign = bool(code_of_adversary(plan.adversary))
+    adversary = plan.adversary.model_copy(update={"public": None}) if foreign else plan.adversary
     found: list[Source] = []
     for table in plan.federation:
         if code_of_federation(table) or (own and table.defended):
             check_parts(table, plan.seed, folder)
         else:
             shield = protection if table.defended else Protection()
-            found.append(simulated(table, plan.adversary, plan.seed, folder, shield))
+            found.append(simulated(table, adversary, plan.seed, folder, shield))
     for recording in plan.recording:
         if code_of_recording(recording):
             check_recording(recording, plan.adversary, folder)
         else:
-            found.append(recorded(recording, plan.adversary, folder))
+            found.append(recorded(recording, adversary, folder))
     return found
 
 

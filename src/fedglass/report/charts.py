@@ -12,6 +12,8 @@ WIDTH = 340
 EDGE = 2
 SHOWN = 8
 """Curves in one chart; more would hide each other."""
+ROW = 38
+"""Height of a row in an interval plot: a name, and the dot below it."""
 KEY = 18
 """Height of a line in a chart's key."""
 
@@ -56,15 +58,17 @@ def interval_plot(title: str, dots: Sequence[Dot], threshold: float | None, high
     """A dot and its 95 % interval a row; the side on which images count as recovered is shaded."""
     values = [v for d in dots for v in (d.mean, d.low, d.high) if v is not None]
     axis = _linear([*values, *([] if threshold is None else [threshold])], EDGE, WIDTH - EDGE)
-    bottom = 6 + 36 * len(dots)
-    parts = _x_axis(axis, 0, bottom)
+    bottom = ROW * len(dots)
+    # What stands upright runs through the dots alone: a line through a name can not be read.
+    bands = [(ROW * row + 18.0, ROW * row + ROW - 2.0) for row in range(len(dots))]
+    parts = _x_axis(axis, bands, bottom)
     if threshold is not None:
         x = axis.at(threshold)
         left, right = (x, WIDTH - EDGE) if higher_leaks else (EDGE, x)
         parts.insert(0, f'<rect class="zone" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{bottom}"/>')
-        parts.append(f'<line class="limit" x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{bottom}"/>')
+        parts += [_line("limit", x, top, x, end) for top, end in bands]
     for row, dot in enumerate(dots):
-        parts += _dot_row(dot, axis, 16 + 36 * row)
+        parts += _dot_row(dot, axis, 13 + ROW * row)
     return _svg(title, parts, bottom + 20)
 
 
@@ -82,7 +86,7 @@ def energy_chart(
     y = _energy_axis([v for curve in shown for v in curve] + levels, bottom, top)
     parts = _y_grid(y, left)
     last = iterations if iterations is not None else max((len(c) - 1 for c in shown), default=1)
-    parts += _x_axis(Axis(0, max(last, 1), left, WIDTH - EDGE), top, bottom)
+    parts += _x_axis(Axis(0, max(last, 1), left, WIDTH - EDGE), [(top, bottom)], bottom)
     for kind, values in (("blind", blind), ("truth", truth)):
         parts += [_line(kind, left, y.at(v), WIDTH - EDGE, y.at(v)) for v in sorted(set(values))[:SHOWN]]
     for number, curve in enumerate(shown):
@@ -110,7 +114,7 @@ def trade_off(
     scaled = _logarithmic if log else _linear
     x = scaled([p[0] for p in everything], left, WIDTH - EDGE)
     y = scaled([p[1] for p in everything], bottom, top)
-    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, left), *_x_axis(x, top, bottom)]
+    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, left), *_x_axis(x, [(top, bottom)], bottom)]
     for number, (label, points) in enumerate(series.items()):
         places = [(x.at(a), y.at(b)) for a, b in sorted(points)]
         joined = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
@@ -133,7 +137,7 @@ def line_chart(title: str, values: Sequence[float], last: float, x_title: str, r
     points = " ".join(f"{x.at(i * step):.1f},{y.at(v):.1f}" for i, v in enumerate(values))
     curve = f'<polyline class="curve c0" points="{points}"/>'
     named = _text("tick", (left + WIDTH) / 2, bottom + 32, x_title, "middle")
-    return _svg(title, [*_y_grid(y, left), *_x_axis(x, top, bottom), curve, named], bottom + 38)
+    return _svg(title, [*_y_grid(y, left), *_x_axis(x, [(top, bottom)], bottom), curve, named], bottom + 38)
 
 
 def _key(names: Sequence[str], left: float, top: float) -> list[str]:
@@ -150,16 +154,20 @@ def _dot_row(dot: Dot, axis: Axis, y: float) -> list[str]:
     parts = [_text("name", EDGE, y, _clip(dot.label, 30), "start", full=dot.label)]
     parts.append(_text("value", WIDTH - EDGE, y, dot.text, "end"))
     if dot.low is not None and dot.high is not None:
-        parts.append(_line("span", axis.at(dot.low), y + 12, axis.at(dot.high), y + 12))
-    return [*parts, f'<circle class="dot" cx="{axis.at(dot.mean):.1f}" cy="{y + 12}" r="4.5"/>']
+        parts.append(_line("span", axis.at(dot.low), y + 14, axis.at(dot.high), y + 14))
+    return [*parts, f'<circle class="dot" cx="{axis.at(dot.mean):.1f}" cy="{y + 14}" r="4.5"/>']
 
 
-def _x_axis(axis: Axis, top: float, bottom: float) -> list[str]:
+def _x_axis(axis: Axis, bands: Sequence[tuple[float, float]], bottom: float) -> list[str]:
+    """Ticks below, and a line above each of them in every band."""
     parts = [_line("axis", axis.start, bottom, axis.end, bottom)]
     for tick in axis.ticks():
         x = axis.at(tick)
         anchor = "start" if x < axis.start + 8 else "end" if x > axis.end - 8 else "middle"
-        parts += [_line("grid", x, top, x, bottom), _text("tick", x, bottom + 15, _number(tick), anchor)]
+        parts += [
+            *(_line("grid", x, top, x, end) for top, end in bands),
+            _text("tick", x, bottom + 15, _number(tick), anchor),
+        ]
     return parts
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedglass.ledger.records import PLAN, RECORDS, REPORT, Picture, Record, claimed_digest
+from fedglass.ledger.records import REPORT, Picture, Record, claimed_digest
 from fedglass.report import sections
 from fedglass.report.audited import judged_by, records_of
+from fedglass.report.flags import FlagGroup, Label, flag_groups, flag_labels, next_step
+from fedglass.report.glossary import Glossary
+from fedglass.report.heading import ended, plan_text, title_of
+from fedglass.report.names import Names, count, short_names
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
+from fedglass.report.threat import threat_model
+from fedglass.report.whose import whose_images
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
 
 WORST = 12
-LONGEST_PLAN = 2**20
 TITLES = {
     "leak": "Leak found",
     "clear": "No leak found",
@@ -32,8 +36,10 @@ class Evidence:
     """One record as the page shows it in full."""
 
     record: Record
+    view: str
     score: str
     tone: str
+    flags: Sequence[Label]
     pairs: Sequence[Pair]
     facts: Table
 
@@ -49,30 +55,32 @@ def write_report(directory: Path, output: Path | None = None) -> Path:
 def audit_page(directory: Path, records: Sequence[Record]) -> str:
     """The page as text."""
     gate, missing, told = judged_by(directory, len(records))
-    scales = scales_of(records, told)
+    scales, names = scales_of(records, told), short_names(records)
     verdict, groups = gate.judge(records, missing), by_attack(records, gate)
     views, album = by_view(records, gate), Album(directory)
-    worst = _worst(records, gate, scales, album)
-    found, more_found = _found(records, album)
-    energies, more_energies = sections.energy_figures(records, groups)
-    utility, utility_plot = sections.utility_table(views or groups, gate)
-    evidence = _all_evidence(records, gate, scales, album)
+    worst = _worst(records, gate, scales, album, names)
+    found, more_found = _found(records, album, names)
+    energies, more_energies = sections.energy_figures(records, groups, names)
+    utility, utility_plot = sections.utility_table(views or groups, gate, names)
+    plan, flags = plan_text(directory), flag_groups(records)
+    evidence = _all_evidence(records, gate, scales, album, names, flags)
+    glossary = Glossary.of(scales)
     return render(
         "audit.html",
+        title=title_of(plan),
+        ended=ended(directory, records),
         verdict=verdict,
         verdict_title=TITLES[verdict.state],
         facts=_facts(records, gate),
-        advice=sections.next_step(records) if verdict.state in ("inconclusive", "incomplete") else "",
+        advice=next_step(records) if verdict.state in ("inconclusive", "incomplete") else "",
         gate=gate,
         worst=worst,
         found=found,
         more_found=more_found,
-        common=sections.common_knowledge(records),
-        threats=sections.threat_models(records),
-        defences=sections.defences(records),
-        got_through=sections.got_through(records),
-        table=sections.figures_table(groups, gate, scales),
-        view_table=sections.figures_table(views, gate, scales) if views else None,
+        threat=threat_model(records, names),
+        whose=whose_images(records, gate, names),
+        table=sections.figures_table(groups, gate, scales, names),
+        view_table=sections.figures_table(views, gate, scales, names) if views else None,
         starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),
         plots=sections.metric_plots(groups, gate, scales),
         skipped=sections.skipped_metrics(records, scales),
@@ -81,14 +89,16 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         utility_plot=utility_plot,
         energies=energies,
         more_energies=more_energies,
-        flags=sections.flag_groups(records),
+        flags=flags,
         evidence=evidence,
+        repeated=any(record.repeat for record in records),
         holes=album.holes,  # known when all pictures have been asked for
         attacks=Table(["attack", "exactly as played"], [[a, r] for a, r in _reprs(records)]),
         versions=sections.versions_table(records),
-        plan=_plan(directory),
+        plan=plan,
         digest=claimed_digest(directory),
-        written=_written(directory),
+        glossary=glossary.terms,
+        terms=glossary.link,
     )
 
 
@@ -103,13 +113,13 @@ def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
         facts.insert(1, (f"best {gate.scale.title} of any image", gate.scale.show(best)))
     near = sum(sum(ImageScores.of(r).near(gate.metric, gate.scale, gate.threshold)) for r in records)
     if near:
-        facts.append(("partly recognisable", f"{near} image{'' if near == 1 else 's'}"))
+        facts.append(("partly recognisable", count(near, "image")))
     if not gate.inconclusive_fails:
         facts.append(("an inconclusive audit", "passes: inconclusive_fails = false"))
     return facts
 
 
-def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album) -> list[Pair]:
+def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names) -> list[Pair]:
     """Every private image once, with the reconstruction that came closest, the most leaked first."""
     pairs: list[Pair] = []
     seen: set[bytes | str] = set()
@@ -119,9 +129,18 @@ def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album) 
         original = album.content(case.picture.original) or case.picture.original
         if original not in seen:
             seen.add(original)
-            whose = [case.attack, f"{case.client}, round {case.round}"]
-            pairs.append(_pair(case, case.picture, gate, scales, album, whose))
+            pairs.append(_pair(case, case.picture, gate, scales, album, _seen(case, names[case.view])))
     return pairs
+
+
+def _seen(case: Case, view: str) -> list[str]:
+    """By what an image was found, from where and in which round, and whose it is."""
+    whose = case.owner or case.client
+    return [case.attack, _at(view, case.round), *([] if whose in view else [whose])]
+
+
+def _at(view: str, index: int) -> str:
+    return view if "round" in view else f"{view}, round {index}"
 
 
 def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album, lines: Sequence[str]) -> Pair:
@@ -137,6 +156,7 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
         lines=[
             *([f"raw: {', '.join(raw)}"] if case.scores_raw else []),
             *([f"judged: {case.judged}"] if case.judged else []),
+            *_guess(case, gate),
             *lines,
             *label,
         ],
@@ -146,17 +166,40 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
     )
 
 
-def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: Album) -> list[Evidence]:
+def _guess(case: Case, gate: Gate) -> list[str]:
+    """What the best guess without the message reaches by the gate's metric, and which one that is."""
+    value, name = case.blind.get(gate.metric), case.blind_by.get(gate.metric)
+    if value is None:
+        return []
+    return [f"without the message: {gate.scale.show(value)}{f' ({name})' if name else ''}"]
+
+
+def _all_evidence(
+    records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names, flags: Sequence[FlagGroup]
+) -> list[Evidence]:
     """Every record in full, the one with the most leaked image first, those without a score last."""
     cases: dict[str, list[Case]] = {}
     for case in rank(records, gate):
         cases.setdefault(case.key, []).append(case)
     order = {key: place for place, key in enumerate(cases)}
     ordered = sorted(records, key=lambda record: order.get(record.key, len(order)))
-    return [_evidence(record, cases.get(record.key, []), gate, scales, album) for record in ordered]
+    found = []
+    for record in ordered:
+        score, tone = _score(record, gate)
+        shown = [(c, c.picture) for c in cases.get(record.key, []) if c.picture is not None]
+        pairs = [_pair(c, picture, gate, scales, album, _image(c)) for c, picture in shown]
+        labels, facts = flag_labels(record, flags), _record_facts(record)
+        pairs = pairs or _unscored(record, album)
+        found.append(Evidence(record, _at(names[record.view], record.round), score, tone, labels, pairs, facts))
+    return found
 
 
-def _evidence(record: Record, cases: Sequence[Case], gate: Gate, scales: Scales, album: Album) -> Evidence:
+def _image(case: Case) -> list[str]:
+    return [f"image {case.image}", *([case.owner] if case.owner else [])]
+
+
+def _score(record: Record, gate: Gate) -> tuple[str, str]:
+    """What came of a record in a phrase, and its colour."""
     values = [v for v in gate.scores(record) if v is not None]
     hits = sum(gate.hits(ImageScores.of(record)))
     doubtful = any(flag.severity == "serious" for flag in record.flags)
@@ -166,17 +209,16 @@ def _evidence(record: Record, cases: Sequence[Case], gate: Gate, scales: Scales,
         score += f", best {gate.scale.show(gate.scale.best(values))}"
     else:
         score, tone = ("failed" if record.status == "failed" else "not scored"), "incomplete"
-    pairs = [_pair(c, c.picture, gate, scales, album, [f"image {c.image}"]) for c in cases if c.picture is not None]
-    return Evidence(record, score, tone, pairs or _unscored(record, album), _record_facts(record))
+    return score, tone
 
 
-def _found(records: Sequence[Record], album: Album) -> tuple[list[Pair], int]:
+def _found(records: Sequence[Record], album: Album, names: Names) -> tuple[list[Pair], int]:
     """The first reconstructions whose true images nobody gave, and how many more there are."""
     number = sum(len(_unscored_paths(record)) for record in records)
     pairs: list[Pair] = []
     for record in records:
         if len(pairs) < WORST:
-            pairs += _unscored(record, album, [record.attack, record.view], WORST - len(pairs))
+            pairs += _unscored(record, album, [record.attack, names[record.view]], WORST - len(pairs))
     return pairs, number - len(pairs)
 
 
@@ -225,23 +267,9 @@ def _record_facts(record: Record) -> Table:
     if record.identity_kept:
         kept = f"{sum(record.identity_kept)} of {len(record.identity_kept)} refined images"
         rows.append(["still nearest to the same true image", kept])
-    rows += [[f"flag: {flag.name}", flag.text] for flag in record.flags]
+    rows.insert(0, ["seen", record.view])
     return Table(["", ""], rows)
 
 
 def _reprs(records: Sequence[Record]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((record.attack, record.attack_repr) for record in records))
-
-
-def _plan(directory: Path) -> str | None:
-    path = directory / PLAN
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return file.read(LONGEST_PLAN).decode("utf-8", errors="replace")
-
-
-def _written(directory: Path) -> str:
-    """When the last record was written: the page itself has no date, so that it can be made again."""
-    changed = (directory / RECORDS).stat().st_mtime
-    return datetime.datetime.fromtimestamp(changed, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -25,6 +25,9 @@ class Line:
     published: Mapping[str, str]
     """Measure -> as text; a dash where the paper has none."""
     measured: Mapping[str, str]
+    values_published: Mapping[str, Printed | str | None]
+    """The same as numbers."""
+    values: Mapping[str, Printed | None]
     done: int
     failed: int
     planned: int
@@ -122,16 +125,18 @@ def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
     derived = {name: of_cell(cell, records) for name, of_cell in paper_of(of).derived.items() if name in of.measures}
     values |= {name: [value] for name, value in derived.items() if value is not None}
     clients = len({case.subject.client for case in cell.cases if is_done(case, records)})
+    means = {name: summarised(values[name], of) for name in of.measures}
     peaks = [record.peak_mib for record in done if record.peak_mib is not None]
     return Line(
         [shown(cell.row.setting[field]) for field in of.columns],
         cell.title,
         {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
         {
-            name: number(summarised(values[name], of), measure.digits)
-            + ("" if name in derived else _share(len(values[name]), clients))
+            name: number(means[name], measure.digits) + ("" if name in derived else _share(len(values[name]), clients))
             for name, measure in of.measures.items()
         },
+        printed,
+        means,
         len(done),
         len(found) - len(done),
         len(cell.cases),

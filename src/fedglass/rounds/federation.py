@@ -15,7 +15,7 @@ from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
 from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.aggregate.rule import Aggregator
+from fedglass.fl.aggregate.rule import Aggregator, Limited
 from fedglass.fl.local import Batch
 from fedglass.rounds.client import Call, Client, local_batches, respond
 from fedglass.rounds.server import Server
@@ -41,6 +41,8 @@ class Federation:
     aggregator: Aggregator = field(default_factory=WeightedMean)
     participation: float = 1.0
     seed: int = 0
+    server: Client | None = None
+    """Examples of the server's own, on which it trains as a client would, for rules that compare with its update."""
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -50,8 +52,10 @@ class Federation:
         names = [client.name for client in self.clients]
         if len(set(names)) != len(names):
             raise UsageError(f"Clients need different names, got {names}.")
-        for client in self.clients:
+        for client in self.clients if self.server is None else (*self.clients, self.server):
             self._check(client)
+        if isinstance(self.aggregator, Limited):
+            self.aggregator.check(self._count, self.server is not None)
 
     def _check(self, client: Client) -> None:
         shape = tuple(self.clients[0].images.shape[1:])
@@ -95,7 +99,7 @@ class Federation:
         """A hash of everything that decides what is said in any round."""
         clients = [
             text
-            for c in self.clients
+            for c in (self.clients if self.server is None else (*self.clients, self.server))
             for text in (
                 c.name,
                 of_tensor(c.images),
@@ -106,6 +110,11 @@ class Federation:
         facts = self.training, self.classes, self.whitening, self.participation, self.seed
         rule = identity_text(self.aggregator, "The aggregation rule")
         return digest(of_model(self.model), identity_text(facts, "The federation"), rule, *clients)
+
+    @property
+    def _count(self) -> int:
+        """How many clients take part in a round."""
+        return max(1, round(self.participation * len(self.clients)))
 
     def play(self, rounds: int = 1, progress: Callable[[int, int], None] | None = None) -> Iterator[Round]:
         """One round after another; nothing is kept of those that are over."""
@@ -125,7 +134,8 @@ class Federation:
         call = Call(self.model, server.weights, server.buffers, self.training, self.whitening, self.seed, index)
         called = self.called(index)
         messages = [respond(client, call) for client in called]
-        return server.combine(index, [self.participant(client) for client in called], messages)
+        own = None if self.server is None else respond(self.server, call)
+        return server.combine(index, [self.participant(client) for client in called], messages, own)
 
     def run(
         self,
@@ -161,10 +171,9 @@ class Federation:
 
     def called(self, index: int) -> list[Client]:
         """The clients that take part in that round, counted from 0."""
-        count = max(1, round(self.participation * len(self.clients)))
-        if count == len(self.clients):
+        if self._count == len(self.clients):
             return list(self.clients)
-        chosen = torch.randperm(len(self.clients), generator=stream(self.seed, "participation", index))[:count]
+        chosen = torch.randperm(len(self.clients), generator=stream(self.seed, "participation", index))[: self._count]
         return [self.clients[i] for i in sorted(chosen.tolist())]
 
 

@@ -26,12 +26,14 @@ class Truth:
     """Whose examples are scored."""
     own: int = 0
     """How many examples at the end are the adversary's own: they explain the message, and are not scored."""
+    owners: tuple[str, ...] = ()
+    """Whose each of the scored examples is; empty where nobody says."""
 
     @property
     def private(self) -> Truth:
         """The examples that are not the adversary's own."""
         count = len(self.labels) - self.own
-        return Truth(self.images[:count], self.labels[:count], self.clients)
+        return Truth(self.images[:count], self.labels[:count], self.clients, owners=self.owners)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,8 @@ class Truths:
         """The examples of these clients in a round, one after another, then the adversary's own."""
         parts = [self.of(name, index) for name in (*clients, *([] if own is None else [own]))]
         images, labels = torch.cat([p.images for p in parts]), torch.cat([p.labels for p in parts])
-        return Truth(images, labels, tuple(clients), 0 if own is None else len(parts[-1].labels))
+        owners = tuple(name for name, part in zip(clients, parts, strict=False) for _ in part.labels)
+        return Truth(images, labels, tuple(clients), 0 if own is None else len(parts[-1].labels), owners)
 
     def save(self, directory: str | Path) -> None:
         """Write the private side, apart from the transcript; only its owner may read the files."""

@@ -4,6 +4,7 @@ Only the audit may compare the energy of a reconstruction with that of the true 
 ways, and no third. A defence hides the data: the message is explained, the same attack reads it without the defence,
 and with it the true data no longer stand out from decoys. Or the message leaves a choice: it is explained, the true
 data do stand out, the search reached their energy from several starts and with a weaker prior, and found others.
+How weak that prior is was chosen on decoys, of which the adversary knows the answer.
 Everything else is a serious flag, which makes the audit inconclusive.
 """
 
@@ -22,6 +23,7 @@ from fedglass.verdict.images import ImageScores
 State = Literal["sound", "zero", "non-finite"]
 HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
 """The two ways in which absence is shown."""
+OTHER_RUN = "recovered by another run"
 
 CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
@@ -41,6 +43,8 @@ class Look:
     energy_others: float
     """The lowest of decoys and blind guess."""
     recovered: int
+    must_reach: bool = True
+    """Whether absence is shown only if it reaches the truth's energy: not asked of a stronger prior."""
 
     @property
     def reached(self) -> bool:
@@ -119,13 +123,18 @@ class Findings:
             or self.gate.imagined(self.scores)
             or self.mislabelled
             or self.notes
+            or any(look.recovered for look in self.looks)
         ):
             return None
         if self.hidden:
             return HIDDEN if self.defended and self.read_without else None
-        enough = len(self.looks) >= max(1, self.asked) and all(look.reached for look in self.looks)
-        shown = self.reached and self.faithful and enough
-        return CHOICE if shown and not any(look.recovered for look in self.looks) else None
+        enough = len(self.looks) >= max(1, self.asked) and not self.missed
+        return CHOICE if self.reached and self.faithful and enough else None
+
+    @property
+    def missed(self) -> list[Look]:
+        """The looks that should have reached the truth's energy, and did not."""
+        return [look for look in self.looks if look.must_reach and not look.reached]
 
     @property
     def mislabelled(self) -> bool:
@@ -223,8 +232,19 @@ def _labels(found: Findings) -> Flag | None:
     return Flag(name="labels are wrong", severity="serious", text=text)
 
 
+def _other_run(found: Findings) -> Flag | None:
+    better = [look.words for look in found.looks if look.recovered]
+    if not found.open or not better:
+        return None
+    text = (
+        f"Another run of the same attack ({better[0]}) recovers images that this one does not: which of its runs "
+        "an adversary would trust is open, that the data leak is not. Play it so."
+    )
+    return Flag(name=OTHER_RUN, severity="serious", text=text)
+
+
 def _hides(found: Findings) -> Flag | None:
-    if not found.open or not found.hidden:
+    if not found.open or not found.hidden or _other_run(found) is not None:
         return None
     fits = (
         "The true images explain the message no better than other images do (energies "
@@ -257,7 +277,7 @@ def _hides(found: Findings) -> Flag | None:
 
 
 def _preferred(found: Findings) -> Flag | None:
-    if not found.open or found.hidden or not found.reached:
+    if not found.open or found.hidden or not found.reached or _other_run(found) is not None:
         return None
     same = f"(energies {found.energy:.3g} and {found.energy_truth:.3g})"
     if found.absence == CHOICE:
@@ -266,15 +286,7 @@ def _preferred(found: Findings) -> Flag | None:
             f"{len(found.looks) + 1} starts and priors: the message leaves a choice, and the true images are not it."
         )
         return Flag(name="message leaves a choice", severity="info", text=text)
-    better = [look.words for look in found.looks if look.recovered]
-    missed = [look.words for look in found.looks if not look.reached]
-    if better:
-        text = (
-            f"Another run of the same attack ({better[0]}) recovers images that this one does not: which of its runs "
-            "an adversary would trust is open, that the data leak is not. Play it so."
-        )
-        return Flag(name="recovered by another run", severity="serious", text=text)
-    why = f" The run {missed[0]} did not get there." if missed else ""
+    why = f" The run {found.missed[0].words} did not get there." if found.missed else ""
     if not found.faithful:
         why = " It does not model how the message was made, which at the true images leaves much of it unexplained."
     text = (
@@ -300,9 +312,10 @@ def _guessed(found: Findings) -> Flag | None:
     guessed = found.gate.guessed(found.scores)
     if found.update != "sound" or not guessed:
         return None
+    names = dict.fromkeys(name for name in found.scores.blind_by.get(found.gate.metric, []) if name)
     text = (
-        f"{guessed} of the images lie beyond the gate's threshold, but a guess without any message, such as the "
-        "best flat colour, does so as well: they do not count as recovered."
+        f"{guessed} of the images lie beyond the gate's threshold, but a guess without any message "
+        f"({' or '.join(names) or 'such as the best flat colour'}) does so as well: they do not count as recovered."
     )
     return Flag(name="no better than guessing", severity="serious", text=text)
 
@@ -369,6 +382,7 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _stopped,
     _labels,
     _optimiser,
+    _other_run,
     _hides,
     _preferred,
     _partly,

@@ -43,6 +43,8 @@ class ImageScores:
     """The same before the images were refined; empty where nothing was."""
     blind: Values = field(default_factory=dict)
     """What the best guess without the message reaches."""
+    blind_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Which guess that is; empty where nobody kept it."""
     controls: Mapping[str, Values] = field(default_factory=dict)
     """What each control of a learned refinement reaches, by its name; empty where there was none."""
     kept: Sequence[bool] = ()
@@ -50,7 +52,8 @@ class ImageScores:
 
     @classmethod
     def of(cls, record: Record) -> ImageScores:
-        return cls(record.metrics, record.metrics_raw, record.blind, record.controls, record.identity_kept)
+        kept = record.identity_kept
+        return cls(record.metrics, record.metrics_raw, record.blind, record.blind_by, record.controls, kept)
 
     def values(self, metric: str, scale: Scale) -> list[float | None]:
         """What each image is judged by."""

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,6 +18,7 @@ from fedglass.ledger.records import Picture, Record
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 
+T = TypeVar("T")
 RESAMPLES = 2000
 WORST = 12
 """How many of the worst images a summary names."""
@@ -73,11 +74,17 @@ class Case(_Frozen):
     """The same before the image was refined; empty where it was not."""
     judged: Literal["raw", "refined"] | None = None
     """Which of the two the gate judges; null where nothing was refined."""
+    blind: dict[str, float | None] = Field(default_factory=dict)
+    """What the best guess without the message reaches."""
+    blind_by: dict[str, str] = Field(default_factory=dict)
+    """Which guess that is."""
     picture: Picture | None
     oracle: bool
     recovered: bool = False
     near: bool = False
     """Not recovered by the gate's rule, but partly recognisable."""
+    owner: str | None = None
+    """Whose image it is, where the record says."""
 
 
 class Summary(_Frozen):
@@ -268,17 +275,25 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
+def _at(index: int, values: Mapping[str, Sequence[T]]) -> dict[str, T]:
+    """Those of one image, by metric."""
+    return {name: each[index] for name, each in values.items() if index < len(each)}
+
+
 def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
     scores = ImageScores.of(record)
     near = scores.near(gate.metric, gate.scale, gate.threshold)
     return Case(
         **{name: getattr(record, name) for name in ("key", "attack", "view", "client", "round", "repeat")},
         image=index,
-        scores={name: values[index] for name, values in record.metrics.items() if index < len(values)},
-        scores_raw={name: values[index] for name, values in record.metrics_raw.items() if index < len(values)},
+        scores=_at(index, record.metrics),
+        scores_raw=_at(index, record.metrics_raw),
         judged=scores.judged(gate.metric, gate.scale)[index],
+        blind=_at(index, record.blind),
+        blind_by=_at(index, record.blind_by),
         picture=record.pictures[index] if index < len(record.pictures) else None,
         oracle=record.oracle,
         recovered=recovered,
         near=near[index],
+        owner=record.owners[index] if index < len(record.owners) else None,
     )

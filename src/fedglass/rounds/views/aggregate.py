@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedglass.core.errors import UsageError
 from fedglass.rounds.transcript import Attendance, Transcript
 from fedglass.rounds.truth import Truths
-from fedglass.rounds.views.view import Knows, Look, Seen
+from fedglass.rounds.views.view import Brief, Knows, Look, Seen
 
 
 @dataclass(frozen=True)
@@ -33,3 +33,6 @@ class AggregateView:
 
     def describe(self) -> str:
         return f"the server sees only the clients' aggregate of round {self.round + 1} (secure aggregation)"
+
+    def brief(self) -> Brief:
+        return Brief("aggregate", "aggregate")

@@ -10,7 +10,7 @@ from fedglass.core.types import Own
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
 from fedglass.rounds.truth import Truths
-from fedglass.rounds.views.view import Knows, Look, Seen
+from fedglass.rounds.views.view import Brief, Knows, Look, Seen
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class PeerView:
             f"client {self.client}, a participant, sees the global models before and after round {self.round + 1}, "
             "and its own examples and update"
         )
+
+    def brief(self) -> Brief:
+        return Brief("peer", f"peer {self.client}")
 
 
 def _behind(name: str, past: Round) -> tuple[tuple[Participant, ...], tuple[Participant, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedglass.core.errors import UsageError
 from fedglass.rounds.transcript import Attendance, Transcript
 from fedglass.rounds.truth import Truths
-from fedglass.rounds.views.view import Knows, Look, Seen
+from fedglass.rounds.views.view import Brief, Knows, Look, Seen
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,6 @@ class ServerView:
 
     def describe(self) -> str:
         return f"the server sees the update of client {self.client} in round {self.round + 1}"
+
+    def brief(self) -> Brief:
+        return Brief("server", f"server, client {self.client}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from fedglass.rounds.transcript import Attendance, Participant, Transcript
 from fedglass.rounds.truth import Truths
 
 T = TypeVar("T")
+Standpoint = Literal["server", "aggregate", "peer"]
+"""Where an adversary stands: at the server, at the server behind secure aggregation, among the clients."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,21 @@ class View(Protocol):
     def describe(self) -> str:
         """The view in plain words."""
         ...
+
+
+@dataclass(frozen=True)
+class Brief:
+    """A view in a table or a chart, where `describe` would be too long."""
+
+    standpoint: Standpoint
+    name: str
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A view that has a short name; one that has none is called by its description."""
+
+    def brief(self) -> Brief: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,88 @@
+"""What is reached without the message: every score stands beside the best of these guesses.
+
+Everything here may look at the truth. A guess is paired with the originals as freely as a reconstruction, or more so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedglass.audit.judgement import grey, paired
+from fedglass.audit.public import Public
+from fedglass.core.scale import scale_of
+from fedglass.core.types import Observation
+from fedglass.metrics.catalogue import score
+from fedglass.metrics.matching import Matching
+from fedglass.rounds.truth import Truth
+
+DEAR = ("lpips",)
+"""Metrics that are not computed for guesses."""
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """Pictures that need no message."""
+
+    name: str
+    images: Tensor  # (m, c, h, w)
+    matching: Matching
+
+
+@dataclass(frozen=True, eq=False)
+class BestGuess:
+    """Metric by metric and image by image, what the best guess reaches, and which one that is."""
+
+    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def best_guess(
+    seen: Observation, truth: Truth, labels: Tensor, metrics: Sequence[str], public: Public | None
+) -> BestGuess:
+    """The best of all guesses; `labels` are those that the attack found."""
+    cheap, private = [name for name in metrics if name not in DEAR], truth.private.images
+    tried = guesses(seen, truth, labels, public)
+    scored = [(guess.name, score(guess.images, private, cheap, guess.matching).values) for guess in tried]
+    best = {
+        metric: [_best(metric, [(name, values[metric][i]) for name, values in scored]) for i in range(len(private))]
+        for metric in scored[0][1]
+    }
+    return BestGuess(
+        {metric: tuple(value for _, value in found) for metric, found in best.items()},
+        {metric: tuple(name for name, _ in found) for metric, found in best.items()},
+    )
+
+
+def _best(metric: str, reached: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    known = [(name, value) for name, value in reached if not math.isnan(value)]
+    if not known:
+        return "", math.nan
+    best = scale_of(metric).best([value for _, value in known])
+    return next((name, value) for name, value in known if value == best)
+
+
+def guesses(seen: Observation, truth: Truth, labels: Tensor, public: Public | None = None) -> list[Guess]:
+    """Grey, each image's own mean colour, the nearest of the adversary's own, and means of public data.
+
+    The flat colour and the nearest image are chosen by the truth, which makes them the best of their kind. The class
+    means are those of the labels that the attack found, and are matched as a reconstruction is.
+    """
+    private = truth.private.images
+    same = Matching(tuple(range(len(private))))
+    flat = private.mean(dim=(-2, -1), keepdim=True).expand_as(private)
+    found = [Guess("grey", grey(seen, len(private)).cpu(), same), Guess("the best flat colour", flat, same)]
+    if seen.own is not None:
+        own = seen.own.images.detach().cpu()
+        nearest = torch.stack([(own - image).square().flatten(1).mean(1).argmin() for image in private])
+        found.append(Guess("the nearest of its own images", own[nearest], same))
+    if public is not None:
+        found.append(Guess("the mean of public images", public.mean.expand_as(private), same))
+    if public is not None and public.of_class:
+        of_each = torch.stack([public.of_class.get(int(label), public.mean) for label in labels])
+        found.append(Guess("the means of the classes found", of_each, paired(of_each, truth)))
+    return found

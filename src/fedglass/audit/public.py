@@ -1,0 +1,71 @@
+"""What anybody can know of such data without a message: what is left of a set, or one that the adversary has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.core.identity import digest, of_tensor
+
+MOST_NUMBERS = 2**24
+"""Pixels of all class means together, beyond which there are none: they go to every worker."""
+PICTURES = 64
+"""Pictures that are kept, from which decoys are drawn."""
+AT_ONCE = 1024
+"""Images that are added up at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """The mean of such images, that of each class, and a few of them.
+
+    >>> images = torch.stack([torch.full((1, 2, 2), value) for value in (0.0, 0.5, 1.0)])
+    >>> such = Public.of(images, torch.tensor([0, 0, 3]))
+    >>> such.mean.unique(), such.of_class[0].unique(), such.of_class[3].unique()
+    (tensor([0.5000]), tensor([0.2500]), tensor([1.]))
+    """
+
+    mean: Tensor  # (c, h, w), pixels
+    of_class: Mapping[int, Tensor]
+    """Class -> its mean image; only of classes of which there are any."""
+    pictures: Tensor  # (m, c, h, w)
+    images: int
+    """How many there are."""
+    identity: str = ""
+    """A hash of a set that was given; empty for what no client has of a federation's own, which the plan decides."""
+
+    @classmethod
+    def of(cls, images: Tensor, labels: Tensor, rows: Sequence[int] | None = None) -> Public:
+        """Of the images at these rows, or of all."""
+        chosen = torch.arange(len(images)) if rows is None else torch.as_tensor(rows, dtype=torch.int64)
+        kinds, places = torch.unique(labels[chosen], return_inverse=True)
+        few = len(kinds) * images[0].numel() <= MOST_NUMBERS
+        at = places if few else torch.zeros_like(places)
+        sums = torch.zeros(len(kinds) if few else 1, images[0].numel(), dtype=torch.float64)
+        for some, where in zip(torch.split(chosen, AT_ONCE), torch.split(at, AT_ONCE), strict=True):
+            sums.index_add_(0, where, images[some].flatten(1).double())
+        means = sums / at.bincount().view(-1, 1)
+        spread = torch.linspace(0, len(chosen) - 1, min(len(chosen), PICTURES)).long()
+        shape = images.shape[1:]
+        return cls(
+            (sums.sum(0) / len(chosen)).float().view(shape),
+            {int(kind): mean.float().view(shape) for kind, mean in zip(kinds, means, strict=True)} if few else {},
+            images[chosen[spread]],
+            len(chosen),
+        )
+
+    @classmethod
+    def given(cls, images: Tensor, labels: Tensor) -> Public:
+        """A set that the adversary has: it decides what is said beside every score, and so the keys."""
+        found = cls.of(images, labels)
+        identity = digest("public", of_tensor(images), of_tensor(labels))
+        return cls(found.mean, found.of_class, found.pictures, found.images, identity)
+
+    @property
+    def words(self) -> str:
+        plural = "" if self.images == 1 else "s"
+        whose = "of its own set" if self.identity else "that no client has"
+        return f"For blind guesses and decoys it has {self.images} image{plural} {whose}."

@@ -1,0 +1,85 @@
+"""Rules that treat every coordinate alone: median and trimmed mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.core.registry import register
+from fedglass.fl.aggregate.geometry import COLUMNS
+from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, demand
+
+YIN = (
+    "Yin, Chen, Kannan, Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, "
+    "https://arxiv.org/abs/1803.01498"
+)
+
+
+def median_of(rows: Tensor) -> Tensor:
+    """The coordinate-wise median; the mean of the two middle values of an even number.  # (n, d) -> (d,)
+
+    >>> median_of(torch.tensor([[1.0], [2.0], [10.0], [4.0]])), median_of(torch.tensor([[1.0], [9.0], [2.0]]))
+    (tensor([3.]), tensor([2.]))
+    """
+    return _by_columns(rows, _middle)
+
+
+def trimmed_mean_of(rows: Tensor, trim: int) -> Tensor:
+    """The coordinate-wise mean without the `trim` smallest and largest values.  # (n, d) -> (d,)
+
+    >>> trimmed_mean_of(torch.tensor([[-100.0], [1.0], [2.0], [100.0]]), 1)
+    tensor([1.5000])
+    """
+    return _by_columns(rows, lambda ordered: ordered[:, trim : ordered.shape[1] - trim].mean(dim=1))
+
+
+def _middle(ordered: Tensor) -> Tensor:
+    n = ordered.shape[1]
+    return (ordered[:, (n - 1) // 2] + ordered[:, n // 2]) / 2 if n % 2 == 0 else ordered[:, n // 2]
+
+
+def _by_columns(rows: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """In parts with a coordinate's values side by side, which are sorted several times faster."""
+    starts = range(0, rows.shape[1], COLUMNS)
+    parts = [of(rows[:, start : start + COLUMNS].T.contiguous().sort(dim=1).values) for start in starts]
+    return torch.cat(parts) if parts else rows.sum(dim=0)
+
+
+def _everybody(updates: Tensor) -> Tensor:
+    return torch.ones(len(updates), dtype=torch.bool, device=updates.device)
+
+
+@register("rules", "median", summary="the median of the updates, coordinate by coordinate", paper=YIN)
+@dataclass(frozen=True)
+class Median:
+    """The coordinate-wise median [Yin et al., 2018, Definition 1], all clients alike."""
+
+    def init(self, weights: Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        return Aggregated(median_of(updates), _everybody(updates))
+
+
+@register(
+    "rules", "trimmed_mean", summary="the mean without the largest and smallest values of each coordinate", paper=YIN
+)
+@dataclass(frozen=True)
+class TrimmedMean:
+    """The coordinate-wise mean without `byzantine` values at each end [Yin et al., 2018, Definition 2]."""
+
+    byzantine: int = 1
+
+    def check(self, clients: int, reference: bool = False) -> None:
+        least = 2 * self.byzantine + 1
+        demand("trimmed_mean", "byzantine", self.byzantine, clients, least, "one more than is dropped")
+
+    def init(self, weights: Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        self.check(len(updates))
+        return Aggregated(trimmed_mean_of(updates, self.byzantine), _everybody(updates))

@@ -1,0 +1,64 @@
+"""A poisoner that teaches the model a secret sign."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedglass.core.errors import DataError, UsageError
+from fedglass.core.params import Update
+from fedglass.core.registry import register
+from fedglass.rounds.behaviour.behaviour import Turn
+
+
+@register(
+    "behaviours",
+    "backdoor",
+    summary="trains on some examples with a white patch and one label for all of them",
+    paper=(
+        "Gu, Dolan-Gavitt, Garg: BadNets: Identifying Vulnerabilities in the Machine Learning Model Supply Chain, "
+        "2017, https://arxiv.org/abs/1708.06733"
+    ),
+)
+@dataclass(frozen=True)
+class Backdoor:
+    """The first `share` of its examples get a white square in the lower right corner and the label `target`.
+
+    What it sends is the update that was trained: nothing but its data is poisoned [Gu et al., 2017].
+    """
+
+    target: int = 0
+    share: float = 0.5
+    side: int = 5
+    """Of the square, in pixels."""
+
+    def __post_init__(self) -> None:
+        if self.target < 0 or self.side < 1 or not 0 < self.share <= 1:
+            raise UsageError(
+                "Behaviour 'backdoor': target must be at least 0, side at least 1 and share above 0 and at most 1, got "
+                f"{self.target}, {self.side} and {self.share}."
+            )
+
+    def examples(self, turn: Turn) -> tuple[Tensor, Tensor]:
+        height, width = turn.images.shape[-2:]
+        if self.side > min(height, width):
+            raise DataError(
+                f"Behaviour 'backdoor': a square of {self.side} pixels does not fit into images of {height} x {width}: "
+                "choose a smaller side."
+            )
+        images, labels = turn.images.clone(), turn.labels.clone()
+        marked = math.ceil(self.share * len(labels))
+        images[:marked, :, height - self.side :, width - self.side :] = 1.0
+        labels[:marked] = self.target
+        return images, labels
+
+    def update(self, turn: Turn, trained: Update) -> Update:
+        return trained
+
+    def describe(self) -> str:
+        return (
+            f"trains on {self.share:.0%} of its examples with a white square of {self.side} pixels and the label "
+            f"{self.target}"
+        )

@@ -1,0 +1,100 @@
+"""Beside every score stands the best of several guesses that need no message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from fedglass.audit.assessment import Question, assess
+from fedglass.audit.guesses import best_guess, guesses
+from fedglass.audit.looks import Effort
+from fedglass.audit.public import Public
+from fedglass.audit.simulated import Simulated
+from fedglass.audit.target import Target
+from fedglass.core.types import Reconstruction
+from fedglass.data.glyphs import glyphs
+from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.federation import Federation
+from fedglass.rounds.truth import Truth
+from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import View
+from fedglass.verdict.flags import Findings, flags_of
+from fedglass.verdict.gate import Gate
+
+Make = Callable[..., Federation]
+CLASS_MEANS = "the means of the classes found"
+
+
+def seen_by(view: View, federation: Federation, public: Public | None = None) -> Target:
+    target = Simulated(federation, views=(view,), public=public).targets(lambda done, total: None)[0]
+    assert isinstance(target, Target)
+    return target
+
+
+def test_class_means_beat_flat_guesses_on_characters(make_federation: Make) -> None:
+    """And the pairing is the attack's: labels in another order guess as well."""
+    data = glyphs(writers=8).resized(12)
+    private = data.subset([0, 1, 2])
+    rest = Public.of(data.images, data.labels, range(3, len(data)))
+    federation = make_federation(examples=3)
+    target = seen_by(ServerView(), federation)
+    truth = Truth(private.images, private.labels, ("x",))
+    best = [
+        best_guess(target.observation, truth, labels, ("psnr",), rest)
+        for labels in (private.labels, private.labels.flip(0))
+    ]
+    flat = best_guess(target.observation, truth, private.labels, ("psnr",), None)
+    assert best[0].values == best[1].values
+    assert best[0].names["psnr"].count(CLASS_MEANS) >= 2
+    assert sum(best[0].values["psnr"]) > sum(flat.values["psnr"]) + 3
+
+
+def test_labels_that_no_public_image_has_are_guessed_by_the_mean(make_federation: Make) -> None:
+    target = seen_by(ServerView(), make_federation(examples=2))
+    assert target.truth is not None
+    public = Public.of(torch.rand(4, 1, 12, 12), torch.tensor([0, 0, 1, 1]))
+    named = {g.name: g.images for g in guesses(target.observation, target.truth, torch.tensor([1, 7]), public)}
+    assert torch.equal(named[CLASS_MEANS], torch.stack([public.of_class[1], public.mean]))
+
+
+def test_a_peers_class_means_may_show_its_own_examples_too(make_federation: Make) -> None:
+    target = seen_by(PeerView(0), make_federation(clients=2, examples=2))
+    assert target.truth is not None
+    # Means of four classes, each of which is one of the four images behind the message.
+    public = Public.of(target.truth.images, torch.arange(4))
+    best = best_guess(target.observation, target.truth, torch.tensor([3, 1, 0, 2]), ("psnr",), public)
+    assert set(best.names["psnr"]) == {CLASS_MEANS}
+    assert len(best.values["psnr"]) == 2
+
+
+def test_what_public_data_show_as_well_is_not_recovered(make_federation: Make) -> None:
+    target = seen_by(ServerView(), make_federation(examples=1))
+    assert target.truth is not None
+    truth = target.truth
+    attack = recipe("inverting_gradients", iterations=1)
+    run = attack.run(target.observation)
+    shown: Reconstruction = replace(run, images=(truth.images + 0.03).clamp(0, 1))
+
+    def flags(public: Public | None) -> list[str]:
+        asked = Question(
+            attack, replace(target, public=public), truth, shown, ("psnr",), Gate(), 0, Effort.QUICK, lambda a, b: None
+        )
+        return [flag.name for flag in flags_of(assess(asked, Findings(Gate(), energy=shown.energy)).findings)]
+
+    assert "no better than guessing" not in flags(None)
+    assert "no better than guessing" in flags(Public.of(truth.images, truth.labels))
+
+
+def test_public_means_leave_out_what_is_private() -> None:
+    images = torch.rand(5, 1, 4, 4)
+    labels = torch.tensor([0, 0, 1, 1, 2])
+    public = Public.of(images, labels, [1, 2, 3])
+    torch.testing.assert_close(public.mean, images[1:4].mean(0))
+    torch.testing.assert_close(public.of_class[1], images[2:4].mean(0))
+    assert set(public.of_class) == {0, 1}
+    assert public.images == len(public.pictures) == 3
+    assert Public.given(images, labels).identity != Public.given(1 - images, labels).identity
+    assert public.identity == ""

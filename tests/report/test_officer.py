@@ -1,0 +1,174 @@
+"""What somebody reads who does not know the field: one threat model, short names, each flag once, a glossary."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedglass.ledger.records import Flag, Record, RecordFile
+from fedglass.report.charts import Dot, interval_plot
+from fedglass.report.drawing import HEIGHT, WIDTH, drawing
+from fedglass.report.glossary import TERMS, Glossary
+from fedglass.report.heading import ended
+from fedglass.report.html import audit_page
+from fedglass.report.names import short_names
+from fedglass.report.threat import STANDPOINTS, threat_model
+from fedglass.report.whose import whose_images
+from fedglass.verdict.gate import Gate
+
+Make = Callable[..., Record]
+PEOPLE = ["client 0", "client 1", "client 2", "client 3"]
+PEER = {
+    "view": "client 3, a participant, sees the global models before and after round 1",
+    "view_name": "peer 3",
+    "standpoint": "peer",
+    "participants": PEOPLE,
+    "kept": PEOPLE,
+    "behind": PEOPLE[:3],
+    "owners": ["client 0", "client 0", "client 1", "client 2"],
+}
+SERVER = {"view_name": "server, client 0", "standpoint": "server", "participants": PEOPLE, "behind": ["client 0"]}
+SUM = {"view": "the aggregate", "view_name": "aggregate", "standpoint": "aggregate", "behind": PEOPLE}
+
+
+def written(directory: Path, *records: Record) -> str:
+    for record in records:
+        RecordFile(directory / "records.jsonl").append(record)
+    return audit_page(directory, RecordFile(directory / "records.jsonl").read())
+
+
+def section(html: str, name: str) -> str:
+    return html.split(f'<section id="{name}">')[1].split("</section>")[0]
+
+
+def test_title_and_date_are_on_top(tmp_path: Path, make_case: Make) -> None:
+    (tmp_path / "plan.toml").write_text('title = "Wards <b>"\n')
+    first = make_case(tmp_path, "dlg", 0, 0, finished="2026-03-04T05:06:07+00:00")
+    html = written(tmp_path, first, make_case(tmp_path, "dlg", 1, 0, finished="2026-03-03T05:06:07+00:00"))
+    head = html.split("<main")[1].split('class="verdict')[0]
+    assert "<h1>Wards &lt;b&gt;</h1>" in head
+    assert "2026-03-04 05:06 UTC" in head
+
+
+@pytest.mark.parametrize("when", [None, "yesterday", "0001-01-01T00:00:00+23:00"])
+def test_a_record_without_a_sound_date_takes_that_of_the_file(
+    tmp_path: Path, make_case: Make, when: str | None
+) -> None:
+    record = make_case(tmp_path, "dlg", 0, 0, finished=when)
+    RecordFile(tmp_path / "records.jsonl").append(record)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d UTC", ended(tmp_path, [record]))
+
+
+def test_the_contents_lead_to_every_section(audit_directory: Path) -> None:
+    html = audit_page(audit_directory, RecordFile(audit_directory / "records.jsonl").read())
+    listed = re.findall(r'<li><a href="#(\w+)">', html)
+    assert listed == re.findall(r'<section id="(\w+)">', html)
+
+
+def test_one_threat_model_with_what_differs_in_a_table(tmp_path: Path, make_case: Make) -> None:
+    html = written(tmp_path, make_case(tmp_path, "dlg", 0, 0, **SERVER), make_case(tmp_path, "idlg", 1, 0, **PEER))
+    box = section(html, "threat")
+    assert html.count('class="threat"') == 1
+    assert box.count("<svg") == 2
+    assert box.count("3 x 32 x 32") == 1  # a fact that both share
+    assert "In what they differ" not in box
+    oracle = make_case(tmp_path, "inverting_gradients", 1, 0, **PEER)
+    differs = section(written(tmp_path, oracle), "threat").split("In what they differ")[1]
+    assert "the true labels" in differs
+    assert "unknown" in differs
+
+
+def test_who_could_do_it_and_who_is_behind(tmp_path: Path, make_case: Make) -> None:
+    records = [make_case(tmp_path, "dlg", 0, 0, **PEER), make_case(tmp_path, "dlg", 1, 0, **SUM)]
+    peer, aggregate = threat_model(records, short_names(records)).adversaries
+    assert "Any of the 4 participants could do this" in peer.lines[0]
+    assert "the images of 3 others, 4 images in all" in peer.lines[1]
+    assert "the images of 4 clients, 4 images in all" in aggregate.lines[0]
+
+
+def test_whose_images_came_back_by_any_attack(tmp_path: Path, make_case: Make) -> None:
+    gate = Gate()
+    one = make_case(tmp_path, "dlg", 0, 0, metrics={"psnr": [30.0, 9.0, 9.0, 9.0]}, **PEER)
+    other = make_case(tmp_path, "idlg", 0, 0, metrics={"psnr": [31.0, 9.0, 9.0, 40.0]}, **PEER)
+    found = whose_images([one, other], gate, short_names([one, other]))
+    assert found is not None
+    assert found.rows == [
+        ["peer 3", "any of the 4 participants", "2 of 4", "client 0: 1 of 2, client 1: 0 of 1, client 2: 1 of 1"]
+    ]
+    old = one.model_copy(update={"owners": []})
+    assert whose_images([old], gate, short_names([old])) is None
+
+
+def test_short_names_are_told_apart(tmp_path: Path, make_case: Make) -> None:
+    def named(view: str, name: str, number: int = 1, **more: object) -> Record:
+        return make_case(tmp_path, "dlg", 0, 0, view=view, view_name=name, round=number, **more)
+
+    cases = [named("a", "peer 1"), named("b", "peer 1", 2), named("c", "x"), named("d", "x"), named("e", "")]
+    together = named("f", "aggregate", standpoint="aggregate", behind=["p", "q", "r", "s"])
+    assert short_names([*cases, together]) == {
+        "a": "peer 1, round 1",
+        "b": "peer 1, round 2",
+        "c": "c",  # not even the round tells these two apart
+        "d": "d",
+        "e": "e",
+        "f": "aggregate of 4",
+    }
+
+
+def test_a_flag_is_explained_once_and_labelled_at_each_case(tmp_path: Path, make_case: Make) -> None:
+    texts = [f"The search ended at {n / 10}, which is too high. Give it more iterations." for n in (3, 1, 2)]
+    records = [
+        make_case(tmp_path, "dlg", 0, n, flags=[Flag(name="it failed", severity="serious", text=text)])
+        for n, text in enumerate(texts)
+    ]
+    html = written(tmp_path, *records)
+    assert html.count("which is too high") == 1
+    assert "ended at 0.1 to 0.3, which" in html
+    (anchor,) = re.findall(r'id="(flag-\d+)"', html)
+    assert section(html, "evidence").count(f'href="#{anchor}">it failed</a>') == 3
+
+
+def test_every_word_of_the_glossary_is_linked_once_from_above(audit_directory: Path) -> None:
+    html = audit_page(audit_directory, RecordFile(audit_directory / "records.jsonl").read())
+    above, glossary = html.split('<section id="glossary">')
+    linked = re.findall(r'class="term" href="#([\w-]+)"', above)
+    assert len(linked) == len(set(linked))
+    explained = re.findall(r'<div id="([\w-]+)">', glossary)
+    assert set(linked) <= set(explained)
+    for word in ("psnr", "ssim", "energy", "gate", "blind-guess", "decoy", "oracle"):
+        assert f"term-{word}" in linked
+    assert "term-rmse" not in explained  # which no record of this audit has
+    assert {f"term-{word}" for word in ("lpips", "inconclusive")} <= set(explained)
+
+
+def test_a_word_is_linked_whole_and_never_inside_another() -> None:
+    words = Glossary(TERMS)
+    assert words.link("investigate gate-keepers & PSNRs") == "investigate gate-keepers &amp; PSNRs"
+    assert words.link("Energies & energy").count("<a ") == 1
+    assert words.link("energy") == "energy"
+
+
+@pytest.mark.parametrize("standpoint", list(STANDPOINTS))
+def test_drawings_are_well_formed_and_inside_their_frame(standpoint: str) -> None:
+    svg = drawing(standpoint, '"<&')
+    assert svg is not None
+    for element in ET.fromstring(svg).iter():
+        for name, most in (("x", WIDTH), ("x1", WIDTH), ("x2", WIDTH), ("y", HEIGHT), ("y1", HEIGHT), ("y2", HEIGHT)):
+            assert 0 <= float(element.attrib.get(name, 0)) <= most
+    assert drawing("elsewhere", "") is None
+
+
+def test_the_threshold_does_not_run_through_names() -> None:
+    dots = [Dot(f"attack {n}", "1", 10.0 * n, None, None) for n in range(3)]
+    svg = ET.fromstring(interval_plot("t", dots, 20.0, True))
+    baselines = [float(e.attrib["y"]) for e in svg.iter("text") if e.attrib["class"] in ("name", "value")]
+    upright = [e for e in svg.iter("line") if e.attrib["class"] in ("limit", "grid")]
+    assert sum(e.attrib["class"] == "limit" for e in upright) == 3
+    for line in upright:
+        top, bottom = float(line.attrib["y1"]), float(line.attrib["y2"])
+        # 12 pixels high above its baseline, 3 below.
+        assert not any(top < y + 3 and y - 12 < bottom for y in baselines)
