@@ -250,7 +250,9 @@ def _given(source: str, asked: Sequence[str]) -> tuple[str, str]:
 
 def _kind_of(source: str, asked: Sequence[str]) -> str:
     data = _read(source)
-    fitting = [name for name, kind in KINDS.items() if kind.shape == data.shape]
+    # What is not whitened differs in nothing that images show: it has to be asked for.
+    known = {name: kind for name, kind in KINDS.items() if name in asked or not name.endswith("-plain")}
+    fitting = [name for name, kind in known.items() if kind.shape == data.shape]
     if not fitting:
         raise DataError(
             f"--data {source}: its images have shape {data.shape}; expected {_in_words(asked)}. Photographs are "
