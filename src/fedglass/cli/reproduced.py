@@ -122,7 +122,7 @@ def measures_in_words(record: Record) -> str:
     if record.status == "failed":
         return f"failed ({record.error})"
     known = measures_of(record)
-    names = ("psnr", "recovered", "ssim", "lsim", "label_errors")
+    names = ("psnr", "recovered", "ssim", "lsim", "label_errors", "rate", "images", "found")
     told = [f"{name} {known[name]:.3g}" for name in names if name in known]
     shares = ("lpips", "min_share", "cosine_before", "cosine_best", "expectation", "distance", "constant")
     told += [f"{name} {known[name]:.3f}" for name in shares if name in known]
