@@ -32,11 +32,11 @@ CROWD = 1000
 def main(source: str, model: str, factor: int = 2, count: int = 100) -> None:
     torch.set_num_threads(1)
     data = load(source, split="train" if is_embedded(source) else "test")
-    order = torch.randperm(len(data), generator=stream(0, "measure"))[:CROWD]
+    order = torch.randperm(len(data), generator=stream(3, "measure"))[:CROWD]
     crowd = data.images[order]
     truth = crowd[:count]
     small = F.avg_pool2d(truth, factor)
-    small = small + NOISE * torch.randn(small.shape, generator=stream(0, "noise"))
+    small = small + NOISE * torch.randn(small.shape, generator=stream(3, "noise"))
     raws = {
         "repeated": small.repeat_interleave(factor, -1).repeat_interleave(factor, -2).clamp(0, 1),
         "bicubic": F.interpolate(small, data.shape[1:], mode="bicubic").clamp(0, 1),

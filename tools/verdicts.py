@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fedglass.audit.audit import Job, run
+from fedglass.ledger.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,21 +33,28 @@ HEAD = """# What the audit says where the true answer is known
 
 Written by `make verdicts` from `tests/verdict/situations.py`; `tests/audit/test_situations.py` demands that no verdict
 is false. "It leaks": the private images can be read from the message, so that "clear" would be false. "Safe": they can
-not, so that "leak" would be false. "Open": this attack alone can tell neither.
+not, so that "leak" would be false. "Open": nobody can tell from what is given, so that either would be false; there the
+audit is to say "inconclusive", or "incomplete" where the true images are not given.
 """
 
 
 def row(situation: Any) -> tuple[str, ...]:
     """What was said of a situation, with why."""
+    record, state = audited(situation)
+    flags = [flag.name for flag in record.flags if flag.severity == "serious"]
+    why = record.absence if state == "clear" else "" if state == "leak" else ", ".join(flags)
+    scores = [value for value in record.metrics.get("psnr", ()) if value is not None]
+    best = f"{max(scores):.1f} dB" if scores else "-"
+    wrong = "**FALSE**" if state in situation.false else ""
+    return situation.name, TRUTH[situation.false], state, wrong, best, why or ""
+
+
+def audited(situation: Any) -> tuple[Record, str]:
+    """The record of a situation, and the verdict."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job([situation.source()], {"attack": situation.attack}, ("psnr", "ssim"))
         result = run(job, Path(folder))
-    record, state = result.records[0], result.verdict.state
-    flags = [flag.name for flag in record.flags if flag.severity == "serious"]
-    why = record.absence if state == "clear" else ", ".join(flags) if state == "inconclusive" else ""
-    best = max(value for value in record.metrics["psnr"] if value is not None)
-    wrong = "**FALSE**" if state in situation.false else ""
-    return situation.name, TRUTH[situation.false], state, wrong, f"{best:.1f} dB", why or ""
+    return result.records[0], result.verdict.state
 
 
 def main() -> int:
@@ -65,9 +73,10 @@ def main() -> int:
     said = [each[2] for each in rows]
     false = sum(bool(each[3]) for each in rows)
     counts = ", ".join(f"{said.count(state)} {state}" for state in dict.fromkeys(sorted(said)))
-    total = (
-        f"{len(rows)} situations: {counts}; {false} false. Inconclusive: {said.count('inconclusive') / len(rows):.0%}."
+    share = sum(each[2] == "inconclusive" for each in rows if each[1] != "open") / sum(
+        each[1] != "open" for each in rows
     )
+    total = f"{len(rows)} situations: {counts}; {false} false. Inconclusive of those that are not open: {share:.0%}."
     print(total)
     (ROOT / "docs" / "verdicts.md").write_text("\n".join([HEAD, total, "", *lines, ""]), encoding="utf-8")
     return false

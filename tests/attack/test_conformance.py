@@ -45,7 +45,10 @@ from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn
 from fedglass.attack.parts import Evaluation, Problem, Refinement, binding_of, silent
 from fedglass.attack.refine.ddrm import DDRM
+from fedglass.attack.refine.masked_diffusion import MaskedDiffusion
 from fedglass.attack.refine.median import MedianFilter
+from fedglass.attack.refine.start_search import StartSearch
+from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, WhiteStart
 from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
@@ -62,6 +65,7 @@ from fedglass.attack.terms.kernel import GaussianKernel
 from fedglass.attack.terms.layered_cosine import LayeredCosine
 from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
 from fedglass.attack.terms.partial_match import PartialMatch
+from fedglass.attack.terms.relative_variation import RelativeVariation, UsualContrast
 from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
@@ -73,6 +77,7 @@ from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unk
 from fedglass.diffusion.ddrm import Chain
 from fedglass.diffusion.degradation import Bicubic, BlockMean, Enlarged, Noise
 from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 from fedglass.rounds.views.view import Knows
 
 
@@ -89,7 +94,20 @@ class FlatModel:
         return self
 
 
-DIFFUSION = (FlatModel, Chain, BlockMean, Bicubic, Enlarged, Noise)
+@dataclasses.dataclass(frozen=True)
+class FlatClassModel:
+    """A class-conditional one that has learned nothing yet."""
+
+    title: str = "flat"
+
+    def load(self) -> Denoiser:
+        return Denoiser(MaskedDiffusionTransformer((1, 8, 8), 5, patch=4, width=8, depth=2, decoder=1, heads=2))
+
+    def untrained(self) -> FlatClassModel:
+        return self
+
+
+DIFFUSION = (FlatModel, FlatClassModel, Chain, BlockMean, Bicubic, Enlarged, Noise)
 """What a refinement by a diffusion model is made of."""
 LABELS = [
     SignRule(),
@@ -145,6 +163,8 @@ PRIORS = [
     TotalVariation(),
     TotalVariation(share=0.5),
     CircularTotalVariation(),
+    RelativeVariation(),
+    UsualContrast(),
     PixelVariation(),
     PixelVariation(exponent=1.0, eps=1e-6),
     ClipPenalty(low=0.3, high=0.6),
@@ -186,7 +206,11 @@ REFINEMENTS = [
     DDRM(FlatModel(), Bicubic(4), 0.0, Chain(2, eta=0.5, eta_b=0.9)),
     DDRM(FlatModel(), Enlarged(2)),
     DDRM(FlatModel(), Noise(), 0.2),
+    MaskedDiffusion(FlatClassModel(), StartSearch(2, 0.01, WhiteStart()), steps=2),
+    MaskedDiffusion(FlatClassModel(), StartSearch(1, 0.1, OracleEpoch(1)), steps=3, guidance=1.0),
 ]
+STOPPINGS = [NoiseLevel(), NoiseLevel(factor=2.0), Flattening(over=3), WhiteStart(), OracleEpoch(4)]
+SEARCHES = [StartSearch(9, 0.01, stopping) for stopping in STOPPINGS]
 STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
 WHOLES = [
     STAGE,
@@ -210,6 +234,8 @@ PARTS: list[Any] = [
     *SUMMARIES,
     *MERGES,
     *REFINEMENTS,
+    *STOPPINGS,
+    *SEARCHES,
     *WHOLES,
 ]
 
@@ -387,7 +413,9 @@ def test_the_gradient_passes_through_operators(
     assert all(map(torch.equal, predicted, predict()))
     loss = torch.stack([p.square().sum() for p in predicted]).sum()
     to_images, *to_own = torch.autograd.grad(loss, [at.images, *own])
-    one_step = isinstance(part, OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment)
+    one_step = isinstance(
+        part, OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment | SuperClient
+    )
     assert all(bool(row.any()) for row in (to_images[:1] if one_step else to_images).flatten(0, 1))
     assert all(bool(g.any()) for g in to_own)
 

@@ -1,8 +1,10 @@
-"""A transcript, saved and loaded, is audited as the simulation that it came from."""
+"""A transcript, saved and loaded, gives the figures of the simulation that it came from, and is played again."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from fedglass.api import Audit
 from fedglass.audit.audit import Job, run
 from fedglass.audit.recorded import Recorded
+from fedglass.audit.replay import replay
 from fedglass.audit.simulated import Simulated
+from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.ledger.records import Record
 from fedglass.models.catalogue import build
@@ -19,7 +23,7 @@ from fedglass.models.init import Uniform
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.transcript import Transcript
-from fedglass.rounds.truth import Truths
+from fedglass.rounds.truth import Examples, Truths
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
@@ -31,9 +35,10 @@ KNOWS = Knows(labels=True)
 
 
 def lines(records: Any) -> list[dict[str, object]]:
-    """All that a record says but for the time and memory it took."""
+    """All that a record says but for the time and memory it took, its key, and the replay of what was loaded."""
+    left = dict.fromkeys(("seconds", "peak_mib", "finished", "replay"))
     return [
-        {**r.model_dump(), "seconds": None, "peak_mib": None, "finished": None}
+        json.loads(json.dumps({**r.model_dump(), **left}, default=repr).replace(r.key, "the key"))
         for r in records
         if isinstance(r, Record)
     ]
@@ -53,6 +58,59 @@ def test_a_saved_transcript_gives_bit_identical_records(make_federation: Make, t
     )
     assert len(one.records) == 6
     assert lines(one.records) == lines(other.records)
+    assert {record.replay for record in one.records} == {None}
+    assert all("gives the message" in str(record.replay) for record in other.records)
+
+
+def test_what_lies_on_a_disk_is_played_again(make_federation: Make, tmp_path: Path) -> None:
+    """Files may have been edited or exchanged, and their manifest with them."""
+    simulated = Simulated(make_federation(clients=2, examples=2))
+    (fresh,) = simulated.targets(lambda done, total: None)
+    assert isinstance(fresh, Target)
+    assert (fresh.simulated, fresh.declared, fresh.statement) == (True, None, None)
+    simulated.transcript().save(tmp_path)
+    loaded = Transcript.load(tmp_path, simulated.federation.model)
+    assert loaded.origin
+    (target,) = Recorded(loaded, simulated.truths()).targets(lambda done, total: None)
+    assert not target.simulated
+    assert target.declared is not None
+    found = replay(target.declared)
+    assert found is not None
+    assert found.explained
+    other = Truths({name: Examples(e.images.flip(-1), e.labels) for name, e in simulated.truths().examples.items()})
+    (target,) = Recorded(loaded, other).targets(lambda done, total: None)
+    assert target.declared is not None
+    found = replay(target.declared)
+    assert found is not None
+    assert not found.explained
+
+
+def test_an_edited_message_is_another_case(make_federation: Make) -> None:
+    """Records of the message as it was are not taken for its own."""
+    simulated = Simulated(make_federation(clients=2, examples=2))
+    said, truths = simulated.transcript(), simulated.truths()
+    past = said.rounds[0]
+    first, *rest = past.messages
+    other = replace(first, update={name: 2 * tensor for name, tensor in first.update.items()})
+    edited = replace(said, rounds={0: replace(past, messages=(other, *rest))})
+    assert edited.origin == said.origin
+    assert Recorded(edited, truths).identity() != Recorded(said, truths).identity()
+
+
+def test_what_can_not_be_played_again_is_named(make_federation: Make) -> None:
+    simulated = Simulated(make_federation(clients=2, examples=2), views=(AggregateView(),))
+    said, truths = simulated.transcript(), simulated.truths()
+
+    def unplayable(**terms: Any) -> str:
+        (target,) = Recorded(replace(said, terms=replace(said.terms, **terms)), truths, simulated.views).targets(
+            lambda done, total: None
+        )
+        return target.unplayable
+
+    assert unplayable() == ""
+    assert "Krum(byzantine=1)" in unplayable(rule="Krum(byzantine=1)")
+    assert "not honest" in unplayable(behaviours=("client 1 flips the sign of its update.",))
+    assert "recording.defended" in unplayable(defences={"client 0": ("Defended by something.",)})
 
 
 def test_without_truths_there_is_no_score(make_federation: Make, tmp_path: Path) -> None:
@@ -81,6 +139,5 @@ def test_the_truths_are_a_part_of_the_identity(make_federation: Make) -> None:
     """Records that were not scored for want of a truth are not those of an audit that has it."""
     simulated = Simulated(make_federation(clients=2, examples=2))
     transcript, truths = simulated.transcript(), simulated.truths()
-    assert Recorded(transcript, truths).identity() == simulated.identity()
     some = Truths({"client 0": truths.examples["client 0"]})
     assert len({Recorded(transcript, known).identity() for known in (None, some, truths)}) == 3

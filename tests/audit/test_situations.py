@@ -26,16 +26,19 @@ VERDICTS = tool()
 
 @pytest.mark.parametrize("situation", VERDICTS.SITUATIONS, ids=lambda situation: situation.name)
 def test_no_verdict_is_false(situation: Any) -> None:
-    state = VERDICTS.row(situation)[2]
-    assert state in {"leak", "clear", "inconclusive"}
+    record, state = VERDICTS.audited(situation)
+    assert state in {"leak", "clear", "inconclusive", "incomplete"}
     assert state not in situation.false
+    assert situation.flag is None or situation.flag in [flag.name for flag in record.flags]
 
 
 def test_there_are_enough_and_most_are_decided() -> None:
     """The table in the docs, which `make verdicts` writes: its names are the situations', its share is small."""
-    rows = [line.split(" | ") for line in (ROOT / "docs" / "verdicts.md").read_text().splitlines() if " dB | " in line]
+    lines = (ROOT / "docs" / "verdicts.md").read_text().splitlines()
+    table = [line for line in lines if line.startswith("| ")]
+    rows = [line.split(" | ") for line in table[1:]]
     assert [row[0].removeprefix("| ") for row in rows] == [situation.name for situation in VERDICTS.SITUATIONS]
-    states = [row[2] for row in rows]
+    states = [row[2] for row in rows if row[1] != "open"]
     assert len(states) >= 40
     assert states.count("inconclusive") <= MOST_INCONCLUSIVE * len(states)
     assert {"leak", "clear"} <= set(states)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedglass.audit.audit import Job, run
+from fedglass.audit.consistency import contradictions
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import UsageError
 from fedglass.core.types import BatchNorm, Observation, Training, Whitening
 from fedglass.models.catalogue import build
+from fedglass.plan.code import code_of
 from fedglass.plan.compile import read_job
+from fedglass.plan.schema import Plan
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.observe import observe
@@ -242,6 +246,45 @@ def test_effort_decides_the_key(folder: Path) -> None:
     assert len(keys) == 2
     assert job(folder).cases[0].key not in keys
     assert job(folder, ("[recording]", 'effort = "standard"\n[recording]')).cases[0].key == job(folder).cases[0].key
+
+
+def test_statistics_after_the_training_come_with_it_or_in_a_file_of_their_own(folder: Path) -> None:
+    model = build("resnet8", shape=(1, 12, 12), classes=4)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    parameters = {name: before[name] + 0.01 for name, _ in model.named_parameters()}
+    moved = {name: before[name] + 1 for name, _ in model.named_buffers()}
+    save_file(before, folder / "before.safetensors")
+    save_file(moved, folder / "statistics.safetensors")
+    resnet = ('model = "lenet"', 'model = "resnet8"')
+    for held, more in (({**parameters, **moved}, ""), (parameters, '\nbuffers_after = "statistics.safetensors"')):
+        save_file(held, folder / "after.safetensors")
+        (target,) = source(job(folder, resnet, ("classes = 4", f"classes = 4{more}"))).targets(lambda *_: None)
+        assert target.statement is not None
+        assert contradictions(target.statement)[0].startswith("the running statistics moved")
+    (target,) = source(job(folder, resnet)).targets(lambda *_: None)
+    assert target.statement is not None
+    assert target.statement.buffers_after == {}
+
+
+def test_a_defence_may_be_named_with_its_options(folder: Path) -> None:
+    said = 'defended = { name = "gaussian_noise", std = 0.5 }'
+    found = source(job(folder, ("classes = 4", f"classes = 4\n{said}")))
+    (target,) = found.targets(lambda *_: None)
+    assert (target.defences, target.defended) == (("Defended by GaussianNoise(std=0.5).",), True)
+    assert target.declared is not None
+    assert target.declared.protected
+    other = source(job(folder, ("classes = 4", f"classes = 4\n{said.replace('0.5', '0.4')}")))
+    assert other.identity() != found.identity()
+    with pytest.raises(UsageError, match="std"):
+        job(folder, ("classes = 4", f"classes = 4\n{said.replace('0.5', '-1.0')}"))
+    (target,) = source(job(folder, ("classes = 4", "classes = 4\ndefended = []"))).targets(lambda *_: None)
+    assert target.defended is False
+
+
+def test_code_of_others_in_a_recordings_defence_is_named() -> None:
+    table = {"defended": [{"name": "strange.module:shield"}]}
+    plan = Plan.model_validate({**tomllib.loads(PLAN), "recording": {**tomllib.loads(PLAN)["recording"], **table}})
+    assert [(code.kind, code.name) for code in code_of(plan)] == [("defences", "strange.module:shield")]
 
 
 def test_public_data_of_a_recording_stand_beside_its_scores(folder: Path) -> None:

@@ -49,6 +49,7 @@ RECIPES = built_in("attacks")
 
 FEDSGD = Training(0.1)
 FEDAVG = Training(0.1, epochs=2, batch_size=1)
+WHOLE = Training(0.1, epochs=3)
 
 PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "dlg": (FEDSGD, [2], {"iterations": 10, "restarts": 5}),
@@ -75,9 +76,13 @@ PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "coarse_to_fine": (FEDSGD, [3], {"iterations": 100}),
     "coarse_to_fine_published": (FEDSGD, [3], {"iterations": 100}),
     "coarse_to_fine_pruned": (FEDSGD, [3], {"iterations": 100}),
+    "coarse_to_fine_batchnorm": (FEDSGD, [3], {"iterations": 100}),
     "coarse_stage_published": (FEDSGD, [3], {"iterations": 150}),
     "coarse_stage": (FEDSGD, [3], {"iterations": 150}),
     "invg_scaled": (FEDSGD, [3], {"iterations": 150}),
+    "curious_client": (WHOLE, [0, 2], {"iterations": 100}),
+    "curious_client_published": (WHOLE, [0, 2], {"iterations": 100, "factor": 2}),
+    "curious_client_search": (WHOLE, [0, 2], {"iterations": 100, "factor": 2}),
 }
 """The toy problem of each recipe: how the client trains, its labels, and the recipe's options."""
 

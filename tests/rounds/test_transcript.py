@@ -215,3 +215,14 @@ def test_rounds_that_nobody_looks_at_are_not_kept(toy: Any) -> None:
     whole, part = federation(toy).run(4), federation(toy).run(4, keep=(1, 3))
     assert list(part.rounds) == [1, 3]
     assert all(torch.equal(part.rounds[3].step[n], t) for n, t in whole.rounds[3].step.items())
+
+
+def test_statistics_that_were_not_recorded_stay_unknown(toy: Any, tmp_path: Path) -> None:
+    said = federation(toy).run()
+    past = said.rounds[0]
+    messages = tuple(replace(message, buffers={}) for message in past.messages)
+    replace(said, rounds={0: replace(past, messages=messages, buffers_after={})}).save(tmp_path)
+    heard = Transcript.load(tmp_path, toy.normalised()).rounds[0]
+    assert [message.buffers for message in heard.messages] == [{}] * len(messages)
+    assert heard.buffers_after == {}
+    assert heard.buffers

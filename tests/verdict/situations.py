@@ -6,16 +6,22 @@ Messages that are `recorded` come from a plain PyTorch loop, which shares no cod
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedglass.attack.attack import Attack
 from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.terms.layers import Ramp
+from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated
@@ -30,10 +36,12 @@ from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
-from fedglass.fl.release import Chain
+from fedglass.fl.protection import Protection
+from fedglass.fl.release import Chain, Release
 from fedglass.models.catalogue import build
-from fedglass.models.init import Uniform
+from fedglass.models.init import KaimingUniform, Uniform
 from fedglass.recipes.catalogue import recipe
+from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm
 from fedglass.rounds.behaviour.sign_flip import SignFlip
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
@@ -48,7 +56,8 @@ PLAIN = Whitening((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 ITERATIONS = 200
 TOLD = Training(lr=0.01)
 LEAKS, SAFE, OPEN = frozenset({"clear"}), frozenset({"leak"}), frozenset({"clear", "leak"})
-"""The verdicts that would be false: the data can be read, they can not, or this attack alone can not tell."""
+"""The verdicts that would be false: the data can be read, they can not, or nobody could tell from what is given."""
+NOT_SO = "training not as declared"
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,8 @@ class Situation:
     false: frozenset[str]
     source: Callable[[], Source]
     attack: AnyAttack
+    flag: str | None = None
+    """A flag that must be raised."""
 
 
 @cache
@@ -70,6 +81,11 @@ def data(count: int, first: int = 0) -> Examples:
 
 def lenet() -> nn.Module:
     return build("lenet", shape=SHAPE, classes=CLASSES, init=Uniform())
+
+
+def default() -> nn.Module:
+    """The same with PyTorch's own initial weights, which is sure of nothing."""
+    return build("lenet", shape=SHAPE, classes=CLASSES)
 
 
 def pooled() -> nn.Module:
@@ -88,6 +104,11 @@ def normalised() -> nn.Module:
     return model
 
 
+def residual() -> nn.Module:
+    """Convolutions without bias before normalisations: batch statistics take the contrast out of the gradient."""
+    return build("resnet8", shape=SHAPE, classes=CLASSES, init=KaimingUniform())
+
+
 @dataclass(frozen=True)
 class Made:
     """How a message was really made, by a script that is not ours."""
@@ -101,10 +122,13 @@ class Made:
     whitening: Whitening = PLAIN
     smoothing: float = 0.0
     train_mode: bool = False
+    norm: float | None = None
+    """That the update is clipped to."""
     noise: float = 0.0
     half: bool = False
 
-    def update(self, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def update(self, model: nn.Module, images: Tensor, labels: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is sent, and the running statistics after the training."""
         trained = copy.deepcopy(model).train(self.train_mode)
         optimiser = self.optimiser(trained.parameters(), lr=self.lr, **self.options)
         for _ in range(self.epochs):
@@ -114,10 +138,12 @@ class Made:
                 loss = F.cross_entropy(outputs, labels[rows], label_smoothing=self.smoothing)
                 (self.factor * loss).backward()
                 optimiser.step()
-        return {name: self._sent(name, after, before) for (name, after), before in _pairs(trained, model)}
+        moved = {name: (after - before).detach() for (name, after), before in _pairs(trained, model)}
+        size = float(torch.cat([change.flatten() for change in moved.values()]).norm())
+        share = 1.0 if self.norm is None else min(1.0, self.norm / size)
+        return {name: self._sent(name, share * change) for name, change in moved.items()}, buffers_of(trained)
 
-    def _sent(self, name: str, after: Tensor, before: Tensor) -> Tensor:
-        change = (after - before).detach()
+    def _sent(self, name: str, change: Tensor) -> Tensor:
         change = change + self.noise * torch.randn(change.shape, generator=stream(0, "situations", name))
         return change.half().float() if self.half else change
 
@@ -134,22 +160,74 @@ def recorded(
     model: Callable[[], nn.Module] = lenet,
     whitening: Whitening = PLAIN,
     defended: bool | None = None,
-    truth: Callable[[Examples], Examples] = lambda examples: examples,
+    defence: Release | None = None,
+    truth: Callable[[Examples], Examples] | None = lambda examples: examples,
 ) -> Callable[[], Source]:
-    """A message of `count` examples, declared as it is told."""
+    """A message of `count` examples, declared as it is told; `defence` says by what it is defended."""
 
     def source() -> Source:
         net, behind = model(), data(count)
-        said = truth(behind)
-        update = made.update(net, behind.images, behind.labels)
+        said = None if truth is None else truth(behind)
+        update, after = made.update(net, behind.images, behind.labels)
         before, buffers, name = weights_of(net), buffers_of(net), "recorded"
-        people = (Participant(name, len(said.labels), told),)
-        past = Round(before, buffers, people, (Message(name, update, buffers),), update, buffers, (name,))
-        protected = None if defended is None else {name: ("Defended, as the plan says.",) if defended else ()}
+        people = (Participant(name, len((said or behind).labels), told),)
+        past = Round(before, buffers, people, (Message(name, update, after),), update, after, (name,))
+        words = ("Defended, as the plan says.",) if defended or defence is not None else ()
+        protected = None if defended is None and defence is None else {name: words}
         terms = Terms(SHAPE, CLASSES, whitening, (name,), "not recorded", defences=protected)
-        return Recorded(Transcript(net, terms, {0: past}), Truths({name: said}))
+        shields = {} if defence is None else {name: Protection(release=defence)}
+        truths = None if said is None else Truths({name: said})
+        return Recorded(Transcript(net, terms, {0: past}), truths, defences=shields)
 
     return source
+
+
+Edit = Callable[[Transcript], Transcript]
+
+
+def saved(
+    source: Callable[[], Source],
+    *,
+    edit: Edit = lambda transcript: transcript,
+    swap: Callable[[Truths], Truths] = lambda truths: truths,
+    shields: Mapping[str, Protection] | None = None,
+) -> Callable[[], Source]:
+    """A simulation that was saved and loaded; what lies on the disk may be edited and exchanged in between."""
+
+    def loaded() -> Source:
+        made = source()
+        assert isinstance(made, Simulated)
+        with TemporaryDirectory() as folder:
+            edit(made.transcript()).save(Path(folder) / "said")
+            swap(made.truths()).save(Path(folder) / "private")
+            transcript = Transcript.load(Path(folder) / "said", made.federation.model)
+            truths = Truths.load(Path(folder) / "private")
+        return Recorded(transcript, truths, made.views, defences=shields or {})
+
+    return loaded
+
+
+def swapped(truths: Truths) -> Truths:
+    """Other examples in the place of the true ones."""
+    other = data(1, 7)
+    return Truths(dict.fromkeys(truths.examples, other))
+
+
+def edited(change: Callable[[Tensor], Tensor]) -> Edit:
+    """The first client's message is another one."""
+
+    def edit(said: Transcript) -> Transcript:
+        past = said.rounds[0]
+        first, *rest = past.messages
+        update = {name: change(tensor) for name, tensor in first.update.items()}
+        return replace(said, rounds={0: replace(past, messages=(replace(first, update=update), *rest))})
+
+    return edit
+
+
+def buried(tensor: Tensor) -> Tensor:
+    """Under noise that hides all."""
+    return tensor + torch.randn(tensor.shape, generator=stream(1, "buried", str(tuple(tensor.shape))))
 
 
 def simulated(
@@ -201,14 +279,24 @@ def of_one_class() -> Examples:
     return Examples(data(2).images, torch.tensor([3, 3]))
 
 
+def two_of_one_class() -> Examples:
+    return Examples(data(4).images, torch.tensor([3, 5, 3, 1]))
+
+
 def noisy(std: float) -> dict[str, Any]:
     return {"release": GaussianNoise(std=std)}
+
+
+def faded(of: Attack) -> Attack:
+    """Its first stage down to a faint total variation: batch statistics let it take the contrast at no cost."""
+    objective = Cosine() + Ramp(TotalVariation(), 1.0, 0.001, until=0.85)
+    return replace(of, stages=(replace(of.stages[0], objective=objective),))
 
 
 MOMENTUM, STRONG = {"momentum": 0.9}, attack(tv=10.0)
 SHORT, LONG = attack(iterations=5), attack(iterations=400)
 SMOOTH = attack(tv=0.1)
-FIVE = replace(TOLD, epochs=5)
+FIVE, ADAM = replace(TOLD, epochs=5), replace(TOLD, optimiser=Adam())
 SHIFTED = Whitening((0.45,) * 3, (0.25,) * 3)
 NONE = Whitening((0.0,) * 3, (1.0,) * 3)
 
@@ -238,8 +326,14 @@ def nearly_the_same() -> Public:
 
 
 def _situations() -> Iterator[Situation]:
-    def row(name: str, false: frozenset[str], source: Callable[[], Source], by: AnyAttack | None = None) -> Situation:
-        return Situation(name, false, source, by or attack())
+    def row(
+        name: str,
+        false: frozenset[str],
+        source: Callable[[], Source],
+        by: AnyAttack | None = None,
+        flag: str | None = None,
+    ) -> Situation:
+        return Situation(name, false, source, by or attack(), flag)
 
     adam, adamw = torch.optim.Adam, torch.optim.AdamW
     yield row("recorded: plain SGD, declared so", LEAKS, recorded(Made()))
@@ -267,7 +361,7 @@ def _situations() -> Iterator[Situation]:
     decay = replace(TOLD, optimiser=SGD(weight_decay=0.1))
     yield row("recorded: weight decay of 0.1, declared", LEAKS, recorded(Made(options={"weight_decay": 0.1}), decay))
     yield row("recorded: weight decay of 0.1, not declared", LEAKS, recorded(Made(options={"weight_decay": 0.1})))
-    yield row("recorded: plain SGD, declared with Adam", LEAKS, recorded(Made(), replace(TOLD, optimiser=Adam())))
+    yield row("recorded: plain SGD, declared with Adam", LEAKS, recorded(Made(), ADAM))
     yield row("recorded: weight decay, not declared", LEAKS, recorded(Made(options={"weight_decay": 5e-4})))
     yield row("recorded: five epochs, declared", LEAKS, recorded(Made(epochs=5), FIVE))
     yield row("recorded: five epochs, declared as one", LEAKS, recorded(Made(epochs=5)))
@@ -294,9 +388,64 @@ def _situations() -> Iterator[Situation]:
         "recorded: noise that hides nothing, said to be defended", LEAKS, recorded(Made(noise=1e-9), defended=True)
     )
     yield row("recorded: heavy noise, said to be defended", SAFE, recorded(Made(noise=1.0), defended=True))
+    loud, faint = GaussianNoise(std=1.0), GaussianNoise(std=1e-6)
+    yield row("recorded: heavy noise, declared with its size", SAFE, recorded(Made(noise=1.0), defence=loud))
+    yield row(
+        "recorded: heavy noise on two images, declared", SAFE, recorded(Made(noise=1.0), count=2, defence=loud), LONG
+    )
+    yield row(
+        "recorded: clipped and noised, declared",
+        SAFE,
+        recorded(Made(norm=0.1, noise=0.1), defence=Chain((Clip(norm=0.1), GaussianNoise(std=0.1)))),
+    )
+    yield row("recorded: faint noise, declared with its size", LEAKS, recorded(Made(noise=1e-6), defence=faint))
+    yield row("recorded: clipped, declared with its norm", LEAKS, recorded(Made(norm=1e-3), defence=Clip(norm=1e-3)))
+    yield row("recorded: heavy noise declared, none there", LEAKS, recorded(Made(), defence=loud))
+    yield row(
+        "recorded: heavy noise declared, none there, other data said",
+        LEAKS,
+        recorded(Made(), defence=loud, truth=lambda _: data(1, 7)),
+        flag=NOT_SO,
+    )
+    yield row(
+        "recorded: heavy noise declared, a tenth there",
+        SAFE,
+        recorded(Made(noise=0.1), defence=loud),
+        flag=NOT_SO,
+    )
     yield row("recorded: heavy noise that nobody mentions", SAFE, recorded(Made(noise=1.0)))
     yield row("recorded: model that sees means alone", SAFE, recorded(Made(), model=pooled), SMOOTH)
     yield row("recorded: the same, five epochs declared", OPEN, recorded(Made(), FIVE, model=pooled), SMOOTH)
+
+    silent: dict[str, Any] = {"truth": None}
+    yield row("no truth: plain SGD, declared so", OPEN, recorded(Made(), **silent), SHORT)
+    by_adam = Made(optimiser=adam, lr=0.001)
+    yield row("no truth: Adam, declared as SGD", OPEN, recorded(by_adam, **silent), SHORT, NOT_SO)
+    yield row("no truth: SGD, declared with Adam", OPEN, recorded(Made(), ADAM, model=default, **silent), SHORT, NOT_SO)
+    batch_norm = {**silent, "model": normalised}
+    yield row("no truth: statistics moved, declared frozen", OPEN, recorded(train, frozen, **batch_norm), SHORT, NOT_SO)
+    yield row("no truth: statistics moved, declared so", OPEN, recorded(train, batch, **batch_norm), SHORT)
+    still = recorded(Made(), batch, **batch_norm)
+    yield row("no truth: statistics stayed, declared to move", OPEN, still, SHORT, NOT_SO)
+    thrice = recorded(replace(train, epochs=3), batch, **batch_norm)
+    yield row("no truth: three batches counted, one step declared", OPEN, thrice, SHORT, NOT_SO)
+    tiny = recorded(Made(), Training(lr=1e-5), **silent)
+    yield row("no truth: learning rate declared a thousand times too small", OPEN, tiny, SHORT, NOT_SO)
+    large = recorded(Made(), Training(50.0, 40), model=default, **silent)
+    yield row("no truth: lr = 50, epochs = 40 declared by mistake", OPEN, large, SHORT, NOT_SO)
+
+    yield row("saved and loaded", LEAKS, saved(simulated()))
+    yield row("saved and loaded: aggregate of two", LEAKS, saved(simulated({}, {}, view=AggregateView())), LONG)
+    yield row("saved and loaded: a tenth pruned", LEAKS, saved(simulated({"release": MagnitudePruning(share=0.1)})))
+    yield row("saved and loaded: model that sees means alone", SAFE, saved(simulated(model=pooled)), SMOOTH)
+    client = {"client 0": Protection(release=loud)}
+    yield row("saved and loaded: heavy noise, declared", SAFE, saved(simulated(noisy(1.0)), shields=client))
+    yield row("saved and loaded: heavy noise", SAFE, saved(simulated(noisy(1.0))))
+    yield row("saved: truths swapped", LEAKS, saved(simulated(), swap=swapped), flag=NOT_SO)
+    other = saved(simulated(noisy(1e-6)), swap=swapped, shields=client)
+    yield row("saved: truths swapped, heavy noise declared for faint", LEAKS, other, flag=NOT_SO)
+    yield row("saved: message scaled", LEAKS, saved(simulated(), edit=edited(lambda tensor: 3 * tensor)))
+    yield row("saved: message buried afterwards", SAFE, saved(simulated(), edit=edited(buried)), flag=NOT_SO)
 
     yield row("attack too short", LEAKS, simulated(), SHORT)
     yield row("prior too strong", LEAKS, simulated(), STRONG)
@@ -342,6 +491,14 @@ def _situations() -> Iterator[Situation]:
     means = simulated(model=pooled)
     yield row("model that sees means alone, public pictures as decoys", SAFE, with_public(means, other_photos), SMOOTH)
     yield row("public data show the picture better than the attack", SAFE, with_public(simulated(), nearly_the_same))
+    yield row("four images, two of one class", LEAKS, simulated(examples=two_of_one_class()), recipe("invg", tv=1e-4))
+    deep = simulated(training=batch, model=residual)
+    brief = recipe("coarse_to_fine", iterations=100)
+    yield row("batch statistics in a residual network, by coarse_to_fine", LEAKS, deep, brief)
+    shallow = simulated(training=batch, model=normalised)
+    by_direction = coarse_to_fine_batchnorm(iterations=ITERATIONS)
+    yield row("batch statistics, by coarse_to_fine_batchnorm", LEAKS, shallow, by_direction)
+    yield row("batch statistics, prior under which the contrast fades", LEAKS, shallow, faded(by_direction))
 
 
 SITUATIONS = tuple(_situations())

@@ -130,6 +130,22 @@ def test_another_run_that_recovers_is_named() -> None:
 
 
 @pytest.mark.parametrize("found", [SHIELDED, FREE], ids=["hidden", "choice"])
+@pytest.mark.parametrize("explained", [True, None, False])
+def test_a_message_that_contradicts_its_declaration_shows_no_absence(found: Findings, explained: bool | None) -> None:
+    odd = replace(found, explained=explained, contradictions=("statistics moved", "sizes are equal"))
+    assert odd.absence is None
+    (flag,) = [flag for flag in flags_of(odd) if flag.name == "training not as declared"]
+    assert flag.severity == "serious"
+    assert "statistics moved; sizes are equal" in flag.text
+
+
+def test_contradictions_are_told_without_truth_and_not_of_what_was_recovered() -> None:
+    odd = Findings(Gate(), truth=False, contradictions=("statistics moved",))
+    assert serious(odd) == ["training not as declared", "no truth"]
+    assert names(replace(RECOVERED, contradictions=("statistics moved",))) == []
+
+
+@pytest.mark.parametrize("found", [SHIELDED, FREE], ids=["hidden", "choice"])
 def test_a_message_that_is_not_explained_shows_no_absence(found: Findings) -> None:
     for explained, name in ((None, "message not explained"), (False, "training not as declared")):
         unsure = replace(found, explained=explained, replay="momentum = 0.9")
@@ -264,3 +280,21 @@ def test_images_that_were_recovered_before_they_were_refined_are_recovered() -> 
     for raw, failed in (({}, True), ({"psnr": [25.0, 12.0]}, True), ({"psnr": [25.0, 26.0]}, False)):
         found = replace(RECOVERED, scores=ImageScores(refined, raw), **energies)  # type: ignore[arg-type]  # as named
         assert ("optimiser failed" in names(found)) is failed
+
+
+@pytest.mark.parametrize("found", [MISSED, SHIELDED, FREE])
+def test_batch_statistics_are_named_and_absence_is_not_shown_with_them(found: Findings) -> None:
+    normalised = replace(found, batch_statistics=True)
+    assert "batch statistics" in serious(normalised)
+    assert normalised.absence is None
+    assert "batch statistics" not in names(found)
+    assert "batch statistics" not in names(replace(RECOVERED, batch_statistics=True))
+
+
+def test_labels_taken_as_distinct_are_mentioned_unless_they_are_known_to_be_right() -> None:
+    noted = ("labels taken as distinct",)
+    for found in (replace(MISSED, notes=noted, label_errors=None), replace(MISSED, notes=noted, label_errors=1)):
+        assert [flag.severity for flag in flags_of(found) if flag.name == noted[0]] == ["warning"]
+    assert names(replace(FREE, notes=noted)) == names(FREE)
+    assert replace(FREE, notes=noted).absence == CHOICE
+    assert replace(FREE, notes=("another",)).absence is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedglass.core.errors import UsageError
 from fedglass.ledger.records import Flag, Record
-from fedglass.verdict.gate import Gate
+from fedglass.verdict.gate import CHOICE, Gate
 from fedglass.verdict.images import ImageScores
 
 SERIOUS = Flag(name="optimiser failed", severity="serious", text="The true data has lower energy.")
@@ -59,16 +59,29 @@ def test_one_attack_alone() -> None:
         "dlg recovered 1 of 1 private image (PSNR above 20 dB; best 25.0 dB)."
     )
     assert Gate().judge([make("dlg", [15.0])]).sentence == (
-        "dlg recovered no private image (PSNR above 20 dB); its best was 15.0 dB."
+        "dlg recovered no private image (PSNR above 20 dB); its best was 15.0 dB. That protection hides them is shown "
+        "against dlg alone."
     )
+    choice = make("dlg", [15.0], absence=CHOICE)
+    assert Gate().judge([choice]).sentence.endswith("its best was 15.0 dB.")
 
 
 def test_a_pass_names_the_closest() -> None:
     verdict = Gate().judge([make("dlg", [5.0]), make("idlg", [12.9, 1.0])])
     assert verdict.sentence == (
-        "None of the 2 attacks recovered a private image (PSNR above 20 dB); the closest, idlg, reached 12.9 dB."
+        "None of the 2 attacks recovered a private image (PSNR above 20 dB); the closest, idlg, reached 12.9 dB. "
+        "That protection hides them is shown against dlg and idlg alone."
     )
     assert (verdict.passed, verdict.exit_code, verdict.state) == (True, 0, "clear")
+
+
+def test_what_hides_from_some_attacks_is_a_leak_where_one_reads_it() -> None:
+    """A defence is credited against the attack that was played, and by no number of these."""
+    hidden = [make(name, [7.0]) for name in ("dlg", "idlg", "sme")]
+    assert Gate().judge(hidden).state == "clear"
+    verdict = Gate().judge([*hidden, make("inverting_gradients", [25.0], absence=None)])
+    assert (verdict.state, verdict.exit_code) == ("leak", 1)
+    assert "shown against" not in verdict.sentence
 
 
 @given(

@@ -30,13 +30,14 @@ from fedglass.attack.parts import (
     Solver,
     binding_of,
     silent,
+    unwatched,
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
-from fedglass.core.types import Candidate, Knowledge, Observation, Reconstruction, Unknown
+from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction, Unknown
 from fedglass.fl.trajectory import per_epoch
 
 TRACE_POINTS = 200
@@ -95,6 +96,7 @@ class Attack:
             self.labels.bind(observation, draws)
         for stage in self.stages:
             stage.forward.bind(observation)
+            stage.images.bind(observation, draws, None)
         knows = observation.knows
         blank, first = torch.zeros(1, *knows.shape), torch.zeros(1, dtype=torch.int64)
         for refinement in self.refine:
@@ -127,12 +129,13 @@ class Attack:
         self, observation: Observation, found: Reconstruction, seed: int, progress: Progress
     ) -> Reconstruction:
         """The images made better one refinement after another, and how well they still explain the message."""
-        knows = observation.knows
-        images = refined(self.refine, found.images, found.labels, knows, seed, progress)
+        knows, films = observation.knows, list[Film]()
+        images = refined(self.refine, found.images, found.labels, knows, seed, progress, films.append)
         # Not the nearest representable ones: what the refinement added is what is asked about.
         each = _in_each_epoch(self._representation(observation), knows.whitening.whiten(images))
         energy = self._energy_at(observation, Candidate(each, found.labels), found)
-        return replace(found, images=images, raw=found.images, energy_refined=energy)
+        film = films[-1] if films else None
+        return replace(found, images=images, raw=found.images, energy_refined=energy, film=film)
 
     def _representation(self, observation: Observation) -> Bound:
         """The unknowns of the last stage, from any start."""
@@ -151,7 +154,7 @@ class Attack:
         labels = self.labels.bind(observation, stream(seed, "labels"))
         label_start = [u.start for u in labels.unknowns]
         images: Tensor | None = None
-        notes: list[str] = []
+        notes = list(labels.notes)
         for i, (stage, forward) in enumerate(zip(self.stages, forwards, strict=True)):
             bound = stage.images.bind(observation, stream(seed, "images", i), images)
             asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
@@ -180,11 +183,17 @@ class Attack:
 
 
 def refined(
-    parts: Sequence[Refine], images: Tensor, labels: Tensor, knows: Knowledge, seed: int, progress: Progress = silent
+    parts: Sequence[Refine],
+    images: Tensor,
+    labels: Tensor,
+    knows: Knowledge,
+    seed: int,
+    progress: Progress = silent,
+    film: Callable[[Film], None] = unwatched,
 ) -> Tensor:
     """Images made better by one refinement after another.  # (n, c, h, w), pixels before whitening"""
     for i, part in enumerate(parts):
-        images = part.refine(Refinement(images, labels, knows, stream(seed, "refine", i), progress))
+        images = part.refine(Refinement(images, labels, knows, stream(seed, "refine", i), progress, film))
     return images
 
 

@@ -43,6 +43,9 @@ class SubtractOwn:
     def weakened(self, factor: float) -> SubtractOwn:
         return replace(self, attack=self.attack.weakened(factor))
 
+    def shortened(self, share: float) -> SubtractOwn:
+        return replace(self, attack=self.attack.shortened(share))
+
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         others = others_alone(observation)
         n = len(labels) - (observation.knows.examples - others.knows.examples)
@@ -99,7 +102,7 @@ class LabelsBesideOwn:
                 mine = torch.nn.functional.one_hot(mine, classes).to(others)
             return torch.cat([others, mine])
 
-        return Bound(inner.unknowns, decode)  # type: ignore[arg-type]  # a list is a sequence
+        return Bound(inner.unknowns, decode, notes=inner.notes)  # type: ignore[arg-type]  # a list is a sequence
 
 
 def own_part(observation: Observation) -> Own | None:

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedglass.core.types import Candidate, Knowledge, Observation, Unknown, Whitening
+from fedglass.core.types import Candidate, Film, Knowledge, Observation, Unknown, Whitening
 
 Progress = Callable[[int, int], None]
 """Told now and then how many iterations are done, and of how many."""
@@ -21,6 +21,10 @@ Progress = Callable[[int, int], None]
 
 def silent(done: int, total: int) -> None:
     """The progress callback that does nothing."""
+
+
+def unwatched(film: Film) -> None:
+    """The callback for films that nobody looks at."""
 
 
 def unchanged(images: Tensor) -> Tensor:
@@ -36,6 +40,8 @@ class Bound:
     decode: Callable[[Sequence[Tensor]], Tensor]
     nearest: Callable[[Tensor], Tensor] = unchanged
     """Of images: those next to the given ones that `decode` can give.  # (epochs, n, c, h, w), whitened, both"""
+    notes: tuple[str, ...] = ()
+    """Things the audit must know of how they were found, for the reconstruction's own."""
 
 
 class Labels(Protocol):
@@ -152,6 +158,8 @@ class Refinement:
     knows: Knowledge
     generator: torch.Generator
     progress: Progress = silent
+    film: Callable[[Film], None] = unwatched
+    """Given pictures of the way, where a refinement has some to show."""
 
 
 class Refine(Protocol):

@@ -20,7 +20,7 @@ from fedglass.attack.parts import Progress, silent
 from fedglass.core.assignment import assign
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
     """What an attack made of a decoy with its priors times a factor."""
 

@@ -68,6 +68,9 @@ class SearchByOwn:
     def weakened(self, factor: float) -> SearchByOwn:
         return replace(self, probe=self.probe.weakened(factor), attack=self.attack.weakened(factor))
 
+    def shortened(self, share: float) -> SearchByOwn:
+        return replace(self, probe=self.probe.shortened(share), attack=self.attack.shortened(share))
+
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         if like.supposed is None:
             raise UsageError("The reconstruction supposes no learning rate: give one that this attack returned.")

@@ -12,18 +12,22 @@ import torch
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
+from fedglass.audit.consistency import contradictions
 from fedglass.audit.controls import controlled
 from fedglass.audit.guesses import best_guess
 from fedglass.audit.isolation import isolated
 from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge
 from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts, share_of
-from fedglass.audit.replay import replay
+from fedglass.audit.noise import Fit
+from fedglass.audit.replay import Replay, replay
 from fedglass.audit.target import Target
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.rounds.truth import Truth
 from fedglass.verdict.flags import Findings, Look
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
+
+FEW: Fit = "too few weights"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +76,12 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         energy_labels=energy_at(attack, seen, truth.images, found.labels, found) if wrong else None,
         label_errors=judged.label_errors,
         defended=asked.target.defended,
+        batch_statistics=asked.target.batch_statistics,
         **_explained(asked.target),
     )
+    if findings.open and not (findings.explained and not findings.defended):
+        # A replay that gives an undefended message has explained it, whatever traces of it look like.
+        findings = replace(findings, contradictions=contradictions_in(asked.target))
     return Assessment(judged, _looked_closer(asked, findings))
 
 
@@ -95,18 +103,29 @@ def _explained(target: Target) -> dict[str, Any]:
     if target.declared is None:
         return {"explained": None, "replay": "Say how the clients trained: recording.training."}
     found = replay(target.declared)
-    if found is not None and target.defended and len(target.behind) == 1 and not found.explained and not found.other:
-        words = f"{found.words}, and how much of that the defence makes is not known"
-        return {"explained": None, "replay": f"{words[0].upper()}{words[1:]}."}
     if found is None:
         return {"explained": None, "replay": "It is too long to be played again."}
+    unknown = _unknown(target, found)
+    if unknown and not found.explained and not found.other:
+        words = f"{found.words}, and {unknown}" if found.noise != FEW else found.words
+        return {"explained": None, "replay": f"{words[0].upper()}{words[1:]}."}
     other = f"; what explains it: {found.other}" if found.other else ""
     return {"explained": found.explained, "replay": f"{found.words}{other}"}
 
 
+def _unknown(target: Target, found: Replay) -> str:
+    """What else may have made the rest of the message; empty where nothing may."""
+    return FEW if found.noise == FEW else target.unplayable
+
+
+def contradictions_in(target: Target) -> tuple[str, ...]:
+    """What of a recorded message can not be as declared, whatever the data are."""
+    return () if target.statement is None else contradictions(target.statement)
+
+
 def _looked_closer(asked: Question, findings: Findings) -> Findings:
     """The findings with what further runs tell, where that could decide anything."""
-    if not findings.open or findings.explained is False:
+    if not findings.open or findings.explained is False or findings.contradictions:
         return findings
     if findings.hidden:
         bare = asked.target.bare

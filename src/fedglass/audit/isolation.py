@@ -31,7 +31,7 @@ def without_unused_oracles(knows: Knowledge, attack: object) -> Knowledge:
     needed = needs_of(attack)
     return replace(
         knows,
-        labels=knows.labels if Fact.LABELS in needed else None,
+        labels=knows.labels if {Fact.LABELS, Fact.GROUPS} & needed else None,
         batch_labels=knows.batch_labels if Fact.BATCH_LABELS in needed else None,
     )
 

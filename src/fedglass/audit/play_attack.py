@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
-from fedglass.audit.assessment import Assessment, Question, assess, unplayed
+from fedglass.audit.assessment import Assessment, Question, assess, contradictions_in, unplayed
 from fedglass.audit.isolation import iterations_of, oracle_facts
 from fedglass.audit.judgement import clipped, grey
 from fedglass.audit.looks import Effort
@@ -18,6 +18,7 @@ from fedglass.audit.probe import Finding
 from fedglass.audit.target import Target
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.ledger.evidence import Reconstructed
+from fedglass.metrics.matching import Matching
 from fedglass.rounds.truth import Truth
 from fedglass.verdict.flags import Findings, State, flags_of
 from fedglass.verdict.gate import Gate
@@ -50,13 +51,14 @@ class PlayAttack:
             notes=found.notes,
         )
         if target.truth is None:
-            return self._unjudged(seen, found, findings, fields)
+            told = contradictions_in(target) if played else ()
+            return self._unjudged(seen, found, replace(findings, truth=False, contradictions=told), fields)
         asked = Question(self.attack, target, target.truth, found, self.metrics, self.gate, seed, self.effort, progress)
         assessed = assess(asked, findings) if played else unplayed(asked, findings)
         fields |= _of_truth(assessed, target.truth.private, fields["extra"])
         judged, findings = assessed.judged, assessed.findings
         fields |= {"flags": flags_of(findings), "absence": findings.absence}
-        evidence = _evidence(found, judged.shown, judged.shown_raw)
+        evidence = _evidence(seen, found, judged.shown, judged.shown_raw, judged.scores.matching)
         private, names = target.truth.private, target.class_names
         labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
         return Finding(fields, replace(evidence, originals=private.images.numpy(), labels=labels))
@@ -66,8 +68,9 @@ class PlayAttack:
     ) -> Finding:
         skipped = dict.fromkeys(self.metrics, NO_TRUTH)
         raw = None if found.raw is None else clipped(found.raw, seen)
-        told = {"skipped_metrics": skipped, "flags": flags_of(replace(findings, truth=False))}
-        return Finding({**fields, **told}, _evidence(found, clipped(found.images, seen), raw))
+        told = {"skipped_metrics": skipped, "flags": flags_of(findings)}
+        order = Matching(tuple(range(len(found.images))))
+        return Finding({**fields, **told}, _evidence(seen, found, clipped(found.images, seen), raw, order))
 
 
 def state_of(seen: Observation) -> State:
@@ -94,14 +97,21 @@ def of_run(attack: AnyAttack, found: Reconstruction) -> dict[str, Any]:
     }
 
 
-def _evidence(found: Reconstruction, shown: Tensor, raw: Tensor | None) -> Reconstructed:
-    """The images to keep, with the raw ones where they were refined."""
+def _evidence(
+    seen: Observation, found: Reconstruction, shown: Tensor, raw: Tensor | None, order: Matching
+) -> Reconstructed:
+    """The images to keep, with the raw ones and the way between them where they were refined."""
+    film = found.film
+    frames = None if film is None else torch.stack([order.apply(clipped(frame, seen)) for frame in film.frames])
+    captions = () if film is None else tuple("" if i is None else film.caption(i) for i in order.partner)
     return Reconstructed(
         found.images.detach().cpu().numpy(),
         found.labels.detach().cpu().numpy(),
         shown.numpy(),
         raw=None if raw is None else raw.numpy(),
         found_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
+        film=None if frames is None else frames.numpy(),
+        film_captions=captions,
     )
 
 

@@ -15,6 +15,7 @@ from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.fl.local import MeanGradient, Step
+from fedglass.fl.protection import Protection
 from fedglass.fl.release import AsIs, Chain, Outgoing, Release
 from fedglass.integrations import opacus
 from fedglass.models.network import Network
@@ -31,8 +32,17 @@ DELTA = 1e-5
 
 def defences_of(client: Client) -> list[str]:
     """The defences in the order in which they act; none for a client that has none."""
-    local = [] if isinstance(client.gradient, MeanGradient) else [client.gradient]
-    return [repr(part) for part in (*local, *_releases(client.release))]
+    return parts_of(Protection(client.gradient, client.release))
+
+
+def parts_of(protection: Protection) -> list[str]:
+    """The same of what protects a client.
+
+    >>> parts_of(Protection(release=Clip(norm=1.0)))
+    ['Clip(norm=1.0)']
+    """
+    local = [] if isinstance(protection.gradient, MeanGradient) else [protection.gradient]
+    return [repr(part) for part in (*local, *_releases(protection.release))]
 
 
 def undefended(client: Client) -> Client:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fedglass.audit.declared import Heard
 from fedglass.audit.public import Public
 from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
+from fedglass.fl.protection import Protection
 from fedglass.rounds.transcript import Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.server import ServerView
@@ -27,6 +29,8 @@ class Recorded:
     name: str = ""
     public: Public | None = None
     """What the adversary has of such data."""
+    defences: Mapping[str, Protection] = field(default_factory=dict)
+    """What protects each client, to be played again; nothing of those of whom it is not known."""
 
     def __post_init__(self) -> None:
         if not self.views:
@@ -40,29 +44,45 @@ class Recorded:
 
     def identity(self) -> str:
         truths = "" if self.truths is None else self.truths.identity
-        origin = self.transcript.origin or self._content()
         told = [] if self.public is None else [self.public.identity]
-        return digest("source", self.name, origin, truths, identity_text(self.knows), *told)
+        told += [identity_text(dict(sorted(self.defences.items())))] if self.defences else []
+        return digest("source", self.name, self._content(), truths, identity_text(self.knows), *told)
 
     def _content(self) -> str:
-        """A hash of all that was said."""
+        """A hash of all that was said; what a file claims to have come from says nothing of what it holds now."""
         said = self.transcript
         facts = [identity_text(said.terms), of_model(said.model)]
         for index, past in sorted(said.rounds.items()):
-            params = [past.before, past.buffers, past.step, *(p for m in past.messages for p in (m.update, m.buffers))]
+            sent = (p for m in past.messages for p in (m.update, m.buffers))
+            params = [past.before, past.buffers, past.step, *sent, past.buffers_after]
             facts += [str(index), identity_text(past.participants), identity_text(past.kept), *map(of_params, params)]
         return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
-        return infos_of(self.name, self.views)
+        past = self.transcript
+        return infos_of(self.name, self.views, past.terms.clients, lambda index: past.rounds[index].participants)
 
     def rehearse(self) -> Iterator[Seen]:
         for view in self.views:
             yield view.see(self.transcript, self.knows, self.truths)
 
     def targets(self, progress: Said) -> Sequence[Target]:
-        found = [target_of(self.transcript, view, self.knows, self.truths) for view in self.views]
-        return [replace(target, public=self.public) for target in found]
+        return [self._target(view) for view in self.views]
+
+    def _target(self, view: View) -> Target:
+        """Files may have been edited or exchanged: what made a message is played again, whatever they say of it."""
+        found = target_of(self.transcript, view, self.knows, self.truths)
+        seen, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
+        heard = Heard(self.transcript, index, replace(seen, observation=found.observation), found.defended)
+        declared = None if self.truths is None else heard.declared(self.truths, self.defences)
+        return replace(
+            found,
+            public=self.public,
+            declared=declared,
+            statement=heard.statement(),
+            unplayable=heard.unplayable(self.defences),
+            bare=heard.bare(declared) if declared is not None and found.defended else None,
+        )
 
     def threat(self) -> list[Section]:
         said, named = self.transcript, f" {self.name!r}" if self.name else ""

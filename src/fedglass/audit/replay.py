@@ -1,7 +1,8 @@
 """Does the declared training produce the message? The owner of the data can play it again and compare.
 
 The order of the batches is not recorded: several are played, and a message that lies as near to them as they lie to
-each other is explained. One full batch has no order, and leaves rounding alone.
+each other is explained. One full batch has no order, and leaves rounding alone. Nor are a defence's random numbers:
+where the defence is declared with its options it is played too, and its noise must be that of the message.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedglass.core.optimisers import SGD, Adam, AdamW
+from fedglass.audit.misdeclared import NORMALISATIONS, other_trainings
+from fedglass.audit.noise import Fit, noise_fit
 from fedglass.core.params import Params
 from fedglass.core.rng import stream
-from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.data.whitening import CIFAR10, CIFAR100, FEMNIST
+from fedglass.core.types import Training, Whitening
 from fedglass.fl.local import schedule, train
+from fedglass.fl.protection import Protection
+from fedglass.fl.release import Outgoing
 from fedglass.models.network import Network
 
 ROUNDING = 0.02
@@ -31,16 +34,15 @@ FAINT = 1e-5
 """Tensors that moved by a smaller share of themselves are left out: rounding alone may have made that."""
 MOST_STEPS = 2000
 """Local steps beyond which a training is not played again."""
-NORMALISATIONS = {
-    "none (mean 0, std 1)": Whitening((0.0,), (1.0,)),
-    "none, pixels of 0 to 255 (mean 0, std 1/255)": Whitening((0.0,), (1 / 255,)),
-    "mean 0.5, std 0.5": Whitening((0.5,), (0.5,)),
-    "MNIST's (mean 0.1307, std 0.3081)": Whitening((0.1307,), (0.3081,)),
-    "FEMNIST's": FEMNIST,
-    "CIFAR-10's": CIFAR10,
-    "CIFAR-100's": CIFAR100,
-    "ImageNet's": Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+PLAIN = Protection()
+NOISE: dict[Fit, str] = {
+    "as declared": "no more than its noise",
+    "too little": "too little noise in the message: correct the options in recording.defended",
+    "too much": "noise that is not enough to explain it: correct recording.training or recording.defended",
+    "other data": "more of other data in the message than chance: correct recording.truth or recording.training",
+    "too few weights": "too few weights to tell whether the message holds the declared noise",
 }
+"""How the noise of a message fits, as the rest of a sentence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,9 @@ class Part:
     images: Tensor  # (n, c, h, w), pixels in [0, 1]
     labels: Tensor  # (n,)
     training: Training
+    protection: Protection = PLAIN
+    weight: int | None = None
+    """In the mean with others, where that is not the number of examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +68,16 @@ class Declared:
     whitening: Whitening
     parts: tuple[Part, ...]
     """Combined as their numbers of examples weigh."""
+    round: int = 0
+
+    @property
+    def bare(self) -> Declared:
+        """The same without what protects it."""
+        return replace(self, parts=tuple(replace(part, protection=PLAIN) for part in self.parts))
+
+    @property
+    def protected(self) -> bool:
+        return any(part.protection != PLAIN for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -76,16 +91,21 @@ class Replay:
     explained: bool
     other: str = ""
     """What would explain the message in its place, in words with the line of the plan; empty where nothing would."""
+    noise: Fit = "as declared"
+    """That of the message, where the declared defence makes any."""
 
     @property
     def words(self) -> str:
+        if self.noise != "as declared":
+            return f"replayed on the true data, the declared training and defence leave {NOISE[self.noise]}"
         if self.explained:
             return f"replayed on the true data, the declared training gives the message up to {self.residual:.2g}"
         return f"replayed on the true data, the declared training leaves a relative error of {self.residual:.2g}"
 
 
 def played(declared: Declared) -> Params | None:
-    """The message of the declared training itself; None where it is too long or diverges."""
+    """The message of the declared training itself, undefended; None where it is too long or diverges."""
+    declared = declared.bare
     if _too_long(declared):
         return None
     tensors = zip(declared.before.items(), _message(declared, 0), strict=True)
@@ -118,7 +138,16 @@ def _played(declared: Declared) -> Replay:
         found = _compared(tensor, [each[i] for each in tries])
         if found.residual / found.bound >= worst.residual / worst.bound:
             worst = found
-    return worst
+    if not declared.protected or not _draws(declared):
+        return worst
+    noise = noise_fit(message, tries, _message(declared.bare, 0))
+    return replace(worst, explained=worst.explained and noise == "as declared", noise=noise)
+
+
+def _draws(declared: Declared) -> bool:
+    """Whether the defence is random: the same batches give another message then."""
+    pairs = zip(_message(declared, 0), _message(declared, 0, draw=ORDERS), strict=True)
+    return any(float((one - other).norm()) > FAINT * float(one.norm()) for one, other in pairs)
 
 
 def _compared(message: Tensor, tries: Sequence[Tensor]) -> Replay:
@@ -138,26 +167,32 @@ def _has_no_order(declared: Declared) -> bool:
     def alone(part: Part) -> bool:
         return len(part.training.batches(len(part.labels))) == 1 or not part.training.shuffle
 
-    return all(map(alone, declared.parts))
+    return not declared.protected and all(map(alone, declared.parts))
 
 
-def _message(declared: Declared, order: int) -> list[Tensor]:
-    """What the declared clients send together, with the batches in one of their orders."""
-    total, examples = [torch.zeros(())] * len(declared.before), sum(len(part.labels) for part in declared.parts)
+def _message(declared: Declared, order: int, draw: int | None = None) -> list[Tensor]:
+    """What the declared clients send together, with the batches in one of their orders and one draw of their noise."""
+    weights = [len(part.labels) if part.weight is None else part.weight for part in declared.parts]
+    total = [torch.zeros(())] * len(declared.before)
     for i, part in enumerate(declared.parts):
         network = Network(declared.model, declared.buffers, part.training.batch_norm)
         start = [declared.before[name] for name in network.names]
         batches = schedule(part.training, len(part.labels), stream(order, "replay", i))
         inputs = declared.whitening.whiten(part.images)
-        after = train(network, start, inputs, part.labels, batches, part.training)
-        share = len(part.labels) / examples
-        total = [t + (a - b).double() * share for t, a, b in zip(total, after, start, strict=True)]
+        noise, leaving = (stream(order if draw is None else draw, use, i) for use in ("noise", "release"))
+        after = train(network, start, inputs, part.labels, batches, part.training, part.protection.gradient, noise)
+        update = {name: a - b for name, a, b in zip(network.names, after, start, strict=True)}
+        sent = part.protection.release.release(Outgoing(update, leaving, declared.round, declared.before))
+        share = weights[i] / sum(weights)
+        total = [t + sent[name].double() * share for t, name in zip(total, network.names, strict=True)]
     return total
 
 
 def _others(declared: Declared) -> Iterator[tuple[str, Declared]]:
     """What is often declared wrongly, each with the line that would say it rightly."""
-    for words, change in _other_trainings(declared.parts[0].training):
+    if declared.protected:
+        yield "it is not defended at all: set recording.defended = false", declared.bare
+    for words, change in other_trainings(declared.parts[0].training):
         yield words, replace(declared, parts=tuple(replace(p, training=change(p.training)) for p in declared.parts))
     channels = declared.parts[0].images.shape[1]
     for name, whitening in NORMALISATIONS.items():
@@ -175,47 +210,6 @@ def _others(declared: Declared) -> Iterator[tuple[str, Declared]]:
                 ),
             ),
         )
-
-
-def _other_trainings(declared: Training) -> Iterator[tuple[str, _Change]]:
-    optimisers = {
-        "the optimiser has momentum: set momentum = 0.9": SGD(momentum=0.9),
-        "the optimiser has momentum: set momentum = 0.5": SGD(momentum=0.5),
-        "the optimiser has Nesterov's momentum: set momentum = 0.9, nesterov = true": SGD(momentum=0.9, nesterov=True),
-        'the optimiser is Adam: set optimiser = "adam"': Adam(),
-        'the optimiser is AdamW: set optimiser = "adamw"': AdamW(),
-        "the optimiser is plain SGD: leave momentum and optimiser out": SGD(),
-        **{
-            f"the optimiser decays the weights: set weight_decay = {decay:g}": SGD(weight_decay=decay)
-            for decay in (1e-4, 5e-4, 1e-3, 1e-2, 1e-1)
-        },
-        "the optimiser has momentum and decays the weights: set momentum = 0.9, weight_decay = 0.0005": SGD(
-            momentum=0.9, weight_decay=5e-4
-        ),
-    }
-    for words, optimiser in optimisers.items():
-        if optimiser != declared.optimiser:
-            yield words, _Change("optimiser", optimiser)
-    other = BatchNorm.FROZEN if declared.batch_norm is BatchNorm.BATCH else BatchNorm.BATCH
-    yield f'normalisation layers used other statistics: set batch_norm = "{other.value}"', _Change("batch_norm", other)
-    for epochs in (1, 2, 3, 4, 5, 10, 20):
-        if epochs != declared.epochs and declared.steps is None:
-            yield f"the number of epochs is another: set epochs = {epochs}", _Change("epochs", epochs)
-    for size in (None, 1, 2, 4, 8, 16, 32, 64):
-        if size != declared.batch_size:
-            words = "leave batch_size out" if size is None else f"set batch_size = {size}"
-            yield f"the batches are of another size: {words}", _Change("batch_size", size)
-
-
-@dataclass(frozen=True)
-class _Change:
-    """One field of a training set to another value."""
-
-    field: str
-    value: object
-
-    def __call__(self, training: Training) -> Training:
-        return replace(training, **{self.field: self.value})  # type: ignore[arg-type] # named beside its value
 
 
 def _factor(declared: Declared) -> float | None:

@@ -65,7 +65,9 @@ class Simulated:
         return digest(self.federation.identity, identity_text(self.class_names))
 
     def infos(self) -> Sequence[TargetInfo]:
-        return infos_of(self.name, self.views)
+        f = self.federation
+        names = [client.name for client in f.clients]
+        return infos_of(self.name, self.views, names, lambda index: [f.participant(c) for c in f.called(index)])
 
     def targets(self, progress: Said) -> Sequence[Target | Unseen]:
         transcript, last = self._played(progress)
@@ -78,7 +80,7 @@ class Simulated:
                 without = None if bare is None else view.see(bare, self.knows, truths).observation
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
-            return replace(found, utility=utility, bare=without, public=self.public)
+            return replace(found, utility=utility, bare=without, public=self.public, simulated=True)
 
         return [target(view) for view in self.views]
 

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedglass.audit.consistency import Statement
 from fedglass.audit.protection import together
 from fedglass.audit.public import Public
-from fedglass.audit.replay import Declared, Part, played
+from fedglass.audit.replay import Declared
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import identity_text
-from fedglass.core.types import Observation
-from fedglass.rounds.transcript import Transcript
+from fedglass.core.types import BatchNorm, Observation
+from fedglass.rounds.transcript import Participant, Transcript
 from fedglass.rounds.truth import Truth, Truths
+from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.view import Knows, Named, Seen, View
 
 Said = Callable[[int, int], None]
 """Hears how many rounds are done, and of how many."""
+
+
+Present = Callable[[int], Sequence[Participant]]
+"""Who takes part in a round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +45,13 @@ class Target:
     bare: Observation | None = None
     """The same message without the defences, where it can be had: a defence is credited only by comparison."""
     simulated: bool = False
-    """Whether the message was made by the declared training itself."""
+    """Whether the message was made by the declared training itself, in this audit."""
     declared: Declared | None = None
     """What is said to have made a recorded message, to be played again."""
+    statement: Statement | None = None
+    """The same without the data, to be checked for contradictions."""
+    unplayable: str = ""
+    """What of a recorded message can not be played again, in words."""
     behind: tuple[str, ...] = ()
     """The anonymity set: the clients whose examples are in the message, the adversary's own left out."""
     participants: tuple[str, ...] = ()
@@ -48,6 +61,8 @@ class Target:
     """What poisoners do, in words."""
     public: Public | None = None
     """What the adversary has of such data beside the message."""
+    batch_statistics: bool = False
+    """Whether a client behind the message trained BatchNorm layers with the statistics of its batches."""
 
     def target(self) -> Target:
         """Itself: it need not be made."""
@@ -135,22 +150,33 @@ class Source(Protocol):
         ...
 
 
-def infos_of(name: str, views: Iterable[View]) -> list[TargetInfo]:
+def infos_of(name: str, views: Iterable[View], clients: Sequence[str], present: Present) -> list[TargetInfo]:
     """What is known of the views' targets; a view that can not be written down is refused."""
     before, found = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
         short = view.brief() if isinstance(view, Named) else None
         named = ("", "") if short is None else (before + short.name, short.standpoint)
-        found.append(TargetInfo(repr(view), identity, before + view.describe(), view.rounds()[-1] + 1, *named))
+        words = before + view.describe() + (_crowd(view, clients, present) if isinstance(view, PeerView) else "")
+        found.append(TargetInfo(repr(view), identity, words, view.rounds()[-1] + 1, *named))
     return found
+
+
+def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:
+    """Who else could have seen as much as a peer does, and how many examples of others are in what it sees."""
+    people = present(view.round)
+    others = [p.examples for p in people if p.name != clients[view.client]]
+    counted = (f"{sum(others)} example{'' if sum(others) == 1 else 's'}", f"other{'' if len(others) == 1 else 's'}")
+    return (
+        f"; any of the {len(people)} participants could do so, and {counted[0]} of {len(others)} {counted[1]} are "
+        "behind the message"
+    )
 
 
 def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:
     """What one view makes of a transcript, simulated or recorded."""
     seen, past = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
     terms = transcript.terms
-    declared = None if transcript.origin or truths is None else declared_of(transcript, view.rounds()[-1], seen, truths)
     protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in seen.behind}
     return Target(
         seen.observation,
@@ -158,33 +184,15 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         terms.class_names,
         defences=None if protected is None else tuple(together(protected)),
         defended=True if len(seen.behind) > 1 else None if protected is None else any(protected.values()),
-        simulated=bool(transcript.origin),
-        declared=declared,
-        bare=_replayed(seen.observation, declared) if declared is not None and protected else None,
         behind=seen.behind,
         participants=tuple(p.name for p in past.participants),
         kept=past.kept,
         behaviours=terms.behaviours,
+        batch_statistics=_batch_statistics(transcript.model, [p for p in past.participants if p.name in seen.behind]),
     )
 
 
-def _replayed(seen: Observation, declared: Declared) -> Observation | None:
-    """What a recorded message would have been without its defence, as far as the declared training tells."""
-    update = played(declared)
-    return None if update is None else replace(seen, update=update)
-
-
-def declared_of(transcript: Transcript, index: int, seen: Seen, truths: Truths) -> Declared | None:
-    """What is said to have made a recorded message; None where nobody has said how a client trained."""
-    names = (*seen.behind, *(() if seen.own is None else (seen.own,)))
-    people = {p.name: p.training for p in transcript.rounds[index].participants}
-    own = {name: truths.of(name, index) for name in names}
-    parts = [
-        Part(own[name].images, own[name].labels, training)
-        for name in names
-        if (training := people.get(name)) is not None
-    ]
-    if len(parts) < len(names):
-        return None
-    o = seen.observation
-    return Declared(o.model, o.before, o.buffers, o.update, transcript.terms.whitening, tuple(parts))
+def _batch_statistics(model: nn.Module, behind: Sequence[Participant]) -> bool:
+    trainings = [p.training for p in behind if p.training is not None]
+    used = any(training.batch_norm is BatchNorm.BATCH for training in trainings)
+    return used and any(isinstance(layer, _BatchNorm) for layer in model.modules())

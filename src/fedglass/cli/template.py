@@ -64,6 +64,8 @@ knows_training = true      # learning rate, epochs and batch size
 knows_labels = false       # ORACLE: the true labels; a real adversary has to recover them
 # knows_batch_labels = false
 # knows_steps = false      # the number of local steps alone
+# knows_lr = true          # if false, the learning rate is withheld; curious_client_search looks for it
+# knows_examples = true    # if false, so is the number of examples behind the message
 # public = "npz:such.npz"  # such data that it has, for blind guesses; left out: what no client has of [federation]'s
 
 # ---- What protects the clients: `fedglass list defences` --------------------------------------------------------

@@ -23,7 +23,13 @@ class DiffusionScreen(Bars):
 @click.command("train diffusion", short_help="Train a diffusion model that refines reconstructed images.")
 @click.argument("data")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The folder of the model.")
-@click.option("--kind", default="ddpm", show_default=True, help="ddpm is a U-Net, for the refinement ddrm.")
+@click.option(
+    "--kind",
+    default="ddpm",
+    show_default=True,
+    help="ddpm is a U-Net, for the refinement ddrm; transformer is told classes, for mde.",
+)
+@click.option("--autoencoder", is_flag=True, help="Train a transformer in the latent space of an autoencoder.")
 @click.option("--size", type=click.Choice(["small", "medium", "large"]), default="small", show_default=True)
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="At most.  [default: 10, without --steps]")
 @click.option("--steps", type=click.IntRange(1), help="At most; with steps alone the result can be repeated.")
@@ -38,6 +44,7 @@ def train_diffusion(
     data: str,
     output: Path,
     kind: str,
+    autoencoder: bool,
     size: str,
     minutes: float | None,
     steps: int | None,
@@ -51,14 +58,15 @@ def train_diffusion(
 ) -> None:
     """Train a diffusion model on DATA, named as in a plan, such as glyphs, npz:PATH or folder:PATH.
 
-    An attack uses it by refine = {name = "ddrm", model = "DIR"}. Train on images that an adversary could have:
-    public ones of the same sort, never the private ones that are audited. The folder receives the model, a picture of
-    what it makes up (samples.png) and the state of the training. If it is stopped, the same command continues
-    where it was; with more --minutes or --steps it goes on.
+    An attack uses it by refine = {name = "ddrm", model = "DIR"}, or "mde" where it is a transformer. Train on images
+    that an adversary could have: public ones of the same sort, never the private ones that are audited. The folder
+    receives the model, a picture of what it makes up (samples.png) and the state of the training. If it is stopped,
+    the same command continues where it was; with more --minutes or --steps it goes on.
 
     \b
     Examples:
       fedglass train diffusion idx:mnist -o mnist_ddpm --minutes 10
+      fedglass train diffusion idx:mnist -o mnist_mdt --kind transformer --minutes 20
       fedglass train diffusion folder:faces --side 64 --size medium --steps 20000 -o faces_ddpm
     """
     from fedglass.data.catalogue import load
@@ -71,7 +79,7 @@ def train_diffusion(
     with importable(folders):
         images = load(data, split=split, size=side)
     with DiffusionScreen() as screen:
-        state = run(images, Teaching(course, kind, size), output, screen)
+        state = run(images, Teaching(course, kind, size, autoencoder), output, screen)
     weights = sum(p.numel() for p in state.network.parameters()) / 1e6
     click.echo(
         plain(

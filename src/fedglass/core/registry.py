@@ -60,6 +60,7 @@ KINDS: Mapping[str, Kind] = {
     "metrics": Kind("metric", "fedglass.metrics"),
     "refinements": Kind("refinement", "fedglass.attack.refine", ("refine",)),
     "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
+    "autoencoders": Kind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
 }
 
 

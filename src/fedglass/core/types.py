@@ -285,6 +285,20 @@ class Trial:
 
 
 @dataclass(frozen=True, eq=False)
+class Film:
+    """Pictures on the way of a refinement, for whoever wants to look what became of the raw ones."""
+
+    epochs: tuple[int, ...]
+    frames: Tensor  # (epochs, n, c, h, w), pixels before whitening
+    chosen: tuple[int, ...]
+    """The epoch at which each image was taken; where that was before, its frame shows the image as taken."""
+
+    def caption(self, image: int) -> str:
+        """What is seen of an image, in words."""
+        return f"epochs {', '.join(map(str, self.epochs))} of the refinement; epoch {self.chosen[image]} was taken"
+
+
+@dataclass(frozen=True, eq=False)
 class Reconstruction:
     """What an attack returns."""
 
@@ -306,3 +320,5 @@ class Reconstruction:
     """The images before they were refined; None where nothing was.  # (n, c, h, w)"""
     energy_refined: float | None = None
     """That of the refined images: one that no longer explains the message is imagination."""
+    film: Film | None = None
+    """How the refined images came about, where a refinement shows it."""

@@ -26,7 +26,7 @@ from fedglass.diffusion.sampling import spaced
 class Chain:
     """How the steps are taken; the released code's eta and eta_B."""
 
-    steps: int = 20
+    steps: int = 40
     """Network calls for each image."""
     eta: float = 0.85
     eta_b: float = 1.0

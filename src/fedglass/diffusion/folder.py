@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.core.registry import built_in
+from fedglass.diffusion.autoencoder import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser
 from fedglass.diffusion.noise import Prediction, Schedule
 from fedglass.integrations import diffusers
@@ -29,6 +30,8 @@ from fedglass.models.weights import load_weights
 CONFIG = "config.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 SCHEDULER = "scheduler/scheduler_config.json"
+AUTOENCODER = "autoencoder"
+"""The folder inside a model's, in which the autoencoder lies in whose latent space it works."""
 FOREIGN = "UNet2DModel"
 MOST_TEXT = 1_000_000
 """Bytes of a JSON file; those of diffusers have a few hundred."""
@@ -49,7 +52,6 @@ class Configured(Protocol):
 
 def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor], denoiser: Denoiser) -> None:
     """Write a network of ours, its weights in half precision; the weights come last."""
-    assert isinstance(network, Configured), "a network of ours tells its options"
     (folder / "scheduler").mkdir(parents=True, exist_ok=True)
     schedule = denoiser.schedule
     scheduler = {
@@ -61,8 +63,15 @@ def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor],
         "prediction_type": denoiser.prediction.value,
         "clip_sample": denoiser.clamp,
     }
-    write_atomic(folder / CONFIG, json.dumps({"_class_name": network.kind} | network.options(), indent=2) + "\n")
     write_atomic(folder / SCHEDULER, json.dumps(scheduler, indent=2) + "\n")
+    save_network(folder, network, weights)
+
+
+def save_network(folder: Path, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Write a network of ours without a schedule, as an autoencoder has none."""
+    assert isinstance(network, Configured), "a network of ours tells its options"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / CONFIG, json.dumps({"_class_name": network.kind} | network.options(), indent=2) + "\n")
     halves = {name: tensor.detach().cpu().half().contiguous() for name, tensor in weights.items()}
     write_atomic(folder / WEIGHTS, save(halves))
 
@@ -72,20 +81,49 @@ def load_folder(folder: Path) -> Denoiser:
     where = _network_folder(folder)
     config, scheduler = _json(where / CONFIG), _json(_scheduler(folder, where))
     name = config.pop("_class_name", None)
-    network, shape = _foreign(where, config) if name == FOREIGN else _ours(where, name, config)
+    network, shape = _foreign(where, config) if name == FOREIGN else _ours(where, name, config, "denoisers")
     network.eval().requires_grad_(False)
     _check_finite(network, where)
     schedule, prediction = _schedule(scheduler, folder)
-    return Denoiser(network, schedule, prediction, shape, bool(scheduler.get("clip_sample", True)))
+    clamp = bool(scheduler.get("clip_sample", True))
+    return Denoiser(network, schedule, prediction, shape, clamp, _decoder(folder, shape))
+
+
+def _decoder(folder: Path, latent_shape: Shape) -> Autoencoder | None:
+    if not (folder / AUTOENCODER).is_dir():
+        return None
+    found = load_network(folder / AUTOENCODER, "autoencoders")
+    assert isinstance(found, Autoencoder), "the one kind of autoencoder"
+    if found.latent_shape != latent_shape:
+        raise ModelError(
+            f"The autoencoder in {folder / AUTOENCODER} has latents of {found.latent_shape}, the network beside it is "
+            f"for {latent_shape}: they do not belong together."
+        )
+    return found
+
+
+def load_network(folder: Path, kind: str) -> nn.Module:
+    """What `save_network` wrote, a network of that kind of the registry."""
+    where = _network_folder(folder)
+    config = _json(where / CONFIG)
+    network, _ = _ours(where, config.pop("_class_name", None), config, kind)
+    network.eval().requires_grad_(False)
+    _check_finite(network, where)
+    return network
 
 
 def digest_of(folder: Path) -> str:
     """Names what the folder holds, so that results go by the weights and not by where they lie."""
     where = _network_folder(folder)
     state = hashlib.sha256()
-    for path in (where / CONFIG, _scheduler(folder, where), where / WEIGHTS):
+    for path in (where / CONFIG, _scheduler(folder, where), where / WEIGHTS, *_of_autoencoder(folder)):
         state.update(hashlib.sha256(path.read_bytes()).digest())
     return state.hexdigest()[:16]
+
+
+def _of_autoencoder(folder: Path) -> list[Path]:
+    """The files of the autoencoder in whose latent space the model works, where there is one."""
+    return [path for name in (CONFIG, WEIGHTS) if (path := folder / AUTOENCODER / name).is_file()]
 
 
 def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
@@ -129,10 +167,10 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _ours(where: Path, name: object, config: Mapping[str, Any]) -> tuple[nn.Module, Shape]:
-    known = built_in("denoisers")
+def _ours(where: Path, name: object, config: Mapping[str, Any], kind: str) -> tuple[nn.Module, Shape]:
+    known = built_in(kind)
     if not isinstance(name, str) or name not in known:
-        names = ", ".join([*known, FOREIGN])
+        names = ", ".join([*known, FOREIGN] if kind == "denoisers" else known)
         raise ModelError(f"{where / CONFIG}: _class_name must be one of {names}, got {name!r}.")
     options = {key: value for key, value in config.items() if not key.startswith("_")}
     with torch.device("meta"):

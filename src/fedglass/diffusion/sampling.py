@@ -39,7 +39,14 @@ class Sampler:
         self, denoiser: Denoiser, shape: tuple[int, ...], generator: torch.Generator, labels: Tensor | None = None
     ) -> Tensor:
         """Images in [-1, 1] of that shape, from noise.  # (n, c, h, w)"""
-        x = torch.randn(shape, generator=generator)
+        return self.end_of(denoiser, torch.randn(shape, generator=generator), generator, labels)
+
+    @torch.no_grad()
+    def end_of(
+        self, denoiser: Denoiser, start: Tensor, generator: torch.Generator, labels: Tensor | None = None
+    ) -> Tensor:
+        """Where a start leads; with eta 0 nothing is drawn, and nothing of the way is kept.  # (n, c, h, w) both"""
+        x = start
         way = spaced(denoiser.schedule, self.steps)
         for here, after in zip(way, [*way[1:], None], strict=True):
             clean = denoiser.clean(x, here, labels)

@@ -61,8 +61,11 @@ class Picture(_Frozen):
     """The true class in words or digits, where there is one."""
     raw: str | None = None
     """The reconstruction before it was refined, where it was."""
+    film: str | None = None
+    """Pictures on the way of the refinement, side by side, where it shows them."""
+    film_caption: str = ""
 
-    @field_validator("original", "reconstruction", "raw")
+    @field_validator("original", "reconstruction", "raw", "film")
     @classmethod
     def _inside(cls, value: str | None) -> str | None:
         if value is None:

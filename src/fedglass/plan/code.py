@@ -56,7 +56,8 @@ def code_of_federation(table: FederationTable) -> list[Code]:
 
 def code_of_recording(table: RecordingTable) -> list[Code]:
     """That of one recording."""
-    return list(code_named("models", table.model))
+    defences = table.defended if isinstance(table.defended, list) else []
+    return [*code_named("models", table.model), *_code("defences", defences)]
 
 
 def code_of_adversary(table: AdversaryTable) -> list[Code]:

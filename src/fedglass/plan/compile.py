@@ -18,8 +18,10 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import factory, make, takes
 from fedglass.diffusion.stored import located_model
+from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric, why_not
-from fedglass.plan.federation import Protection, defences_of, simulated
+from fedglass.plan.defences import defences_of
+from fedglass.plan.federation import simulated
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan

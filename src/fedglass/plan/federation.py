@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
-from fedglass.core.errors import DataError, UsageError
-from fedglass.core.registry import factory, find, make
+from fedglass.core.errors import DataError
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.catalogue import is_embedded, load, located
@@ -19,15 +18,13 @@ from fedglass.data.dataset import Dataset
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.fl.aggregate.rule import Aggregator
-from fedglass.fl.local import GradientFn, MeanGradient
-from fedglass.fl.release import AsIs, Chain, Release
+from fedglass.fl.protection import Protection
 from fedglass.models.catalogue import build
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
 from fedglass.plan.code import code_named
-from fedglass.plan.federation_table import BehaviourTable, DefenceTable, FederationTable, GroupTable
-from fedglass.plan.keys import Named
-from fedglass.plan.options import checked_options
+from fedglass.plan.defences import defences_of, made
+from fedglass.plan.federation_table import BehaviourTable, FederationTable, GroupTable
 from fedglass.plan.public import public_of
 from fedglass.plan.recording import knows_of
 from fedglass.plan.schema import AdversaryTable
@@ -42,38 +39,6 @@ from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import View
-
-
-def made(kind: str, table: Named) -> Any:
-    """The part of that kind which a table names, with the table's options."""
-    options = checked_options(find(kind, table.name).title, factory(kind, table.name), table.options)
-    return make(kind, table.name, **options)
-
-
-@dataclass(frozen=True)
-class Protection:
-    """What a client's defences do inside its local steps and to the update that leaves."""
-
-    gradient: GradientFn = field(default_factory=MeanGradient)
-    release: Release = field(default_factory=AsIs)
-
-
-def defences_of(tables: Sequence[DefenceTable]) -> Protection:
-    """At most one gradient function, and the releases one after another."""
-    gradients: list[GradientFn] = []
-    releases: list[Release] = []
-    for table in tables:
-        part = made("defences", table)
-        if hasattr(part, "gradient"):
-            gradients.append(part)
-        else:
-            releases.append(part)
-    if len(gradients) > 1:
-        raise UsageError(
-            f"defences: at most one may change the gradient of a local step, got {len(gradients)}: keep one."
-        )
-    release = releases[0] if len(releases) == 1 else Chain(tuple(releases)) if releases else AsIs()
-    return Protection(gradients[0] if gradients else MeanGradient(), release)
 
 
 def behaviour_of(tables: Sequence[BehaviourTable]) -> Behaviour:

@@ -11,6 +11,7 @@ from fedglass.plan.keys import (
     MOST_TURNS,
     Classes,
     Clients,
+    Defences,
     Examples,
     Held,
     Name,
@@ -25,13 +26,6 @@ from fedglass.plan.keys import (
     listed,
 )
 from fedglass.plan.training_table import TrainingTable, WhiteningTable
-
-
-class DefenceTable(Named):
-    """A defence; keys beside its name are its options."""
-
-
-Defences = Annotated[list[DefenceTable], Field(max_length=20)]
 
 
 class RuleTable(Named):

@@ -61,6 +61,13 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
+class DefenceTable(Named):
+    """A defence; keys beside its name are its options."""
+
+
+Defences = Annotated[list[DefenceTable], Field(max_length=20)]
+
+
 def listed(value: Any) -> Any:
     """A single table stands for a list of one: `[federation]` is short for `[[federation]]`."""
     return [value] if isinstance(value, dict) else value

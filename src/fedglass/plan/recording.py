@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from fedglass.audit.protection import parts_of
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.params import Params, buffers_of, check_update, subtract, weights_of
@@ -17,6 +18,8 @@ from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
 from fedglass.models.catalogue import build
+from fedglass.plan.defences import defences_of
+from fedglass.plan.keys import DefenceTable
 from fedglass.plan.public import public_of
 from fedglass.plan.recording_table import RecordingTable
 from fedglass.plan.schema import AdversaryTable
@@ -40,12 +43,12 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     if table.buffers is not None:
         buffers |= _tensors("recording.buffers", _path(table.buffers, folder), buffers_of(model))
     _check_buffers(model, buffers)
-    update = _update(table, folder, model, before)
+    update, buffers_after = _update(table, folder, model, before)
     participants = _participants(table, data)
     names = tuple(p.name for p in participants)
     alone = len(names) == 1
-    messages = (Message(names[0], update, buffers),) if alone else ()
-    past = Round(before, buffers, participants, messages, update, buffers, names)
+    messages = (Message(names[0], update, buffers_after),) if alone else ()
+    past = Round(before, buffers, participants, messages, update, buffers_after, names)
     terms = Terms(
         shape,
         table.classes,
@@ -53,12 +56,26 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
         names,
         "not recorded",
         class_names=None if data is None else data.class_names,
-        defences=None if table.defended is None else dict.fromkeys(names, DEFENDED if table.defended else ()),
+        defences=None if table.defended is None else dict.fromkeys(names, _defended(table.defended)),
     )
     view = ServerView() if alone else AggregateView()
     truths = None if data is None else _truths(participants, data)
-    transcript, name = Transcript(model, terms, {0: past}), table.name or "recording"
-    return Recorded(transcript, truths, (view,), knows_of(adversary), name, public_of(adversary, shape, folder))
+    return Recorded(
+        Transcript(model, terms, {0: past}),
+        truths,
+        (view,),
+        knows_of(adversary),
+        table.name or "recording",
+        public_of(adversary, shape, folder),
+        dict.fromkeys(names, defences_of(table.defended)) if isinstance(table.defended, list) else {},
+    )
+
+
+def _defended(said: bool | list[DefenceTable]) -> tuple[str, ...]:
+    """What protects a client, in words."""
+    if isinstance(said, list):
+        return tuple(f"Defended by {part}." for part in parts_of(defences_of(said)))
+    return DEFENDED if said else ()
 
 
 def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> None:
@@ -67,7 +84,7 @@ def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Pa
     data = None if table.truth is None else _truth(table, _path(table.truth, folder))
     _whitening(table, data.shape if data is not None else _shape(table))
     _participants(table, data)
-    for name in ("before", "after", "update", "buffers"):
+    for name in ("before", "after", "update", "buffers", "buffers_after"):
         text = getattr(table, name)
         if text is not None:
             _shapes(f"recording.{name}", _path(text, folder))
@@ -159,12 +176,14 @@ def _truth(table: RecordingTable, path: Path) -> Dataset:
     return data
 
 
-def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Params) -> Params:
+def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Params) -> tuple[Params, Params]:
+    """The update, and the running statistics after it as far as there are any."""
+    buffers_after: dict[str, Tensor] = {}
     if table.update is not None:
         update = _tensors("recording.update", _path(table.update, folder), weights_of(model))
     else:
         assert table.after is not None, "the plan's validation demands it"
-        after, _ = _weights("recording.after", _path(table.after, folder), model)
+        after, buffers_after = _weights("recording.after", _path(table.after, folder), model)
         update = subtract(after, before)
     check_update(update, before)
     if not any(bool(tensor.any()) for tensor in update.values()):
@@ -175,7 +194,10 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
             f"{field} in every entry, expected what a client's training changed: check that it trained, and that "
             "the weights before and after were not mixed up."
         )
-    return update
+    if table.buffers_after is not None:
+        held = _tensors("recording.buffers_after", _path(table.buffers_after, folder), buffers_of(model))
+        buffers_after = {**buffers_after, **held}
+    return update, buffers_after
 
 
 def _weights(field: str, path: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

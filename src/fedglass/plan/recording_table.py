@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from fedglass.plan.keys import Classes, Clients, Examples, LearningRate, Name, Side, Steps, Table, Title
+from fedglass.plan.keys import (
+    Classes,
+    Clients,
+    Defences,
+    Examples,
+    LearningRate,
+    Name,
+    Side,
+    Steps,
+    Table,
+    Title,
+    listed,
+)
 from fedglass.plan.training_table import TrainingTable, WhiteningTable
 
 MOST_PIXELS = 2**28
@@ -29,6 +41,8 @@ class RecordingTable(Table):
     """Or after - before, in place of `after`."""
     buffers: Name | None = None
     """A safetensors file of running statistics, where `before` has none."""
+    buffers_after: Name | None = None
+    """A safetensors file of those after the training, where there is no `after` that has them: to check by."""
     truth: Name | None = None
     """An npz file of the images and labels behind the message, to score by."""
     classes: Classes
@@ -41,14 +55,19 @@ class RecordingTable(Table):
     """How many clients' updates are combined in the message."""
     training: TrainingTable | None = None
     """What each client did, as far as you know."""
-    defended: bool | None = None
-    """Whether a defence was in place; left out, nobody knows, and nothing is put down to one."""
+    defended: bool | Defences | None = None
+    """Whether a defence was in place, or which with what options; left out, nobody knows, and none is credited."""
     lr: LearningRate | None = None
     """The learning rate, where epochs and batch size are not known."""
     steps: Steps | None = None
     """Local steps of each client, where they are known without epochs and batch size."""
     whitening: WhiteningTable
     """How the clients normalised their pixels."""
+
+    @field_validator("defended", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return listed(value)
 
     @model_validator(mode="after")
     def _one_message(self) -> RecordingTable:

@@ -10,10 +10,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedglass.core.errors import UsageError
 from fedglass.plan.errors import in_one_sentence
-from fedglass.plan.federation_table import Defences, FederationTable
+from fedglass.plan.federation_table import FederationTable
 from fedglass.plan.keys import (
     MOST_CASES,
     Client,
+    Defences,
     Finite,
     Name,
     Named,

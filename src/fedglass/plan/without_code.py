@@ -9,6 +9,7 @@ from pathlib import Path
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Section, Source
 from fedglass.core.foreign import no_code
+from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric
 from fedglass.plan.code import (
     Code,
@@ -20,7 +21,8 @@ from fedglass.plan.code import (
     code_of_recording,
 )
 from fedglass.plan.compile import attack_of, check_gate_metric
-from fedglass.plan.federation import Protection, check_parts, defences_of, simulated
+from fedglass.plan.defences import defences_of
+from fedglass.plan.federation import check_parts, simulated
 from fedglass.plan.recording import check_recording, recorded
 from fedglass.plan.schema import Plan
 

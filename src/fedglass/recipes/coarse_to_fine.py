@@ -22,11 +22,12 @@ from fedglass.attack.solvers.schedules import CosineDecay, Schedule, StepDecay
 from fedglass.attack.terms.after import After
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.layers import Ramp
+from fedglass.attack.terms.relative_variation import RelativeVariation, UsualContrast
 from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Term
-from fedglass.attack.terms.total_variation import PixelVariation
+from fedglass.attack.terms.total_variation import PixelVariation, TotalVariation
 from fedglass.core.registry import register
 
 PAPER = (
@@ -48,6 +49,9 @@ SMOOTH_FIRST = Ramp(PRIOR, 30.0, 1.0, until=0.85)
 from where 500 iterations of the fine stage do not fetch them back."""
 FILLED_IN = Ramp(PRIOR, 30.0, 10.0, until=0.85), 10 * PRIOR
 """Of both stages where entries are missing: the corners of the picture that they told of need more of the prior."""
+ROUGH = Ramp(TotalVariation(), 1.0, 0.03, until=0.85)
+DETAILED = Ramp(RelativeVariation(), 0.3, 0.001, until=0.85) + 0.01 * UsualContrast()
+"""Of both stages under batch statistics: nothing but flat areas at first, edges as the weight falls, then once more."""
 RESIDUAL = ObservedResidual(sized=True)
 
 
@@ -100,6 +104,26 @@ def coarse_to_fine_pruned(labels: Labels = MINIMUM_RULE, iterations: int = 500, 
         replace(coarse, objective=sent + prior),
         replace(fine, objective=sent + SupportReweightedL1() + later),
     )
+    return Attack(labels, stages, restarts=restarts)
+
+
+@register(
+    "attacks",
+    "coarse_to_fine_batchnorm",
+    summary="direction alone, from flat areas to details twice, for clients whose BatchNorm takes batch statistics",
+    paper=PAPER,
+)
+def coarse_to_fine_batchnorm(labels: Labels = MINIMUM_RULE, iterations: int = 500, restarts: int = 1) -> Attack:
+    """`coarse_to_fine` for clients that train with batch statistics: two stages of direction under falling variation.
+
+    Batch statistics tie every pixel to all others, so that the gradient of noise has little to do with that of a
+    picture and sizes lead nowhere. The total variation of Inverting Gradients, at a hundred times its weight, lets
+    the direction choose among flat areas first. Behind a convolution without bias they take the contrast around the
+    mean colour out of the gradient: the prior does not count it, and it ends as in the data's mean. Not in the paper.
+    """
+    first = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay(start=0.3))
+    second = SignedAdam(rate=0.05, iterations=iterations, schedule=CosineDecay(start=0.1))
+    stages = Stage(RESIDUAL, Pixels(), Cosine() + ROUGH, first), Stage(RESIDUAL, Pixels(), Cosine() + DETAILED, second)
     return Attack(labels, stages, restarts=restarts)
 
 

@@ -18,11 +18,12 @@ from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
 from fedglass.report.threat import threat_model
 from fedglass.report.whose import whose_images
-from fedglass.verdict.gate import Gate
+from fedglass.verdict.gate import HIDDEN, Gate
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
 
 WORST = 12
+FILM = "the way of the refinement"
 TITLES = {
     "leak": "Leak found",
     "clear": "No leak found",
@@ -163,6 +164,8 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
         leaked=case.recovered,
         near=case.near,
         raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
+        film=None if picture.film is None else album.inline(picture.film, FILM),
+        film_caption=picture.film_caption,
     )
 
 
@@ -224,13 +227,16 @@ def _found(records: Sequence[Record], album: Album, names: Names) -> tuple[list[
 
 def _unscored(record: Record, album: Album, lines: Sequence[str] = (), most: int | None = None) -> list[Pair]:
     """The reconstructions of a record whose true images nobody gave; `lines` say whose they are."""
-    raw = _unscored_paths(record, "pictures_raw")
+    raw, films = _unscored_paths(record, "pictures_raw"), _unscored_paths(record, "films")
+    captions = _unscored_paths(record, "film_captions")
     return [
         Pair(
             original=None,
             reconstruction=album.inline(path, f"reconstruction by {record.attack}"),
             lines=[*lines, f"image {i}", *(f"recovered label {n}" for n in record.labels_recovered[i : i + 1])],
             raw=album.inline(raw[i], f"raw reconstruction by {record.attack}") if i < len(raw) else None,
+            film=album.inline(films[i], FILM) if i < len(films) else None,
+            film_caption=captions[i] if i < len(captions) else "",
         )
         for i, path in enumerate(_unscored_paths(record)[:most])
     ]
@@ -260,7 +266,8 @@ def _record_facts(record: Record) -> Table:
     rows = [["case", record.key], ["seed", str(record.seed)], ["time", f"{record.seconds:.1f} s"]]
     rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
     rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
-    said = {"absence of leakage": record.absence or "not shown", "declared training": record.replay}
+    absence = f"{HIDDEN} from {record.attack}" if record.absence == HIDDEN else record.absence or "not shown"
+    said = {"absence of leakage": absence, "declared training": record.replay}
     rows += [[name, words] for name, words in said.items() if words and record.status == "done"]
     rows += [["looked again", look] for look in record.looks]
     rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]

@@ -148,7 +148,8 @@ def _terms(path: Path, facts: TermsFacts) -> Terms:
 
 def _round(directory: Path, facts: RoundFacts, model: nn.Module) -> Round:
     weights, buffers = weights_of(model), buffers_of(model)
-    models = _parts(directory, facts.models, {"before": weights, "buffers": buffers, "step": weights, "after": buffers})
+    like = {"before": weights, "buffers": buffers, "step": weights, "after": buffers}
+    models = _parts(directory, facts.models, like, optional="after")
     present = [p.name for p in facts.participants]
     strangers = [name for name in (*facts.messages, *facts.kept) if name not in present]
     if strangers or len(set(present)) != len(present):
@@ -158,7 +159,7 @@ def _round(directory: Path, facts: RoundFacts, model: nn.Module) -> Round:
         )
     messages = []
     for client, held in facts.messages.items():
-        parts = _parts(directory, held, {"update": weights, "buffers": buffers})
+        parts = _parts(directory, held, {"update": weights, "buffers": buffers}, optional="buffers")
         messages.append(Message(client, parts["update"], parts["buffers"]))
     try:
         participants = tuple(p.value() for p in facts.participants)
@@ -206,10 +207,12 @@ def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> Held:
     return Held(file=name, sha256=_sha256(data))
 
 
-def _parts(directory: Path, held: Held, like: Mapping[str, Params]) -> dict[str, dict[str, Tensor]]:
-    """The named parts of a file, of just the names, shapes and types that the model has."""
+def _parts(directory: Path, held: Held, like: Mapping[str, Params], *, optional: str) -> dict[str, dict[str, Tensor]]:
+    """The named parts of a file, of just the names, shapes and types that the model has; one may be left out."""
     most = LONGEST + sum(t.numel() * t.element_size() for params in like.values() for t in params.values())
     tensors = _tensors(directory, held, most)
+    if not any(name.startswith(f"{optional}{SEPARATOR}") for name in tensors):
+        like = {**like, optional: {}}
     wanted = {f"{part}{SEPARATOR}{key}": (part, key) for part, params in like.items() for key in params}
     odd = sorted(set(wanted) ^ set(tensors))
     for name, (part, key) in wanted.items():

@@ -36,7 +36,7 @@ class Message:
     client: str
     update: Update
     buffers: Params
-    """The client's running statistics after its training."""
+    """The client's running statistics after its training; empty where they were not recorded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +51,7 @@ class Round:
     step: Params
     """What the aggregation rule made of the updates."""
     buffers_after: Params
+    """Empty where they were not recorded."""
     kept: tuple[str, ...]
     """Whose updates got through the rule."""
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 from PIL import Image
@@ -18,10 +17,13 @@ from fedglass.core.rng import derive, stream
 from fedglass.data.dataset import Dataset
 from fedglass.diffusion.checkpoint import resume, write_state
 from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.folder import save_folder
+from fedglass.diffusion.folder import AUTOENCODER, save_folder
+from fedglass.diffusion.masked_loss import MaskedLoss
 from fedglass.diffusion.sampling import Sampler
 from fedglass.diffusion.training import Course, Lesson, State, beginning, train
+from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 from fedglass.diffusion.unet import UNet
+from fedglass.train.autoencoder import Listener, learned_autoencoder
 
 PICTURE = "samples.png"
 SAMPLES = 64
@@ -48,10 +50,24 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 """0.7, 2 and 9 million weights; the small one is at its best after some ten minutes on one core."""
 
 
-class Listener(Protocol):
-    """Hears of a training's way."""
+@dataclass(frozen=True)
+class TransformerSize:
+    """A transformer's patches along the longer side, its width, its blocks and its heads."""
 
-    def moved(self, step: int, share: float, loss: float) -> None: ...
+    patches: int
+    width: int
+    depth: int
+    heads: int
+
+
+TRANSFORMERS: Mapping[str, TransformerSize] = MappingProxyType(
+    {
+        "small": TransformerSize(4, 72, 6, 4),
+        "medium": TransformerSize(8, 192, 8, 6),
+        "large": TransformerSize(16, 384, 12, 6),
+    }
+)
+"""0.7, 6 and 35 million weights; the large one is the paper's S and wants a graphics card."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +77,43 @@ class Teaching:
     course: Course
     kind: str = "ddpm"
     size: str = "small"
+    autoencoder: bool = False
+    """Whether the network works in the latent space of an autoencoder, which is trained first."""
 
 
-Maker = Callable[[Dataset, Teaching], tuple[nn.Module, Lesson]]
-"""An untrained network for the data, and what it is to learn."""
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What is learned from: images in [-1, 1], or their latents."""
+
+    images: Tensor  # (n, c, h, w)
+    labels: Tensor  # (n,)
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
 
 
-def _ddpm(data: Dataset, teaching: Teaching) -> tuple[nn.Module, Lesson]:
-    size = SIZES[teaching.size]
-    return UNet(data.shape, size.widths, size.blocks, size.patch), Lesson(2 * data.images - 1)
+Maker = Callable[[Material, str], tuple[nn.Module, Lesson]]
+"""An untrained network of that size for the material, and what it is to learn."""
 
 
-KINDS: Mapping[str, Maker] = MappingProxyType({"ddpm": _ddpm})
+def _ddpm(material: Material, name: str) -> tuple[nn.Module, Lesson]:
+    size = SIZES[name]
+    return UNet(material.shape, size.widths, size.blocks, size.patch), Lesson(material.images)
+
+
+def _transformer(material: Material, name: str) -> tuple[nn.Module, Lesson]:
+    size = TRANSFORMERS[name]
+    patch = -(-max(material.shape[1:]) // size.patches)
+    network = MaskedDiffusionTransformer(
+        material.shape, material.classes, patch, size.width, size.depth, heads=size.heads
+    )
+    return network, Lesson(material.images, material.labels, loss=MaskedLoss())
+
+
+KINDS: Mapping[str, Maker] = MappingProxyType({"ddpm": _ddpm, "transformer": _transformer})
 """What can be trained, by the name that the command line has for it."""
 
 
@@ -81,6 +122,8 @@ def train_diffusion(data: Dataset, teaching: Teaching, folder: Path, listener: L
     for what, name, known in (("kind", teaching.kind, KINDS), ("size", teaching.size, SIZES)):
         if name not in known:
             raise unknown_name(f"{what} of diffusion model", name, known)
+    if teaching.autoencoder and teaching.kind != "transformer":
+        raise UsageError("An autoencoder goes with --kind transformer: ddrm restores pixels, not latents.")
     if len(data) < 2:
         raise DataError(f"{data.name}: {len(data)} images are too few to learn from: bring more.")
     if folder.exists() and not folder.is_dir():
@@ -88,10 +131,17 @@ def train_diffusion(data: Dataset, teaching: Teaching, folder: Path, listener: L
     course = teaching.course
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(course.seed, "diffusion", "weights"))
-        network, lesson = KINDS[teaching.kind](data, teaching)
-    identity = digest(teaching.kind, teaching.size, repr(_pace(course)), of_tensor(data.images), of_tensor(data.labels))
+        images, decode = 2 * data.images - 1, None
+        identity = digest(
+            teaching.kind, teaching.size, repr(_pace(course)), of_tensor(data.images), of_tensor(data.labels)
+        )
+        if teaching.autoencoder:
+            autoencoder = learned_autoencoder(images, course, folder / AUTOENCODER, listener)
+            images, decode = autoencoder.latents_of(images), autoencoder.decode
+            identity = digest(identity, of_tensor(images))
+        network, lesson = KINDS[teaching.kind](Material(images, data.labels, data.classes), teaching.size)
     state = resume(folder, beginning(network, course), identity)
-    keeper = Keeper(folder, identity, lesson, course.seed, listener)
+    keeper = Keeper(folder, identity, lesson, course.seed, listener, decode)
     return train(state, lesson, course, keeper)
 
 
@@ -109,6 +159,8 @@ class Keeper:
     lesson: Lesson
     seed: int
     listener: Listener
+    decode: Callable[[Tensor], Tensor] | None = None
+    """Latents to images; None where images themselves are denoised."""
     pictured: float = 0.0
     """How much of the way was done when the picture was drawn."""
     share: float = 0.0
@@ -118,7 +170,8 @@ class Keeper:
         self.listener.moved(step, share, loss)
 
     def saved(self, state: State) -> None:
-        denoiser = Denoiser(state.network, self.lesson.schedule, self.lesson.prediction)
+        # Latents have no bounds.
+        denoiser = Denoiser(state.network, self.lesson.schedule, self.lesson.prediction, clamp=self.decode is None)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_folder(self.folder, state.network, state.averaged, denoiser)
@@ -141,7 +194,8 @@ class Keeper:
         count = SAMPLES if labels is None else len(labels)
         shape = (count, *self.lesson.images.shape[1:])
         samples = Sampler(steps=30).sample(denoiser, shape, stream(self.seed, "samples"), labels)
-        contact_sheet((samples + 1) / 2).save(self.folder / PICTURE)
+        images = samples if self.decode is None else self.decode(samples).detach()
+        contact_sheet((images + 1) / 2).save(self.folder / PICTURE)
         state.network.load_state_dict(trained)
         state.network.train()
 

@@ -15,16 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.ledger.records import Flag
 from fedglass.verdict.disagreement import contradiction, opposite_order
-from fedglass.verdict.gate import NO_MESSAGE, Gate
+from fedglass.verdict.gate import CHOICE, HIDDEN, NO_MESSAGE, Gate
 from fedglass.verdict.images import ImageScores
 
 State = Literal["sound", "zero", "non-finite"]
-HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
-"""The two ways in which absence is shown."""
 OTHER_RUN = "recovered by another run"
-
 CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
 FAITHFUL = 0.2
@@ -81,6 +79,10 @@ class Findings:
     """Whether the declared training gives the message; None where that can not be told."""
     replay: str = ""
     """What came of playing it again, in words, and what would explain the message."""
+    batch_statistics: bool = False
+    """Whether the clients' BatchNorm layers took the statistics of their batches."""
+    contradictions: Sequence[str] = ()
+    """What of the message can not be as declared, whatever the data are."""
     looks: Sequence[Look] = ()
     asked: int = 0
     """How many looks the audit was told to take."""
@@ -118,11 +120,13 @@ class Findings:
         if (
             not self.open
             or self.explained is not True
+            or self.contradictions
             or self.gate.partly(self.scores)
             or self.gate.guessed(self.scores)
             or self.gate.imagined(self.scores)
             or self.mislabelled
-            or self.notes
+            or self.batch_statistics
+            or any(note != TAKEN_AS_DISTINCT for note in self.notes)
             or any(look.recovered for look in self.looks)
         ):
             return None
@@ -192,16 +196,17 @@ def _stopped(found: Findings) -> Flag | None:
 
 
 def _replayed(found: Findings) -> Flag | None:
-    if not found.open or found.explained is True:
+    seen = [found.replay] * (found.explained is False) + list(found.contradictions)
+    if (found.truth and not found.open) or (found.explained is True and not seen):
         return None
-    if found.explained is None:
+    if not seen:
         text = (
             "Whether the declared training gives this message could not be told: absence of leakage can not be shown "
             f"by a message that nobody can explain. {found.replay}"
         )
         return Flag(name="message not explained", severity="serious", text=text.strip())
     text = (
-        f"The declared training does not give this message: {found.replay}. An attack that plays the declared training "
+        f"The declared training does not give this message: {'; '.join(seen)}. An attack that plays the declared one "
         "is looking for the wrong thing, so that absence of leakage is not shown. Correct the plan."
     )
     return Flag(name="training not as declared", severity="serious", text=text)
@@ -217,6 +222,33 @@ def _optimiser(found: Findings) -> Flag | None:
         f"absence of leakage is not shown.{labels} Give the attack more iterations or restarts, or play another."
     )
     return Flag(name="optimiser failed", severity="serious", text=text)
+
+
+def _batch_norm(found: Findings) -> Flag | None:
+    """Batch statistics are named wherever something was not read: they hamper attacks, and hide nothing for sure."""
+    if not found.open or not found.batch_statistics:
+        return None
+    text = (
+        "The clients' BatchNorm layers took the statistics of the batch. That makes the search harder and takes the "
+        "contrast of the pictures out of the gradient, but it protects nothing: the running statistics, which leave "
+        "the client beside the update and untouched by its defences, tell of it, and no attack here reads "
+        "them. Absence of leakage is thus not shown. Play coarse_to_fine_batchnorm with several restarts, and look at "
+        'the pictures; an audit of the same federation with batch_norm = "frozen", or of a model with another '
+        "normalisation, tells more."
+    )
+    return Flag(name="batch statistics", severity="serious", text=text)
+
+
+def _distinct(found: Findings) -> Flag | None:
+    """Of labels that are known to be right it need not be said how they were found."""
+    if TAKEN_AS_DISTINCT not in found.notes or found.label_errors == 0:
+        return None
+    text = (
+        "The attack took the labels of the batch to be all different, since the message did not tell it how often "
+        "each occurs: if two examples share a class, it looked for other images. Choose labels that are counted, "
+        'such as "bias_counts" or "interpolated_counts", and tell the adversary the training that these need.'
+    )
+    return Flag(name=TAKEN_AS_DISTINCT, severity="warning", text=text)
 
 
 def _labels(found: Findings) -> Flag | None:
@@ -381,6 +413,8 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _replayed,
     _stopped,
     _labels,
+    _distinct,
+    _batch_norm,
     _optimiser,
     _other_run,
     _hides,

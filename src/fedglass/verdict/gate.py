@@ -14,6 +14,8 @@ from fedglass.verdict.images import ImageScores
 
 NO_MESSAGE = ("zero update", "non-finite update")
 """Flags of a case in which no attack could be played."""
+HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
+"""The two ways in which absence is shown."""
 REMEDIES = (
     "raise the client's learning rate, or check that the client trained and what was recorded",
     "lower the client's learning rate",
@@ -169,7 +171,7 @@ class Gate:
             return Verdict(None, lead, "", 3, "incomplete")
         lead, doubt = self._pass_sentence(tallies), _doubt([*map(self.unshown, records)])
         if not doubt:
-            return Verdict(True, lead, "", 0, "clear")
+            return Verdict(True, lead, _against(records), 0, "clear")
         if self.inconclusive_fails:
             return Verdict(None, lead, doubt, 3, "inconclusive")
         return Verdict(True, lead, doubt, 0, "inconclusive")
@@ -252,6 +254,15 @@ class Gate:
 def is_mute(record: Record) -> bool:
     """Whether there was no message that an attack could have been played on."""
     return any(flag.name in NO_MESSAGE for flag in record.flags)
+
+
+def _against(records: Sequence[Record]) -> str:
+    """Against whom a defence, or company, was shown to hide images: another attack may read what these do not."""
+    names = list(dict.fromkeys(record.attack for record in records if record.absence == HIDDEN))
+    if not names:
+        return ""
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"That protection hides them is shown against {listed} alone."
 
 
 def _doubt(doubts: Sequence[Sequence[str]]) -> str:

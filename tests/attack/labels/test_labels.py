@@ -20,10 +20,12 @@ from fedglass.attack.labels.minimum_rule import MinimumRule
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
+from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.core.optimisers import SGD, Adam, Optimiser
 from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
+from fedglass.recipes.invg import invg
 from fedglass.rounds.client import Client
 from fedglass.rounds.observe import observe
 from fedglass.rounds.views.aggregate import AggregateView
@@ -77,6 +79,46 @@ def test_the_minimum_rule_goes_by_the_smallest_entry_not_by_the_sum(toy: Any) ->
     seen = replace(seen, update={**seen.update, "3.weight": -gradient})
     assert labels_of(MinimumRule(), seen).tolist() == [1, 4]
     assert labels_of(SignRule(), seen)[0] == 2
+
+
+@pytest.mark.parametrize("rule", [SignRule(), MinimumRule()], ids=repr)
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("labels", [[3, 3], [2, 0, 2, 1], [4, 1, 1, 1]])
+def test_the_rules_repeat_labels_where_the_message_says_so(
+    toy: Any, rule: Labels, told: bool, bias: bool, labels: list[int]
+) -> None:
+    dense = nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 5, bias=bias)
+    seen = with_labels(
+        toy, labels, Training(0.1), Knows(training=told), toy.seeded(nn.Sequential(nn.Flatten(), *dense))
+    )
+    assert sorted(labels_of(rule, seen).tolist()) == sorted(labels)
+    assert rule.bind(seen, stream(0, "labels")).notes == ()
+
+
+@pytest.mark.parametrize("rule", [SignRule(), MinimumRule()], ids=repr)
+def test_distinct_labels_stay_in_the_order_of_the_rule(toy: Any, rule: Labels) -> None:
+    seen = with_labels(toy, [3, 0, 2], Training(0.1), Knows(), toy.dense())
+    gradient = -seen.update["3.weight"]
+    order = (gradient.amin(1) if rule == MinimumRule() else gradient.sum(1)).argsort()
+    assert labels_of(rule, seen).tolist() == order[:3].tolist()
+
+
+@pytest.mark.parametrize("rule", [SignRule(), MinimumRule()], ids=repr)
+def test_labels_that_no_count_settles_are_distinct_and_noted(toy: Any, rule: Labels) -> None:
+    """A last layer whose gradient a defence has drowned in noise: its counts are far from whole numbers."""
+    seen = with_labels(toy, [3, 3], Training(0.1), Knows(), toy.dense())
+    noise = {name: torch.randn(t.shape, generator=stream(0, name)) for name, t in seen.update.items()}
+    bound = rule.bind(replace(seen, update=noise), stream(0, "labels"))
+    assert len(set(bound.decode([]).tolist())) == 2
+    assert bound.notes == (TAKEN_AS_DISTINCT,)
+
+
+def test_a_reconstruction_carries_the_notes_of_its_labels(toy: Any) -> None:
+    seen = with_labels(toy, [3, 3], Training(0.1), Knows(), toy.dense())
+    noise = {name: torch.randn(t.shape, generator=stream(0, name)) for name, t in seen.update.items()}
+    assert invg(iterations=1).run(replace(seen, update=noise)).notes == (TAKEN_AS_DISTINCT,)
+    assert invg(iterations=1).run(seen).notes == ()
 
 
 def test_counts_from_the_bias_need_a_bias(toy: Any) -> None:

@@ -23,6 +23,7 @@ from fedglass.attack.terms.epoch_prior import (
     Summary,
     random_kernel,
 )
+from fedglass.attack.terms.relative_variation import RelativeVariation, UsualContrast
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import (
     CircularTotalVariation,
@@ -204,3 +205,17 @@ def test_the_random_kernel_is_drawn_from_its_seed() -> None:
     assert kernel.shape == (96, 2, 3, 3)
     assert kernel.dtype == images.dtype
     assert float(kernel.var()) == pytest.approx(1 / 18, rel=0.1)
+
+
+def test_relative_variation_does_not_see_the_contrast_and_is_total_variation_at_the_usual_one() -> None:
+    images = drawn(1, 2, 2, 5, 4)
+    usual = images / images.square().mean().sqrt()
+    assert torch.allclose(energy(RelativeVariation(), at(3 * images)), energy(RelativeVariation(), at(images)))
+    assert torch.allclose(energy(RelativeVariation(), at(usual)), energy(TotalVariation(), at(usual)))
+
+
+def test_the_usual_contrast_is_that_of_whitened_data() -> None:
+    images = drawn(1, 2, 2, 5, 4)
+    usual = images / images.square().mean().sqrt()
+    assert float(energy(UsualContrast(), at(usual))) == pytest.approx(0.0, abs=1e-12)
+    assert float(energy(UsualContrast(), at(3 * usual))) == pytest.approx(4.0, abs=1e-6)

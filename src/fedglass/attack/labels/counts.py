@@ -140,11 +140,13 @@ def unsmoothed(counts: Tensor, observation: Observation) -> Tensor:
     return (counts - spread) / (1 - training.label_smoothing)
 
 
-def head_statistics(observation: Observation, generator: torch.Generator, share: float) -> tuple[Tensor, Tensor]:
+def head_statistics(
+    observation: Observation, generator: torch.Generator, share: float, images: int = DUMMIES
+) -> tuple[Tensor, Tensor]:
     """Mean softmax and mean sum of the last hidden activations over random images.  # (classes,), ()"""
     network = network_of(observation)
     weights = [observation.before[name] + share * observation.update[name] for name in network.names]
-    sizes = [CHUNK] * (DUMMIES // CHUNK)
+    sizes = [min(CHUNK, images)] * max(1, images // CHUNK)
     with torch.no_grad():
         parts = [
             network.features(weights, torch.randn(n, *observation.knows.shape, generator=generator).to(weights[0]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fedglass.attack.forward.target import head_gradient
-from fedglass.attack.labels.known import known
+from fedglass.attack.labels.repeats import first_of
 from fedglass.attack.parts import Bound
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -16,7 +16,7 @@ from fedglass.core.types import Observation
 @register(
     "labels",
     "minimum_rule",
-    summary="classes with the most negative single entry in the last layer's gradient, each once",
+    summary="classes with the most negative single entry in the last layer's gradient, repeated where it says so",
     paper=(
         "Yin, Mallya, Vahdat, Alvarez, Kautz, Molchanov: See through Gradients (GradInversion), CVPR 2021, "
         "https://arxiv.org/abs/2104.07586"
@@ -27,11 +27,10 @@ class MinimumRule:
     """The n classes with the most negative entry in their row of the last layer's gradient [Yin et al., 2021].
 
     As `SignRule`, with the minimum over the features in place of the sum: an example's negative entry is less
-    easily outweighed by the positive ones of the other examples. The paper takes all labels to be different;
-    with more examples than classes the order is gone through again.
+    easily outweighed by the positive ones of the other examples. The paper takes all labels to be different. So
+    does this, unless the gradient of the last layer says clearly that one of them is repeated (`first_of`).
     """
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         order = torch.argsort(head_gradient(observation).amin(dim=1))  # (classes,)
-        n = observation.knows.examples
-        return known(order.repeat(-(-n // len(order)))[:n])
+        return first_of(order, observation, generator)

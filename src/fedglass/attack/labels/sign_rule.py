@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedglass.attack.forward.target import head_gradient
-from fedglass.attack.labels.known import known
+from fedglass.attack.labels.repeats import first_of
 from fedglass.attack.parts import Bound
 from fedglass.core.papers import IDLG
 from fedglass.core.registry import register
@@ -17,7 +17,10 @@ from fedglass.core.types import Observation
 
 
 @register(
-    "labels", "sign_rule", summary="classes with the most negative gradient in the last layer, each once", paper=IDLG
+    "labels",
+    "sign_rule",
+    summary="classes with the most negative gradient in the last layer, repeated where it says so",
+    paper=IDLG,
 )
 @dataclass(frozen=True)
 class SignRule:
@@ -25,16 +28,15 @@ class SignRule:
 
     The rows of one example are multiples of its features, by a factor that is negative for the true class alone.
     Several examples have no such rows: there the n classes with the most negative sums are taken, each once, which
-    supposes features that are not negative; repeated labels can not be told from this rule. Nor can two rows, each of
-    which points against the other: of two classes, the sum decides too.
+    supposes features that are not negative. Two rows that point against each other can not be told apart: of two
+    classes, the sum decides too. Labels are repeated only where the gradient says so clearly (`first_of`).
     """
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         rows, n = head_gradient(observation), observation.knows.examples  # (classes, features)
         lonely = n == 1 and len(rows) > 2
         order = torch.argsort(_agreement(rows) if lonely else rows.sum(dim=1))
-        # More examples than classes: go round again in the same order.
-        return known(order.repeat(-(-n // len(order)))[:n])
+        return first_of(order, observation, generator)
 
 
 def _agreement(rows: Tensor) -> Tensor:

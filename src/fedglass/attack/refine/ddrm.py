@@ -35,7 +35,7 @@ class DDRM:
 
     model: Model
     degradation: Degradation
-    sigma: float = 0.05
+    sigma: float = 0.03
     chain: Chain = field(default_factory=Chain)
 
     def __post_init__(self) -> None:
@@ -74,8 +74,8 @@ class DDRM:
 def ddrm(
     model: str = "glyphs",
     factor: int = 2,
-    sigma: float = 0.05,
-    steps: int = 20,
+    sigma: float = 0.03,
+    steps: int = 40,
     eta: float = 0.85,
     eta_b: float = 1.0,
 ) -> DDRM:
@@ -85,7 +85,7 @@ def ddrm(
 
 @register("refinements", "ddrm_bicubic", summary="the same below a bicubic reduction", paper=PAPER)
 def ddrm_bicubic(
-    model: str = "glyphs", factor: int = 2, sigma: float = 0.05, steps: int = 20, eta: float = 0.85, eta_b: float = 1.0
+    model: str = "glyphs", factor: int = 2, sigma: float = 0.03, steps: int = 40, eta: float = 0.85, eta_b: float = 1.0
 ) -> DDRM:
     """Super-resolution of the raw picture's bicubic reduction."""
     return DDRM(stored(model), Bicubic(factor), sigma, Chain(steps, eta, eta_b))
@@ -98,7 +98,7 @@ def ddrm_bicubic(
     paper=PAPER,
 )
 def ddrm_enlarged(
-    model: str = "glyphs", factor: int = 4, sigma: float = 0.05, steps: int = 20, eta: float = 0.85, eta_b: float = 1.0
+    model: str = "glyphs", factor: int = 4, sigma: float = 0.03, steps: int = 40, eta: float = 0.85, eta_b: float = 1.0
 ) -> DDRM:
     """Super-resolution of the small picture that the attack has enlarged by bicubic interpolation."""
     return DDRM(stored(model), Enlarged(factor), sigma, Chain(steps, eta, eta_b))
@@ -106,7 +106,7 @@ def ddrm_enlarged(
 
 @register("refinements", "ddrm_denoise", summary="a diffusion model takes noise out of the picture", paper=PAPER)
 def ddrm_denoise(
-    model: str = "glyphs", sigma: float = 0.1, steps: int = 20, eta: float = 0.85, eta_b: float = 1.0
+    model: str = "glyphs", sigma: float = 0.1, steps: int = 40, eta: float = 0.85, eta_b: float = 1.0
 ) -> DDRM:
     """All pixels are taken for known, up to noise."""
     return DDRM(stored(model), Noise(), sigma, Chain(steps, eta, eta_b))

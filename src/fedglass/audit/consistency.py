@@ -1,0 +1,235 @@
+"""Does a recorded message bear out what is declared of it? Checks that need no truth.
+
+Each looks at one trace that a training leaves whatever the data were. They are one-sided: a message that passes them
+may still have been made otherwise, and one that fails was not made as declared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedglass.audit.plausible import Declaration, knows_nothing, largest, smallest
+from fedglass.core.optimisers import SGD, Adam, AdamW
+from fedglass.core.params import Params
+from fedglass.core.types import BatchNorm, Training, Whitening
+
+WINDOW = 0.04
+"""Sizes that differ by less than this share count as equal: weights of single precision, moved by a small rate."""
+PILED = 0.25
+"""The share of equal sizes from which on steps are Adam's. Plain SGD was seen to have 0.05 at the most."""
+SCATTERED = 0.1
+"""The share below which one step is not Adam's, which was seen to have 0.68 at the least."""
+HEIGHT = 3.0
+"""How many times the median the largest of Adam's steps may be; that of SGD was seen to be 12 and more."""
+ENTRIES = 16
+"""That a tensor must have moved for its sizes to be compared, and two tensors must."""
+LARGEST_EPS = 1e-6
+"""Adam's eps up to which its first step is as long as the rate at nearly every entry."""
+SLACK = 1.05
+"""Rounding of what is bounded by arithmetic alone."""
+BEYOND = 30.0
+"""How many times larger a message may be than the same training makes of the most surprising of other images."""
+BELOW = 1000.0
+"""How many times smaller it may be than that of the least surprising ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """A message and how it is said to have been made, without the data behind it."""
+
+    model: nn.Module
+    before: Params
+    buffers: Params
+    buffers_after: Params
+    """Running statistics after the training; empty where they were not recorded."""
+    update: Params
+    shape: tuple[int, int, int]
+    whitening: Whitening
+    trainings: tuple[tuple[int, Training], ...]
+    """Of each client behind the message, how many examples it has and what it did with them."""
+    defended: bool | None = None
+    """Whether a defence has changed the sizes; None where nobody knows."""
+
+    @property
+    def training(self) -> Training | None:
+        """The one training of all clients; None where they differ."""
+        kinds = {training for _, training in self.trainings}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    @property
+    def steps(self) -> int:
+        """The most that any client took."""
+        return max(training.local_steps(examples) for examples, training in self.trainings)
+
+
+def contradictions(said: Statement) -> tuple[str, ...]:
+    """What of the message can not be as declared: in words, with the line of the plan to correct."""
+    if said.training is None:
+        return ()
+    sizes = () if said.defended else (_equal_sizes, _scattered_sizes, _beyond_adam, _size)
+    return tuple(chain.from_iterable(check(said, said.training) for check in (_statistics, _counter, *sizes)))
+
+
+def _statistics(said: Statement, training: Training) -> Iterator[str]:
+    """Running statistics move where layers normalise by the batch, and stay where they are frozen."""
+    names = [name for name in _running(said.model) if name in said.buffers and name in said.buffers_after]
+    if not names:
+        return
+    moved = [name for name in names if not _unmoved(said.buffers[name], said.buffers_after[name])]
+    frozen = training.batch_norm is BatchNorm.FROZEN
+    if frozen and moved:
+        yield (
+            f"the running statistics moved ({moved[0]} and {len(moved) - 1} more) although frozen ones are declared: "
+            'set training.batch_norm = "batch"'
+        )
+    if not frozen and not moved:
+        yield (
+            "the running statistics did not move although training by the batch's own is declared: set "
+            'training.batch_norm = "frozen", or record those after the training (recording.buffers_after)'
+        )
+
+
+def _counter(said: Statement, training: Training) -> Iterator[str]:
+    """Each step in train mode adds one to `num_batches_tracked`; a mean over clients has no such count."""
+    counters = [f"{name}.num_batches_tracked" for name in _normalising(said.model)]
+    known = [name for name in counters if name in said.buffers and name in said.buffers_after]
+    if training.batch_norm is BatchNorm.FROZEN or len(said.trainings) > 1 or not known:
+        return
+    counted = {int(said.buffers_after[name]) - int(said.buffers[name]) for name in known}
+    if counted != {0} and said.steps not in counted:  # none at all is told by the statistics themselves
+        yield (
+            f"the layers counted {max(counted)} batch(es), and {said.steps} local step(s) are declared: correct "
+            "training.epochs, training.batch_size or training.steps"
+        )
+
+
+def _equal_sizes(said: Statement, training: Training) -> Iterator[str]:
+    """Adam's first step is lr sign(g) but for eps [Kingma and Ba, 2015, Section 2.1]; gradients are never so even."""
+    sizes = _moved(said)
+    if not isinstance(training.optimiser, SGD) or sizes is None:
+        return
+    share = _densest(sizes)
+    if share >= PILED and float(sizes[-1]) <= HEIGHT * float(sizes.median()):
+        yield (
+            f"{share:.0%} of the weights moved by the same amount ({float(sizes.median()):.3g}), as by Adam or a "
+            f'sign and not by SGD: set training.optimiser = "adam" with lr = {float(sizes.median()) / said.steps:.2g}'
+        )
+
+
+def _scattered_sizes(said: Statement, training: Training) -> Iterator[str]:
+    """One step of Adam leaves sizes that are nearly all equal; of several, or of a mean over clients, it need not.
+
+    Nor where gradients are below eps, as in a network that has learnt its data.
+    """
+    optimiser, sizes = training.optimiser, _moved(said)
+    alone = said.steps == 1 and len(said.trainings) == 1
+    if not isinstance(optimiser, Adam | AdamW) or optimiser.eps > LARGEST_EPS or not alone or sizes is None:
+        return
+    share = _densest(sizes)
+    if share < SCATTERED and knows_nothing(_declaration(said, training)):
+        yield (
+            f"at most {share:.1%} of the weights moved by the same amount, where one step of Adam moves nearly all by "
+            "its learning rate: leave training.optimiser out"
+        )
+
+
+def _beyond_adam(said: Statement, training: Training) -> Iterator[str]:
+    """No step of Adam is longer than lr max(1, (1 - b1) / sqrt(1 - b2)) [Kingma and Ba, 2015, Section 2.1].
+
+    The first is no longer than lr. AdamW's decay comes on top.
+    """
+    optimiser = training.optimiser
+    if not isinstance(optimiser, Adam | AdamW):
+        return
+    one, two = optimiser.betas
+    longest = 1.0 if said.steps == 1 else max(1.0, (1 - one) / math.sqrt(1 - two))
+    apart = optimiser.weight_decay if isinstance(optimiser, AdamW) else 0.0
+    largest = max(float(w.abs().max()) for w in said.before.values() if w.numel())
+    reach = training.lr * said.steps
+    most = reach * (longest + apart * (largest + reach * longest))
+    seen = max(float(u.abs().max()) for u in said.update.values() if u.numel())
+    if seen > SLACK * most:
+        yield (
+            f"a weight moved by {seen:.3g}, where {said.steps} step(s) of Adam with lr = {training.lr:g} move it by "
+            f"{most:.3g} at the most: correct training.lr, or leave training.optimiser out"
+        )
+
+
+def _size(said: Statement, training: Training) -> Iterator[str]:
+    """The message beside those that the declared training makes of other images.
+
+    One step that is far larger is impossible within reason: the gradient of cross entropy is the network's Jacobian
+    times p - y, which is the largest for the label that surprises the network most, and the Jacobian was seen to
+    differ by a factor of 2 between images, not of BEYOND. Several steps may diverge, to any size, unless they are
+    clipped. Far smaller is common: a network that has learnt its data has hardly a gradient there. It is said only
+    where the network is sure of nothing, and beside a training of the same length on what it expects.
+    """
+    if not isinstance(training.optimiser, SGD):
+        return
+    declared = _declaration(said, training)
+    seen = math.sqrt(sum(float(u.double().square().sum()) for u in said.update.values()))
+    correct = "correct training.lr (a loss that is summed over the examples makes it larger), epochs or batch_size"
+    most, least = _most(said, training, declared), smallest(declared)
+    if most is not None and seen > most:
+        yield (
+            f"the message has the norm {seen:.3g}, where the declared training moves no image's weights by more than "
+            f"{most:.3g} within reason: {correct}"
+        )
+    if least is not None and seen * BELOW < least:
+        yield (
+            f"the message has the norm {seen:.3g}, where the declared training moves the weights by about "
+            f"{least:.3g} on any image, since the network is sure of none: {correct}"
+        )
+
+
+def _most(said: Statement, training: Training, declared: Declaration) -> float | None:
+    """The largest norm that a message may have; None where there is none to be named."""
+    optimiser = training.optimiser
+    assert isinstance(optimiser, SGD)
+    if training.clip is not None and not optimiser.weight_decay:
+        travelled = optimiser.travel(training.lr, said.steps)
+        return None if travelled is None else SLACK * training.clip * travelled
+    one = largest(declared)
+    return None if one is None else BEYOND * one
+
+
+def _declaration(said: Statement, training: Training) -> Declaration:
+    return Declaration(said.model, said.before, said.buffers, said.shape, said.whitening, training, said.steps)
+
+
+def _normalising(model: nn.Module) -> list[str]:
+    return [name for name, layer in model.named_modules() if isinstance(layer, _NormBase)]
+
+
+def _running(model: nn.Module) -> list[str]:
+    return [f"{name}.{kind}" for name in _normalising(model) for kind in ("running_mean", "running_var")]
+
+
+def _unmoved(before: Tensor, after: Tensor) -> bool:
+    """Whether they are the same, but for having been stored in half precision or averaged over clients."""
+    rounded = (before.half().float(), before.bfloat16().float())
+    return torch.allclose(after, before, rtol=1e-5, atol=1e-8) or any(torch.equal(after, each) for each in rounded)
+
+
+def _moved(said: Statement) -> Tensor | None:
+    """By how much each weight moved, in order; None where too few did for a comparison.
+
+    One layer alone may have gradients of equal size: zero weights of two classes, and pixels that are black or white.
+    """
+    kept = [u.abs()[u != 0].double() for u in said.update.values()]
+    enough = [sizes for sizes in kept if len(sizes) >= ENTRIES]
+    return torch.cat(enough).sort().values if len(enough) > 1 else None
+
+
+def _densest(sizes: Tensor) -> float:
+    """The largest share of sizes that count as equal; of sorted ones."""
+    logs = sizes.log()
+    ends = torch.searchsorted(logs, logs + WINDOW, right=True)
+    return float((ends - torch.arange(len(logs))).max()) / len(logs)
