@@ -118,7 +118,7 @@ def trade_off(
     for number, (label, points) in enumerate(series.items()):
         places = [(x.at(a), y.at(b)) for a, b in sorted(points)]
         joined = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-        parts.append(f'<polyline class="curve c{number % 4}" points="{joined}"/>')
+        parts.append(f'<polyline class="curve {_colour(number)}" points="{joined}"/>')
         parts += [f'<circle class="dot c{number % 4}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in places]
         if len(series) == 1:
             # At the higher end, where the line runs away below the text.
@@ -140,12 +140,21 @@ def line_chart(title: str, values: Sequence[float], last: float, x_title: str, r
     return _svg(title, [*_y_grid(y, left), *_x_axis(x, [(top, bottom)], bottom), curve, named], bottom + 38)
 
 
+def _colour(number: int) -> str:
+    """The classes of a series' line: four colours, then the same ones dashed.
+
+    >>> _colour(1), _colour(5)
+    ('c1', 'c1 again')
+    """
+    return f"c{number % 4}" + (" again" if number >= 4 else "")
+
+
 def _key(names: Sequence[str], left: float, top: float) -> list[str]:
     """A piece of each series' line and its name, one below the other."""
     parts = []
     for number, name in enumerate(names):
         y = top + KEY * number
-        parts.append(_line(f"curve c{number % 4}", left, y - 4, left + 12, y - 4))
+        parts.append(_line(f"curve {_colour(number)}", left, y - 4, left + 12, y - 4))
         parts.append(_text("name", left + 18, y, _clip(name, 44), "start", full=name))
     return parts
 
