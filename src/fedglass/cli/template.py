@@ -148,3 +148,35 @@ iterations = 40
 metric = "psnr"
 threshold = 20.0
 """
+
+PEER_DEMO = """\
+# The second plan of `fedglass demo`: a client reads its peers.
+title = "Demo: a client reads its peers"
+seed = 0
+effort = "quick"
+
+[[federation]]
+name = "four clients, one character each"
+data = "glyphs"
+clients = 4
+examples = 1
+model = "lenet_tanh"
+training = { lr = 0.05, epochs = 2 }
+
+[[federation]]
+name = "three clients, two characters each"
+data = "glyphs"
+clients = 3
+examples = 2
+model = "lenet_tanh"
+training = { lr = 0.05, epochs = 2 }
+
+[adversary]
+view = "peer"
+client = 0
+
+[[attacks]]
+name = "curious_client"
+iterations = 150
+refine = { name = "ddrm", model = "glyphs", factor = 2 }
+"""
