@@ -115,6 +115,15 @@ class Attack:
         stages = tuple(replace(stage, solver=_shortened(stage.solver, share)) for stage in self.stages)
         return replace(self, stages=stages, restarts=1, refine=())
 
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        """What becomes of the images that were found."""
+        return self.refine
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> Attack:
+        """The same attack, which refines its images by these parts after its own."""
+        return replace(self, refine=(*self.refine, *parts))
+
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """The last stage's energy at the representable images next to the given ones.
 

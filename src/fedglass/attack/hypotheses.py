@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -68,25 +68,43 @@ class TryEpochs:
     def shortened(self, share: float) -> TryEpochs:
         return replace(self, attack=self.attack.shortened(share))
 
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        return self.attack.refinements
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> TryEpochs:
+        return replace(self, attack=self.attack.refined_by(parts))
+
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         if like.supposed is None:
             raise UsageError("The reconstruction supposes no training: give one that this attack returned.")
         return self.attack.energy_of(supposing(observation, like.supposed), pixels, labels, like)
 
 
+@runtime_checkable
+class Refinable(Protocol):
+    """An attack that can be told to refine the images that it has found."""
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        """What it does to them."""
+        ...
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> AnyAttack:
+        """The same attack, which refines its images by these parts after its own."""
+        ...
+
+
 def refinements_of(attack: AnyAttack) -> tuple[Refine, ...]:
     """What an attack does to the images that it has found; nothing is known of that for attacks of other makes."""
-    whole = attack.attack if isinstance(attack, TryEpochs) else attack
-    return whole.refine if isinstance(whole, Attack) else ()
+    return attack.refinements if isinstance(attack, Refinable) else ()
 
 
 def refined_by(attack: AnyAttack, parts: tuple[Refine, ...]) -> AnyAttack:
     """The same attack, which refines its images by these parts after its own."""
-    if isinstance(attack, TryEpochs):
-        return replace(attack, attack=replace(attack.attack, refine=(*attack.attack.refine, *parts)))
-    if isinstance(attack, Attack):
-        return replace(attack, refine=(*attack.refine, *parts))
-    raise UsageError(f"{type(attack).__name__} is no attack made of fedglass' parts, so that refine can not be added.")
+    if not isinstance(attack, Refinable):
+        raise UsageError(f"{type(attack).__name__} has no method refined_by, so that refine can not be added to it.")
+    return attack.refined_by(parts)
 
 
 def hypotheses(observation: Observation) -> list[Training]:

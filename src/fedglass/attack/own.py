@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.images.pixels import like
-from fedglass.attack.parts import Bound, Images, Labels, Progress, silent
+from fedglass.attack.parts import Bound, Images, Labels, Progress, Refine, silent
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
@@ -45,6 +45,14 @@ class SubtractOwn:
 
     def shortened(self, share: float) -> SubtractOwn:
         return replace(self, attack=self.attack.shortened(share))
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        return self.attack.refinements
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> SubtractOwn:
+        """Those of the others alone are refined: the adversary has its own as they are."""
+        return replace(self, attack=self.attack.refined_by(parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         others = others_alone(observation)
@@ -155,7 +163,8 @@ def followed_by(found: Reconstruction, own: Own) -> Reconstruction:
     mine = own.images.to(found.images)
     raw = None if found.raw is None else torch.cat([found.raw, mine])
     labels = torch.cat([found.labels, own.labels.to(found.labels)])
-    return replace(found, images=torch.cat([found.images, mine]), labels=labels, raw=raw)
+    film = None if found.film is None else found.film.beside(mine)
+    return replace(found, images=torch.cat([found.images, mine]), labels=labels, raw=raw, film=film)
 
 
 def check_own(observation: Observation) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 from fedglass.attack.attack import Attack, rank
 from fedglass.attack.forward.super_client import whole_batches
 from fedglass.attack.forward.target import learning_rate
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.hypotheses import AnyAttack, refined_by, refinements_of
 from fedglass.attack.needs import check_needs
-from fedglass.attack.parts import Progress, silent
+from fedglass.attack.parts import Progress, Refine, silent
 from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
@@ -70,6 +70,14 @@ class SearchByOwn:
 
     def shortened(self, share: float) -> SearchByOwn:
         return replace(self, probe=self.probe.shortened(share), attack=self.attack.shortened(share))
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        return refinements_of(self.attack)
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> SearchByOwn:
+        """What is found under the best guess is refined, no trial is."""
+        return replace(self, attack=refined_by(self.attack, parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         if like.supposed is None:

@@ -297,6 +297,11 @@ class Film:
         """What is seen of an image, in words."""
         return f"epochs {', '.join(map(str, self.epochs))} of the refinement; epoch {self.chosen[image]} was taken"
 
+    def beside(self, still: Tensor) -> Film:
+        """The film, followed by images that nothing was done to.  # (m, c, h, w)"""
+        frames = torch.cat([self.frames, still.expand(len(self.frames), *still.shape)], dim=1)
+        return Film(self.epochs, frames, (*self.chosen, *[self.epochs[0]] * len(still)))
+
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
