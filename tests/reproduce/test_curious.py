@@ -162,6 +162,12 @@ def test_only_sizes_of_the_paper_are_taken() -> None:
     assert choose_rows(table("curious-figure12"), ["spread=uneven"])[0].number == 2
 
 
+@pytest.mark.parametrize("name", curious.PAPER.tables)
+def test_every_table_can_be_run_without_options(name: str) -> None:
+    of = table(name)
+    refuse_options(of, Request(side=of.default["side"]))
+
+
 def test_scores_are_those_of_the_peers_images_alone(round_: Target) -> None:
     found = Peer(short()).measure(round_, 0, silent)
     strips = found.evidence
