@@ -241,7 +241,7 @@ def test_a_non_finite_stop_is_serious_unless_the_images_were_recovered() -> None
 def test_oracle_facts_are_named() -> None:
     (flag,) = flags_of(replace(RECOVERED, oracle=frozenset({"batch_labels"})))
     assert flag.name == "oracle knowledge used"
-    assert "batch labels" in flag.text
+    assert "the true labels of each local batch" in flag.text
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,8 @@ class Job:
 
     def _check_oracles(self) -> None:
         for name, attack in self.attacks.items():
-            missing = [
-                Fact(fact)
-                for fact in oracle_facts(attack)
-                if not all(getattr(source.knows, fact) for source in self.sources)
-            ]
+            needed = map(Fact, oracle_facts(attack))
+            missing = [fact for fact in needed if not all(source.knows.grants(fact) for source in self.sources)]
             if missing:
                 raise refusal(f"attack {name!r}", missing)
 

@@ -37,11 +37,13 @@ class Fact(enum.Enum):
     """How many examples stand behind the message."""
     GROUPS = "groups"
     """ORACLE: which of the true labels belong to which client."""
+    EYE = "eye"
+    """ORACLE: an eye that has seen the private images, and chooses by them."""
 
     @property
     def oracle(self) -> bool:
         """Whether no real adversary has it."""
-        return self in (Fact.LABELS, Fact.BATCH_LABELS, Fact.GROUPS)
+        return self in (Fact.LABELS, Fact.BATCH_LABELS, Fact.GROUPS, Fact.EYE)
 
     @property
     def words(self) -> str:
@@ -109,6 +111,10 @@ _WORDS = {
     Fact.GROUPS: (
         "the true labels of each client",
         "set adversary.knows_labels and adversary.knows_examples = true, or attack with curious_client",
+    ),
+    Fact.EYE: (
+        "an eye that has seen the private images",
+        'refine with "mde", which stops by a rule',
     ),
 }
 

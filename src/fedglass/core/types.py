@@ -188,6 +188,7 @@ class Knowledge:
             Fact.SIZE: self.travel is not None,
             Fact.EQUAL_CLIENTS: len(set(sizes)) == 1,
             Fact.LABELS: self.labels is not None,
+            Fact.EYE: True,  # whoever chooses by eye has looked
             Fact.BATCH_LABELS: training and self.batch_labels is not None,
             Fact.EXAMPLES: self.counted,
             Fact.GROUPS: self.labels is not None and self.sizes is not None,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedglass.core.facts import Fact
 from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.ledger.records import Flag
 from fedglass.verdict.disagreement import contradiction, opposite_order
@@ -382,9 +383,9 @@ def _unexplained(found: Findings) -> Flag | None:
 def _oracle(found: Findings) -> Flag | None:
     if not found.oracle:
         return None
-    told = " and ".join(sorted(name.replace("_", " ") for name in found.oracle))
+    told = " and ".join(sorted(Fact(name).words for name in found.oracle))
     text = (
-        f"The attack used oracle knowledge (the true {told}), which a real adversary lacks: its figures bound "
+        f"The attack used oracle knowledge ({told}), which a real adversary lacks: its figures bound "
         "the leak from above. Play it with labels recovered from the message to see what an adversary gets."
     )
     return Flag(name="oracle knowledge used", severity="info", text=text)

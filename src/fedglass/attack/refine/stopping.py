@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +98,8 @@ class OracleEpoch:
 
     To choose it, look at the film of a run with the largest number of epochs.
     """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.EYE})
 
     epoch: int
 

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedglass.core.facts import Fact
 from fedglass.core.identity import LATER
 from fedglass.core.params import Update
 from fedglass.core.types import Knowledge, Observation, Own
@@ -36,6 +37,11 @@ class Knows:
     """The clients' learning rate, where their training or the number of steps is known."""
     examples: bool = field(default=True, metadata=LATER)
     """How many examples stand behind the message, and of how many clients."""
+
+    def grants(self, fact: Fact) -> bool:
+        """Whether an oracle's fact is among what is given; an eye is whose it is that chooses by it."""
+        given = {Fact.LABELS: self.labels, Fact.BATCH_LABELS: self.batch_labels, Fact.EYE: True}
+        return self.labels and self.examples if fact is Fact.GROUPS else given.get(fact, False)
 
 
 @dataclass(frozen=True, eq=False)
