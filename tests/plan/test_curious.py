@@ -61,8 +61,9 @@ def test_what_a_peer_found_is_refined(tmp_path: Path, attack: str) -> None:
     """Those of the others alone: the adversary has its own as they are."""
     text = plan(attack, 'refine = { name = "ddrm", model = "glyphs", factor = 2, steps = 2 }')
     (record,) = run(compile_plan(parse_plan(text), tmp_path, text), tmp_path).records
-    assert len(record.scores["psnr"]) == len(record.scores_raw["psnr"]) == 4
-    assert record.scores["psnr"] != record.scores_raw["psnr"]
+    assert len(record.metrics["psnr"]) == len(record.metrics_raw["psnr"]) == 4
+    assert record.metrics["psnr"] != record.metrics_raw["psnr"]
+    assert record.energy_refined is not None
     assert record.controls
 
 
