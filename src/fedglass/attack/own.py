@@ -6,7 +6,7 @@ In a message the adversary's own examples come last, as they do in what the audi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fedglass.attack.images.pixels import like
 from fedglass.attack.parts import Bound, Images, Labels, Progress, Refine, silent
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.params import Update
 from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
 
 
@@ -32,32 +33,53 @@ class SubtractOwn:
 
     uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
 
+    def without_own(self, observation: Observation) -> Observation:
+        """The observation in which the others are looked for."""
+        return others_alone(observation)
+
     def check(self, observation: Observation) -> None:
-        self.attack.check(others_alone(observation))
+        self.attack.check(self.without_own(observation))
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
-        found = self.attack.run(others_alone(observation), seed, progress)
-        own = own_part(observation)
-        return found if own is None else followed_by(found, own)
+        others = self.without_own(observation)
+        found = self.attack.run(others, seed, progress)
+        own = observation.own
+        return found if own is None or others is observation else followed_by(found, own)
 
-    def weakened(self, factor: float) -> SubtractOwn:
+    def weakened(self, factor: float) -> Self:
         return replace(self, attack=self.attack.weakened(factor))
 
-    def shortened(self, share: float) -> SubtractOwn:
+    def shortened(self, share: float) -> Self:
         return replace(self, attack=self.attack.shortened(share))
 
     @property
     def refinements(self) -> tuple[Refine, ...]:
         return self.attack.refinements
 
-    def refined_by(self, parts: tuple[Refine, ...]) -> SubtractOwn:
+    def refined_by(self, parts: tuple[Refine, ...]) -> Self:
         """Those of the others alone are refined: the adversary has its own as they are."""
         return replace(self, attack=self.attack.refined_by(parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        others = others_alone(observation)
+        others = self.without_own(observation)
         n = len(labels) - (observation.knows.examples - others.knows.examples)
         return self.attack.energy_of(others, pixels[:n], labels[:n], like)
+
+
+@dataclass(frozen=True)
+class OwnAsSent(SubtractOwn):
+    """An attack to which the adversary's own update is one of those that went into the rule, as it was sent.
+
+    For rules that are no mean, where it can not be subtracted, and for those who sent poison: the images that it would
+    have come from are looked for by nobody. The attack's operator takes it from the observation, see `Through`.
+    """
+
+    def without_own(self, observation: Observation) -> Observation:
+        own = observation.own
+        if own is None or Fact.OWN not in observation.facts:
+            return observation
+        check_own(observation)
+        return replace(observation, knows=_of_others(observation.knows, own))
 
 
 @dataclass(frozen=True)
@@ -86,6 +108,22 @@ class BesideOwn:
             lambda tensors: beside(inner.decode(tensors)),
             lambda images: beside(inner.nearest(images[:, :n])),
         )
+
+
+@dataclass(frozen=True)
+class LabelsOfOthers:
+    """Labels of the others alone, found in what is left of the message where the adversary's own share is known."""
+
+    labels: Labels
+
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        own = own_part(observation)
+        if own is None:
+            return self.labels.bind(observation, generator)
+        left = replace(observation, update=_left(observation, own), own=replace(own, share=0.0))
+        return self.labels.bind(left, generator)
 
 
 @dataclass(frozen=True)
@@ -124,11 +162,15 @@ def others_alone(observation: Observation) -> Observation:
     if own is None:
         return observation
     check_own(observation)
-    share = own.share or 0.0
-    update = {name: (u - share * own.update[name]) / (1 - share) for name, u in observation.update.items()}
     # Its images stay known, and may stand in for others; in the message there is nothing of its own any more.
     alone = replace(own, share=0.0)
-    return replace(observation, update=update, knows=_of_others(observation.knows, own), own=alone)
+    return replace(observation, update=_left(observation, own), knows=_of_others(observation.knows, own), own=alone)
+
+
+def _left(observation: Observation, own: Own) -> Update:
+    """The message without the adversary's own update: (u - s u_own) / (1 - s)."""
+    share = own.share or 0.0
+    return {name: (u - share * own.update[name]) / (1 - share) for name, u in observation.update.items()}
 
 
 def _of_others(knows: Knowledge, own: Own) -> Knowledge:

@@ -92,6 +92,7 @@ def of_run(attack: AnyAttack, found: Reconstruction) -> dict[str, Any]:
             "notes": list(found.notes),
             "unknowns": {name: tensor.tolist() for name, tensor in found.unknowns.items()},
             "supposed": None if found.supposed is None else repr(found.supposed),
+            **({"rule": found.rule} if found.rule else {}),
             **({"tried": [asdict(trial) for trial in found.tried]} if found.tried else {}),
         },
     }

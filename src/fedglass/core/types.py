@@ -320,6 +320,8 @@ class Reconstruction:
     """Where the operator's own unknowns ended, such as SME's alpha."""
     supposed: Training | None = None
     """The clients' training that the attack found to fit, where it had to guess."""
+    rule: str = ""
+    """The aggregation rule under which the message was explained best, where the attack had to guess."""
     tried: tuple[Trial, ...] = ()
     """The guesses that were compared, where the attack had to search for what it does not know."""
     raw: Tensor | None = None

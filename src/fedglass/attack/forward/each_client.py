@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -41,27 +41,48 @@ class EachClient:
         return WALKS * training.local_steps(examples), examples
 
     def bind(self, observation: Observation) -> BoundForward:
-        training, network, knows = known_training(observation), network_of(observation), observation.knows
-        if knows.sizes is None:
-            raise refusal("Simulating each client", [Fact.GROUPS])
-        sizes, weights = list(knows.sizes), leaves(observation, network)
-        runs = {size: self._run(observation, size, weights) for size in set(sizes)}
+        training, network = known_training(observation), network_of(observation)
+        clients = simulated_clients(observation, self.budget_mib)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            images = torch.split(candidate.images, sizes, dim=1)
-            labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
-            rows = zip(sizes, images, labels, strict=True)
-            sums = [runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in rows]
-            shares = [n / sum(sizes) for n in sizes]
-            first, *rest = ([share * g for g in each] for share, each in zip(shares, sums, strict=True))
+            weighed = zip(clients.shares, clients(candidate), strict=True)
+            first, *rest = ([share * g for g in each] for share, each in weighed)
             return [sum(parts[1:], parts[0]) for parts in zip(first, *rest, strict=True)]
 
         return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
 
-    def _run(self, observation: Observation, size: int, weights: list[Tensor]) -> Trajectory:
-        """The training of a client of that size, within its part of the budget."""
-        training, knows = known_training(observation), observation.knows
-        batches = list(schedule(training, size, None))
-        trajectory = Trajectory(network_of(observation), weights, batches, training)
+
+@dataclass(frozen=True, eq=False)
+class SimulatedClients:
+    """What each client's own training gives of its part of a candidate: the first ones are the first client's."""
+
+    sizes: tuple[int, ...]
+    runs: Mapping[int, Trajectory]
+    """By the number of examples."""
+
+    @property
+    def shares(self) -> list[float]:
+        """What each weighs in the server's mean."""
+        return [size / sum(self.sizes) for size in self.sizes]
+
+    def __call__(self, candidate: Candidate) -> list[tuple[Tensor, ...]]:
+        sizes = list(self.sizes)
+        images = torch.split(candidate.images, sizes, dim=1)
+        labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
+        rows = zip(sizes, images, labels, strict=True)
+        return [self.runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in rows]
+
+
+def simulated_clients(observation: Observation, budget_mib: float) -> SimulatedClients:
+    """The clients behind a message, each within its part of the budget."""
+    training, network, knows = known_training(observation), network_of(observation), observation.knows
+    if knows.sizes is None:
+        raise refusal("Simulating each client", [Fact.GROUPS])
+    weights = leaves(observation, network)
+
+    def run(size: int) -> Trajectory:
+        trajectory = Trajectory(network, weights, list(schedule(training, size, None)), training)
         blank, classes = weights[0].new_zeros(1, size, *knows.shape), weights[0].new_zeros(size).long()
-        return replace(trajectory, memory=fit(trajectory, blank, classes, self.budget_mib / knows.clients))
+        return replace(trajectory, memory=fit(trajectory, blank, classes, budget_mib / len(knows.sizes or ())))
+
+    return SimulatedClients(knows.sizes, {size: run(size) for size in set(knows.sizes)})

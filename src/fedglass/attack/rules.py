@@ -1,0 +1,64 @@
+"""Attacks under several hypotheses about the server's aggregation rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedglass.attack.attack import part, rank
+from fedglass.attack.hypotheses import AnyAttack, refined_by, refinements_of
+from fedglass.attack.parts import Progress, Refine, silent
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Observation, Reconstruction
+
+
+@dataclass(frozen=True)
+class TryRules:
+    """The same attack under each of some rules; the lowest energy wins [Maliciously curious client, 2025, Eq. 22].
+
+    All of them measure the same message in the same units, so that their energies can be compared.
+    """
+
+    attacks: tuple[tuple[str, AnyAttack], ...]
+    """By the name of the rule that each supposes."""
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.attacks]
+        if not names or len(set(names)) != len(names):
+            raise UsageError(f"Rules to try need different names, at least one, got {names}.")
+
+    def check(self, observation: Observation) -> None:
+        for _, attack in self.attacks:
+            attack.check(observation)
+
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        runs = [
+            replace(attack.run(observation, seed, part(progress, i, len(self.attacks))), rule=name)
+            for i, (name, attack) in enumerate(self.attacks)
+        ]
+        return min(runs, key=lambda run: rank(run.energy))
+
+    def weakened(self, factor: float) -> TryRules:
+        return self._each(lambda attack: attack.weakened(factor))
+
+    def shortened(self, share: float) -> TryRules:
+        return self._each(lambda attack: attack.shortened(share))
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        return refinements_of(self.attacks[0][1])
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> TryRules:
+        return self._each(lambda attack: refined_by(attack, parts))
+
+    def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
+        """Under the rule that won."""
+        named = dict(self.attacks)
+        if like.rule not in named:
+            raise UsageError("The reconstruction supposes none of these rules: give one that this attack returned.")
+        return named[like.rule].energy_of(observation, pixels, labels, like)
+
+    def _each(self, change: Callable[[AnyAttack], AnyAttack]) -> TryRules:
+        return TryRules(tuple((name, change(attack)) for name, attack in self.attacks))
