@@ -33,11 +33,12 @@ from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.data.photos import photos
 from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.draws import normal
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
 from fedglass.fl.protection import Protection
-from fedglass.fl.release import Chain, Release
+from fedglass.fl.release import Chain, Outgoing, Release
 from fedglass.models.catalogue import build
 from fedglass.models.init import KaimingUniform, Uniform
 from fedglass.recipes.catalogue import recipe
@@ -287,6 +288,18 @@ def noisy(std: float) -> dict[str, Any]:
     return {"release": GaussianNoise(std=std)}
 
 
+@dataclass(frozen=True)
+class NoisyEnd:
+    """A defence of a user's own: noise in the last layer, which is most of a gradient's length, and nowhere else."""
+
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        *first, weight, bias = outgoing.update.items()
+        noised = {name: t + self.std * normal(t, outgoing.generator) for name, t in (weight, bias)}
+        return {**dict(first), **noised}
+
+
 def faded(of: Attack) -> Attack:
     """Its first stage down to a faint total variation: batch statistics let it take the contrast at no cost."""
     objective = Cosine() + Ramp(TotalVariation(), 1.0, 0.001, until=0.85)
@@ -499,6 +512,8 @@ def _situations() -> Iterator[Situation]:
     by_direction = coarse_to_fine_batchnorm(iterations=ITERATIONS)
     yield row("batch statistics, by coarse_to_fine_batchnorm", LEAKS, shallow, by_direction)
     yield row("batch statistics, prior under which the contrast fades", LEAKS, shallow, faded(by_direction))
+    last = simulated({"release": NoisyEnd(std=1.0)})
+    yield row("heavy noise in the last layer alone", LEAKS, last, flag="attack is blind")
 
 
 SITUATIONS = tuple(_situations())

@@ -18,6 +18,7 @@ from fedglass.audit.isolation import isolated
 from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge
 from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts, share_of
 from fedglass.audit.noise import Fit
+from fedglass.audit.remains import remains
 from fedglass.audit.replay import Replay, replay
 from fedglass.audit.target import Target
 from fedglass.core.types import Observation, Reconstruction
@@ -125,9 +126,11 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
         return findings
     if findings.hidden:
         bare = asked.target.bare
-        findings = findings if bare is None else replace(findings, read_without=_reads(asked, bare))
+        if bare is not None:
+            left = remains(asked.seen.update, bare.update)
+            findings = replace(findings, remains=left, read_without=_reads(asked, bare))
         # An attack that nothing hides from is blind, and its prior may be why.
-        return findings if findings.defended and findings.read_without else _with_looks(asked, findings, [])
+        return findings if findings.covered else _with_looks(asked, findings, [])
     if not findings.reached:
         return findings
     return _with_looks(asked, findings, other_starts(asked.attack, asked.seed, asked.effort))

@@ -27,6 +27,8 @@ CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
 FAITHFUL = 0.2
 """The share of other images' energy that the truth's may have for an attack to model how the message was made."""
+NAMED = 3
+"""Tensors that a flag names."""
 DISTINCT = 0.01
 """By which share it must undercut that of every decoy for the message to point at the true data."""
 
@@ -73,6 +75,8 @@ class Findings:
     """Whether something protects the message, by defence or by the company of others; None where nobody knows."""
     read_without: bool | None = None
     """Whether the same attack reads the message without what protects it; None where that was not tried."""
+    remains: Sequence[str] = ()
+    """The tensors of a protected message in which the undefended one stands out from noise."""
     explained: bool | None = True
     """Whether the declared training gives the message; None where that can not be told."""
     replay: str = ""
@@ -107,6 +111,11 @@ class Findings:
         return not _undercuts(self.energy_truth, self.others, DISTINCT)
 
     @property
+    def covered(self) -> bool:
+        """Whether it is what protects the message that hides the data, and all of the message is under it."""
+        return bool(self.defended and self.read_without) and not self.remains
+
+    @property
     def reached(self) -> bool:
         """Whether the search found an energy at or below that of the truth."""
         truth = self.energy_truth
@@ -128,7 +137,7 @@ class Findings:
         ):
             return None
         if self.hidden:
-            return HIDDEN if self.defended and self.read_without else None
+            return HIDDEN if self.covered else None
         enough = len(self.looks) >= max(1, self.asked) and not self.missed
         return CHOICE if self.reached and self.faithful and enough else None
 
@@ -279,7 +288,7 @@ def _hides(found: Findings) -> Flag | None:
         "The true images explain the message no better than other images do (energies "
         f"{found.energy_truth:.3g} and {found.others:.3g})"
     )
-    if found.defended and found.read_without:
+    if found.covered:
         text = (
             f"{fits}, and without what protects it the same attack reads it: the protection hides the images from this "
             "attack. Another attack may see more; a longer run of this one will not."
@@ -289,7 +298,13 @@ def _hides(found: Findings) -> Flag | None:
         "It does not model the local training (after several steps try sme or dlfa), its prior (tv) is too strong, its "
         "labels are wrong, or the training diverged; a longer run will not help."
     )
-    if found.defended:
+    if found.defended and found.remains:
+        text = (
+            f"{fits}, but the undefended message stands out from the noise of some tensors "
+            f"({', '.join(found.remains[:NAMED])}): an attack that leaves the others out, or weighs them otherwise, "
+            "may read it there. Protect all of them, or more strongly."
+        )
+    elif found.defended:
         tried = "does not read it either" if found.read_without is False else "was not tried"
         text = (
             f"{fits}, but without what protects it the same attack {tried}: that it hides them is not shown, "
