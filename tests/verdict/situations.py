@@ -105,6 +105,14 @@ def normalised() -> nn.Module:
     return model
 
 
+def grouped() -> nn.Module:
+    """The same with group normalisation, which takes the contrast out of the gradient."""
+    model = normalised()
+    model[0], model[1] = nn.Conv2d(3, 12, 5, 2, 2, bias=False), nn.GroupNorm(3, 12)
+    nn.init.uniform_(model[0].weight, -0.5, 0.5)
+    return model
+
+
 def residual() -> nn.Module:
     """Convolutions without bias before normalisations: batch statistics take the contrast out of the gradient."""
     return build("resnet8", shape=SHAPE, classes=CLASSES, init=KaimingUniform())
@@ -267,6 +275,11 @@ def nearly_flat() -> Examples:
     """A picture of so little contrast that a flat colour passes for it."""
     picture = data(1)
     return Examples(0.4 + 0.2 * picture.images, picture.labels)
+
+
+def black_and_white() -> Examples:
+    picture = data(1)
+    return Examples((picture.images > picture.images.median()).float(), picture.labels)
 
 
 def split() -> Examples:
@@ -514,6 +527,15 @@ def _situations() -> Iterator[Situation]:
     yield row("batch statistics, prior under which the contrast fades", LEAKS, shallow, faded(by_direction))
     last = simulated({"release": NoisyEnd(std=1.0)})
     yield row("heavy noise in the last layer alone", LEAKS, last, flag="attack is blind")
+    tiny_steps = Training(lr=1e-8)
+    yield row(
+        "recorded: tiny learning rate, clipped, other data said",
+        LEAKS,
+        recorded(Made(lr=1e-8), tiny_steps, defence=Clip(norm=1e-3), truth=lambda _: data(1, 7)),
+        flag=NOT_SO,
+    )
+    contrast = simulated(model=grouped, examples=black_and_white())
+    yield row("group normalisation, black and white", LEAKS, contrast, attack(tv=0.03), "recognisable otherwise")
 
 
 SITUATIONS = tuple(_situations())

@@ -13,9 +13,10 @@ import torch
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
 from fedglass.audit.consistency import contradictions
-from fedglass.audit.guesses import best_guess
+from fedglass.audit.guesses import DEAR, best_guess
 from fedglass.audit.isolation import isolated
 from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge
+from fedglass.audit.likeness import shown_otherwise
 from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts, share_of
 from fedglass.audit.noise import Fit
 from fedglass.audit.remains import remains
@@ -86,11 +87,13 @@ def assess(asked: Question, findings: Findings) -> Assessment:
 
 
 def _scored(asked: Question, findings: Findings, judged: Judgement, found: Reconstruction) -> Findings:
-    """The findings with the scores, those of guesses, and how many images are partly recognisable."""
+    """The findings with the scores, those of guesses, and which images are shown in another way."""
     raw = {} if judged.scores_raw is None else judged.scores_raw.values
     blind = best_guess(asked.seen, asked.truth, found.labels, asked.metrics, asked.target.public)
     scores = ImageScores(judged.scores.values, raw, blind.values, blind.names)
-    return replace(findings, scores=scores)
+    private = asked.truth.private.images
+    versions = [images for images in (found.images, found.raw) if images is not None]
+    return replace(findings, scores=scores, otherwise=tuple(shown_otherwise(torch.cat(versions), private)))
 
 
 def _explained(target: Target) -> dict[str, Any]:
@@ -154,26 +157,28 @@ def _reads(asked: Question, bare: Observation) -> bool:
     """Whether the attack recovers every image of the message without what protects it."""
     seen = isolated(bare, asked.attack, _device(asked.seen))
     found = asked.attack.run(seen, asked.seed, asked.progress)
-    return _recovered(asked, seen, found) == len(asked.truth.private.labels)
+    return _judged_again(asked, seen, found).all_recovered
 
 
 def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
     found = run.attack.run(asked.seen, run.seed, progress)
-    truth = asked.truth
+    truth, again = asked.truth, _judged_again(asked, asked.seen, found)
     return Look(
         run.words,
         found.energy,
         energy_at(run.attack, asked.seen, truth.images, truth.labels, found),
         energy_others(run.attack, asked.seen, found, truth),
-        _recovered(asked, asked.seen, found),
+        sum(again.recovered),
+        again.doubtful,
         run.must_reach,
     )
 
 
-def _recovered(asked: Question, seen: Observation, found: Reconstruction) -> int:
-    """How many private images a run recovered."""
-    judged = judge(None, seen, found, asked.truth, (asked.gate.metric,))
-    return sum(_scored(asked, Findings(asked.gate), judged, found).recovered)
+def _judged_again(asked: Question, seen: Observation, found: Reconstruction) -> Findings:
+    """What a further run shows of the private images, by all metrics that are cheap and by the gate's."""
+    chosen = tuple(name for name in asked.metrics if name not in DEAR or name == asked.gate.metric)
+    again = replace(asked, metrics=chosen)
+    return _scored(again, Findings(asked.gate), judge(None, seen, found, asked.truth, chosen), found)
 
 
 def _device(seen: Observation) -> torch.device:

@@ -43,6 +43,8 @@ class Look:
     energy_others: float
     """The lowest of decoys and blind guess."""
     recovered: int
+    doubtful: int = 0
+    """How many images it did not recover but shows so that they may be recognised, or as a guess does."""
     must_reach: bool = True
     """Whether absence is shown only if it reaches the truth's energy: not asked of a stronger prior."""
 
@@ -60,6 +62,8 @@ class Findings:
     gate: Gate
     update: State = "sound"
     scores: ImageScores = field(default_factory=ImageScores)
+    otherwise: Sequence[bool] = ()
+    """Image by image, whether it is shown in another contrast, mirrored or moved."""
     energy: float = math.nan
     energy_truth: float | None = None
     energy_decoys: Sequence[float] = ()
@@ -128,18 +132,27 @@ class Findings:
             not self.open
             or self.explained is not True
             or self.contradictions
-            or self.gate.partly(self.scores)
-            or self.gate.guessed(self.scores)
+            or self.doubtful
             or self.mislabelled
             or self.batch_statistics
             or any(note != TAKEN_AS_DISTINCT for note in self.notes)
-            or any(look.recovered for look in self.looks)
+            or any(look.recovered or look.doubtful for look in self.looks)
         ):
             return None
         if self.hidden:
             return HIDDEN if self.covered else None
         enough = len(self.looks) >= max(1, self.asked) and not self.missed
         return CHOICE if self.reached and self.faithful and enough else None
+
+    @property
+    def altered(self) -> int:
+        """How many images are not recovered, but shown in another contrast, mirrored or moved."""
+        return sum(seen and not hit for seen, hit in zip(self.otherwise, self.recovered, strict=False))
+
+    @property
+    def doubtful(self) -> int:
+        """How many are not recovered, of which it can not be said that they are not shown."""
+        return self.gate.partly(self.scores) + self.gate.guessed(self.scores) + self.altered
 
     @property
     def missed(self) -> list[Look]:
@@ -352,6 +365,29 @@ def _partly(found: Findings) -> Flag | None:
     return Flag(name="partly recognisable", severity="serious", text=text)
 
 
+def _altered(found: Findings) -> Flag | None:
+    if found.update != "sound" or not found.altered:
+        return None
+    text = (
+        f"{found.altered} of the images are not recovered by the gate's rule, but what the attack found shows the same "
+        "in another contrast, as a negative, mirrored or moved, which such a network may not tell apart: a person "
+        "would recognise them. Look at the pictures."
+    )
+    return Flag(name="recognisable otherwise", severity="serious", text=text)
+
+
+def _other_run_near(found: Findings) -> Flag | None:
+    near = [look.words for look in found.looks if look.doubtful]
+    if not found.open or not near or _other_run(found) is not None:
+        return None
+    text = (
+        f"Another run of the same attack ({near[0]}) comes so near to images that this one does not show that a person "
+        "may recognise them, or as near as a guess: absence of leakage is not shown. Play it so, and look at the "
+        "pictures."
+    )
+    return Flag(name="another run comes near", severity="serious", text=text)
+
+
 def _guessed(found: Findings) -> Flag | None:
     guessed = found.gate.guessed(found.scores)
     if found.update != "sound" or not guessed:
@@ -405,6 +441,8 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _hides,
     _preferred,
     _partly,
+    _altered,
+    _other_run_near,
     _guessed,
     _oracle,
     _disagree,
