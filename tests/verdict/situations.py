@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from fedglass.attack.attack import Attack
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.terms.growing_cosine import GrowingCosine
 from fedglass.attack.terms.layers import Ramp
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.audit.public import Public
@@ -319,6 +320,13 @@ def faded(of: Attack) -> Attack:
     return replace(of, stages=(replace(of.stages[0], objective=objective),))
 
 
+def last_layers(of: AnyAttack) -> Attack:
+    """Its objective leaves out the first half of the message, in which the details of the picture are."""
+    assert isinstance(of, Attack)
+    objective = GrowingCosine(first=0.5, last=0.5, kept=1.0) + 0.003 * TotalVariation()
+    return replace(of, stages=(replace(of.stages[0], objective=objective),))
+
+
 MOMENTUM, STRONG = {"momentum": 0.9}, attack(tv=10.0)
 SHORT, LONG = attack(iterations=5), attack(iterations=400)
 SMOOTH = attack(tv=0.1)
@@ -536,6 +544,7 @@ def _situations() -> Iterator[Situation]:
     )
     contrast = simulated(model=grouped, examples=black_and_white())
     yield row("group normalisation, black and white", LEAKS, contrast, attack(tv=0.03), "recognisable otherwise")
+    yield row("attack that looks at the last layers alone", LEAKS, simulated(), last_layers(attack(400)))
 
 
 SITUATIONS = tuple(_situations())

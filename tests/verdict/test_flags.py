@@ -329,3 +329,12 @@ def test_no_threshold_makes_a_sure_recovery_pass(threshold: float) -> None:
     high = replace(FREE, gate=Gate(threshold=threshold), scores=psnr(20.5))
     assert high.absence is None
     assert ("partly recognisable" in serious(high)) is (threshold > 20.5)
+
+
+def test_images_that_some_tensor_tells_from_the_truth_are_no_choice() -> None:
+    told = replace(FREE, apart=("conv.weight",))
+    assert FREE.absence == CHOICE
+    assert told.absence is None
+    (flag,) = [flag for flag in flags_of(told) if flag.name == "other images fit as well"]
+    assert "conv.weight" in flag.text
+    assert replace(FREE, looks=(REACHED, replace(REACHED, apart=("conv.weight",)))).absence is None

@@ -15,7 +15,7 @@ from fedglass.attack.parts import Progress
 from fedglass.audit.consistency import contradictions
 from fedglass.audit.guesses import DEAR, best_guess
 from fedglass.audit.isolation import isolated
-from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge
+from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge, told_apart
 from fedglass.audit.likeness import shown_otherwise
 from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts, share_of
 from fedglass.audit.noise import Fit
@@ -136,6 +136,7 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
         return findings if findings.covered else _with_looks(asked, findings, [])
     if not findings.reached:
         return findings
+    findings = replace(findings, apart=told_apart(asked.attack, asked.seen, asked.found, asked.truth))
     return _with_looks(asked, findings, other_starts(asked.attack, asked.seed, asked.effort))
 
 
@@ -170,6 +171,7 @@ def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
         energy_others(run.attack, asked.seen, found, truth),
         sum(again.recovered),
         again.doubtful,
+        told_apart(run.attack, asked.seen, found, truth),
         run.must_reach,
     )
 

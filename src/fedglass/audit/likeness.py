@@ -50,4 +50,5 @@ def _spectra(images: Tensor) -> Tensor:
     centred = small - small.mean(dim=(-2, -1), keepdim=True)
     size = centred.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     sound = torch.isfinite(size) & (size > FLAT * small.flatten(1).norm(dim=1).view(-1, 1, 1, 1))
-    return torch.fft.fft2(torch.where(sound, centred / size, 0.0))
+    spectra: Tensor = torch.fft.fft2(torch.where(sound, centred / size, 0.0))
+    return spectra

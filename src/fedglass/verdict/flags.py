@@ -45,6 +45,8 @@ class Look:
     recovered: int
     doubtful: int = 0
     """How many images it did not recover but shows so that they may be recognised, or as a guess does."""
+    apart: Sequence[str] = ()
+    """The tensors of the message that tell what it found from the truth."""
     must_reach: bool = True
     """Whether absence is shown only if it reaches the truth's energy: not asked of a stronger prior."""
 
@@ -52,6 +54,7 @@ class Look:
     def reached(self) -> bool:
         """Whether it found an energy at or below that of the truth, which stands out from other images."""
         found = math.isfinite(self.energy) and not _undercuts(self.energy_truth, self.energy, CLEARLY)
+        found = found and not self.apart
         return found and math.isfinite(self.energy_others) and self.energy_truth <= FAITHFUL * self.energy_others
 
 
@@ -89,6 +92,8 @@ class Findings:
     """Whether the clients' BatchNorm layers took the statistics of their batches."""
     contradictions: Sequence[str] = ()
     """What of the message can not be as declared, whatever the data are."""
+    apart: Sequence[str] = ()
+    """The tensors of the message that tell what was found from the truth, whatever the attack's objective looks at."""
     looks: Sequence[Look] = ()
     asked: int = 0
     """How many looks the audit was told to take."""
@@ -142,7 +147,7 @@ class Findings:
         if self.hidden:
             return HIDDEN if self.covered else None
         enough = len(self.looks) >= max(1, self.asked) and not self.missed
-        return CHOICE if self.reached and self.faithful and enough else None
+        return CHOICE if self.reached and self.faithful and not self.apart and enough else None
 
     @property
     def altered(self) -> int:
@@ -344,6 +349,11 @@ def _preferred(found: Findings) -> Flag | None:
         )
         return Flag(name="message leaves a choice", severity="info", text=text)
     why = f" The run {found.missed[0].words} did not get there." if found.missed else ""
+    if found.apart:
+        why = (
+            f" The message itself tells them apart (in {', '.join(found.apart[:NAMED])}), where this objective hardly "
+            "looks."
+        )
     if not found.faithful:
         why = " It does not model how the message was made, which at the true images leaves much of it unexplained."
     text = (
