@@ -1,4 +1,4 @@
-"""`python -m bench [call loop fedavg rules startup quality classic]`: what was measured beside what is demanded."""
+"""`python -m bench [call loop fedavg peer rules startup quality classic]`: what was measured, and what is demanded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import call, classic, fedavg, loop, quality, rules, startup
+from bench import call, classic, fedavg, loop, peer, quality, rules, startup
 
 PARTS = {
     "call": call.measure,
     "loop": loop.measure,
     "fedavg": fedavg.measure,
+    "peer": peer.measure,
     "rules": rules.measure,
     "startup": startup.measure,
     "quality": quality.measure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedglass.core.rng import stream
-from fedglass.core.types import Observation, Training
+from fedglass.core.types import Observation, Training, Whitening
 from fedglass.data.glyphs import glyphs
 from fedglass.data.photos import photos
 from fedglass.data.whitening import CIFAR100, FEMNIST
@@ -15,6 +15,7 @@ from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.observe import observe
 from fedglass.rounds.truth import Truth
+from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows
 
@@ -28,6 +29,18 @@ def colour(n: int, training: Training, network: str = "cifar_cnn", seed: int = 0
     model = build(network, shape=(3, 32, 32), classes=100, init=init, seed=seed)
     federation = Federation(model, [Client("bench", images, labels)], training, 100, CIFAR100, seed=seed)
     return observe(federation, ServerView(), Knows(labels=True))
+
+
+def peers(clients: int, each: int, training: Training, seed: int = 0) -> tuple[Observation, Truth]:
+    """What one of several clients sees of the others' photo crops at 32x32, on the curious client's LeNet."""
+    images = photos().resized(32).images
+    images = torch.cat([images, images.flip(-1), images.flip(-2)])[: clients * each]
+    labels = torch.randint(0, 100, (clients * each,), generator=stream(seed, "labels"))
+    model = build("curious_lenet", shape=(3, 32, 32), classes=100, seed=seed)
+    parts = zip(images.split(each), labels.split(each), strict=True)
+    members = [Client(f"client {i}", x, y) for i, (x, y) in enumerate(parts)]
+    federation = Federation(model, members, training, 100, Whitening((0.0,) * 3, (1.0,) * 3), seed=seed)
+    return observe(federation, PeerView(0), Knows(labels=True))
 
 
 def grey(n: int, training: Training, seed: int = 0) -> tuple[Observation, Truth]:

@@ -21,24 +21,35 @@ from torch import Tensor
 
 import fedglass.attack
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.each_client import EachClient
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import AlongSegment, OnSegment
+from fedglass.attack.forward.super_client import SuperClient
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.generator import GeneratorWeights
+from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.bias_counts import BiasCounts
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.labels.instance_counts import InstanceCounts
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.labels.minimum_rule import MinimumRule
+from fedglass.attack.labels.own_counts import LastLayerCounts, OwnCounts
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.merge import FirstEpoch, MatchAndAverage
 from fedglass.attack.needs import needs_of, uses_of
+from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn
 from fedglass.attack.parts import Evaluation, Problem, Refinement, binding_of, silent
+from fedglass.attack.refine.ddrm import DDRM
+from fedglass.attack.refine.masked_diffusion import MaskedDiffusion
 from fedglass.attack.refine.median import MedianFilter
+from fedglass.attack.refine.start_search import StartSearch
+from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, WhiteStart
+from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
 from fedglass.attack.solvers.lbfgs import LBFGS
@@ -63,8 +74,41 @@ from fedglass.attack.terms.total_variation import CircularTotalVariation, PixelV
 from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unknown, Whitening
+from fedglass.diffusion.ddrm import Chain
+from fedglass.diffusion.degradation import Bicubic, BlockMean, Enlarged, Noise
+from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 from fedglass.rounds.views.view import Knows
 
+
+@dataclasses.dataclass(frozen=True)
+class FlatModel:
+    """A diffusion model that takes every image for grey."""
+
+    title: str = "flat"
+
+    def load(self) -> Denoiser:
+        return Denoiser(lambda noisy, steps, labels: torch.zeros_like(noisy))
+
+    def untrained(self) -> FlatModel:
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatClassModel:
+    """A class-conditional one that has learned nothing yet."""
+
+    title: str = "flat"
+
+    def load(self) -> Denoiser:
+        return Denoiser(MaskedDiffusionTransformer((1, 8, 8), 5, patch=4, width=8, depth=2, decoder=1, heads=2))
+
+    def untrained(self) -> FlatClassModel:
+        return self
+
+
+DIFFUSION = (FlatModel, FlatClassModel, Chain, BlockMean, Bicubic, Enlarged, Noise)
+"""What a refinement by a diffusion model is made of."""
 LABELS = [
     SignRule(),
     MinimumRule(),
@@ -74,11 +118,16 @@ LABELS = [
     CountsBefore(),
     CountsAfter(),
     InterpolatedCounts(),
+    InstanceCounts(),
+    OwnCounts(),
+    LastLayerCounts(),
     OracleLabels(),
     OracleBatchLabels(),
+    LabelsBesideOwn(OracleLabels()),
 ]
 EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
-IMAGES = [Pixels(), FreePixels(), *EPOCHS, GeneratorWeights(width=4, code=3)]
+LOW = [LowResolution(2), BoundedLowResolution(2), BesideOwn(LowResolution(4))]
+IMAGES = [Pixels(), FreePixels(), *EPOCHS, *LOW, GeneratorWeights(width=4, code=3)]
 FORWARDS = [
     OneGradient(),
     ObservedResidual(),
@@ -90,6 +139,8 @@ FORWARDS = [
     Unroll(),
     Unroll(budget_mib=0.2),
     UnrollEpochs(),
+    SuperClient(),
+    EachClient(),
 ]
 DISTANCES = [
     SquaredError(),
@@ -148,13 +199,26 @@ SOLVERS = [
 ]
 SUMMARIES = [Mean(), Max(), ConvMean(channels=4), ConvMax(channels=4, seed=1)]
 MERGES = [MatchAndAverage(), FirstEpoch()]
-REFINEMENTS = [MedianFilter(), MedianFilter(size=3)]
+REFINEMENTS = [
+    MedianFilter(),
+    MedianFilter(size=3),
+    DDRM(FlatModel(), BlockMean(2), chain=Chain(steps=3)),
+    DDRM(FlatModel(), Bicubic(4), 0.0, Chain(2, eta=0.5, eta_b=0.9)),
+    DDRM(FlatModel(), Enlarged(2)),
+    DDRM(FlatModel(), Noise(), 0.2),
+    MaskedDiffusion(FlatClassModel(), StartSearch(2, 0.01, WhiteStart()), steps=2),
+    MaskedDiffusion(FlatClassModel(), StartSearch(1, 0.1, OracleEpoch(1)), steps=3, guidance=1.0),
+]
+STOPPINGS = [NoiseLevel(), NoiseLevel(factor=2.0), Flattening(over=3), WhiteStart(), OracleEpoch(4)]
+SEARCHES = [StartSearch(9, 0.01, stopping) for stopping in STOPPINGS]
 STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
 WHOLES = [
     STAGE,
     Attack(OracleLabels(), (STAGE, STAGE), FirstEpoch(), (), 2),
     Attack(OracleLabels(), (STAGE,), FirstEpoch(), (MedianFilter(),)),
     TryEpochs(Attack(OracleLabels(), (STAGE,))),
+    SubtractOwn(Attack(OracleLabels(), (STAGE,))),
+    SearchByOwn(Attack(OracleLabels(), (STAGE,)), SubtractOwn(Attack(OracleLabels(), (STAGE,))), (0.1,), (5, 6), 1),
 ]
 
 PARTS: list[Any] = [
@@ -170,6 +234,8 @@ PARTS: list[Any] = [
     *SUMMARIES,
     *MERGES,
     *REFINEMENTS,
+    *STOPPINGS,
+    *SEARCHES,
     *WHOLES,
 ]
 
@@ -203,7 +269,7 @@ def test_every_part_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=repr)
 def test_a_part_prints_as_itself(part: Any) -> None:
-    again = eval(repr(part), dict(specs()))
+    again = eval(repr(part), specs() | {each.__name__: each for each in DIFFUSION})
     assert again == part
     assert hash(again) == hash(part)
     assert repr(again) == repr(part)
@@ -227,12 +293,16 @@ SIZE = {SquaredError, ReweightedL1, SupportReweightedL1, GaussianKernel, Partial
 NEEDS: dict[type, set[Fact]] = {
     **{part: {Fact.SIZE} for part in SIZE},
     **{part: {Fact.SIZE} for part in (CountsBefore, CountsAfter, InterpolatedCounts, BiasCounts)},
+    **{part: {Fact.SIZE} for part in (InstanceCounts, OwnCounts, LastLayerCounts)},
     **{part: {Fact.TRAINING, Fact.EQUAL_CLIENTS} for part in (Unroll, UnrollEpochs, RepeatedGradient)},
     **{part: {Fact.TRAINING} for part in (EpochPixels, BoundedEpochPixels)},
     OrderedEpochPixels: {Fact.TRAINING, Fact.BATCH_LABELS},
     OracleLabels: {Fact.LABELS},
     OracleBatchLabels: {Fact.BATCH_LABELS},
     TryEpochs: {Fact.STEPS, Fact.LR},
+    SuperClient: {Fact.STEPS, Fact.LR},
+    EachClient: {Fact.TRAINING, Fact.GROUPS},
+    SearchByOwn: {Fact.STEPS},
 }
 """What parts can not do without; those that are not here need nothing."""
 
@@ -343,7 +413,9 @@ def test_the_gradient_passes_through_operators(
     assert all(map(torch.equal, predicted, predict()))
     loss = torch.stack([p.square().sum() for p in predicted]).sum()
     to_images, *to_own = torch.autograd.grad(loss, [at.images, *own])
-    one_step = isinstance(part, OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment)
+    one_step = isinstance(
+        part, OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment | SuperClient
+    )
     assert all(bool(row.any()) for row in (to_images[:1] if one_step else to_images).flatten(0, 1))
     assert all(bool(g.any()) for g in to_own)
 

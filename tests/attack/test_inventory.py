@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 
-from fedglass.attack.attack import Stage
-from fedglass.attack.hypotheses import TryEpochs
+from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.inventory import PACKAGES, inventory
 from fedglass.core.registry import built_in
 
@@ -23,8 +22,9 @@ def test_every_part_of_every_recipe_is_listed_with_words() -> None:
     listed = {part.name: part for part in inventory()}
     used: set[str] = set()
     for recipe in built_in("attacks").values():
-        made = recipe.value()
-        attack = made.attack if isinstance(made, TryEpochs) else made
+        attack = recipe.value()
+        while not isinstance(attack, Attack):  # tried under hypotheses, or on what is left of the message
+            attack = attack.attack
         used |= {name for stage in attack.stages if isinstance(stage, Stage) for name in names_in(stage)} - {"Stage"}
         used |= {name for part in attack.refine for name in names_in(part)}
     assert used <= set(listed)

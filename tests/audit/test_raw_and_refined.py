@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,8 +23,9 @@ from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.audit.audit import Job, run
 from fedglass.audit.play import Work, play
-from fedglass.core.types import Observation, Unknown
-from fedglass.ledger.records import Record
+from fedglass.core.types import Film, Observation, Unknown
+from fedglass.ledger.evidence import GAP
+from fedglass.ledger.records import Record, RecordFile
 from fedglass.recipes.catalogue import recipe
 from fedglass.report.html import write_report
 from fedglass.rounds.federation import Federation
@@ -37,9 +39,11 @@ LOW = Gate(threshold=6.0)
 
 @dataclass(frozen=True)
 class Black:
-    """A refinement that destroys everything."""
+    """A refinement that destroys everything, and shows how."""
 
     def refine(self, given: Refinement) -> Tensor:
+        frames = torch.stack([given.images, 0.5 * given.images, 0 * given.images])
+        given.film(Film((0, 5, 9), frames, (9,) * len(given.images)))
         return torch.zeros_like(given.images)
 
 
@@ -86,12 +90,19 @@ def test_a_refinement_that_destroys_the_images_hides_no_leak(make_job: Make, tmp
     (picture,) = black.pictures
     assert picture.raw is not None
     assert (tmp_path / picture.raw).read_bytes() == (tmp_path / raw.pictures[0].reconstruction).read_bytes()
+    assert raw.pictures[0].film is None
+    assert picture.film is not None
+    with Image.open(tmp_path / picture.film) as film, Image.open(tmp_path / picture.raw) as still:
+        assert film.size[0] == 3 * still.size[0] + 2 * GAP
+        assert film.crop((0, 0, *still.size)).tobytes() == still.tobytes()
+    assert picture.film_caption == "epochs 0, 5, 9 of the refinement; epoch 9 was taken"
     kept = load_file(tmp_path / "reconstructions" / f"{black.key}.safetensors")
     assert not kept["images"].any()
     assert kept["raw"].any()
     page = write_report(tmp_path).read_text()
     assert ">raw</span>" in page
     assert ">refined</span>" in page
+    assert "epoch 9 was taken" in page
 
 
 def flags(record: Record) -> set[str]:
@@ -133,6 +144,9 @@ def test_without_a_truth_the_raw_images_are_kept_too(make_job: Make, tmp_path: P
     record = outcome.evidence.save(tmp_path, outcome.record)
     assert record.metrics_raw == {}
     assert record.energy_refined is not None
-    paths = record.extra["pictures_raw"]
-    assert isinstance(paths, list)
-    assert [(tmp_path / str(path)).is_file() for path in paths] == [True]
+    for kind in ("pictures_raw", "films"):
+        paths = record.extra[kind]
+        assert isinstance(paths, list)
+        assert [(tmp_path / str(path)).is_file() for path in paths] == [True]
+    RecordFile(tmp_path / "records.jsonl").append(record)
+    assert "epoch 9 was taken" in write_report(tmp_path).read_text()

@@ -282,3 +282,45 @@ def test_terminal_markup_and_control_codes_in_names_do_nothing(
     assert result.exit_code == 0
     assert "[bold red]x[/nonsense]" in result.output
     assert "\x1b" not in result.output
+
+
+PEER = """
+[federation]
+data = "photos"
+size = 32
+clients = 4
+examples = 1
+model = "lenet"
+training.lr = 0.1
+[adversary]
+view = "peer"
+client = [0, 1, 2, 3]
+[[attacks]]
+name = "curious_client"
+iterations = 2
+[metrics]
+names = ["psnr"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("examples = 1", "examples = 1\nparticipation = 0.5"), ["did not take part in round 0: choose another"]),
+        (("examples = 1", "examples = 1\nparticipation = 0.25"), ["did not take part in round 0"]),
+        (("examples = 1", "examples = 1\nclasses = 2"), ["labels must lie in"]),
+        (("iterations = 2", "factor = 5"), ["images.factor must divide the height and the width", "32 and 32, got 5"]),
+        (("iterations = 2", 'own = "keep"'), ["Unknown own 'keep'", "along, fixed, subtract"]),
+        (("client = [0, 1, 2, 3]", "client = 0\nknows_examples = false"), ["needs the number of examples", "search"]),
+        (("client = [0, 1, 2, 3]", "client = 0\nknows_lr = false"), ["needs the clients' learning rate"]),
+    ],
+)
+def test_a_peer_that_can_not_be(
+    change: tuple[str, str], words: list[str], audited: Callable[[Path], Result], write_plan: Write
+) -> None:
+    refused(audited(write_plan(change, text=PEER)), *words)
+
+
+def test_a_peer_of_nobody(audited: Callable[[Path], Result], write_plan: Write) -> None:
+    alone = ("clients = 4", "clients = 1"), ("client = [0, 1, 2, 3]", "client = 0")
+    refused(audited(write_plan(*alone, text=PEER)), "is alone in round 0: a peer needs others whose data it could read")

@@ -197,7 +197,9 @@ def test_the_demo_exits_with_0_and_says_what_a_pipeline_would_see(
     fedglass: Run, write_plan: Write, leaking: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "DEMO", write_plan(*leaking).read_text())
+    monkeypatch.setattr(template, "PEER_DEMO", write_plan(*leaking).read_text())
     shown = fedglass("demo", "-o", tmp_path / "demo", "--workers", 1)
     assert shown.exit_code == 0
     assert "would have exited with 1" in shown.stdout
     assert f"Report: {tmp_path / 'demo' / 'report.html'}" in shown.stdout
+    assert f"Report: {tmp_path / 'demo' / 'peer' / 'report.html'}" in shown.stdout

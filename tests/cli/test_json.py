@@ -65,6 +65,7 @@ def commands(write_plan: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Every command that prints, in an order in which all succeed."""
     plan = write_plan()
     monkeypatch.setattr(template, "DEMO", plan.read_text())
+    monkeypatch.setattr(template, "PEER_DEMO", plan.read_text())
     workers = ("--workers", 1)
     return [
         ("init", tmp_path / "new.toml"),

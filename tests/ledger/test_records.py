@@ -91,12 +91,15 @@ def test_pictures_stay_inside(path: str) -> None:
         Picture(original=path, reconstruction="r.png")
     with pytest.raises(ValidationError, match="inside the audit directory"):
         Picture(original="o.png", reconstruction="r.png", raw=path)
+    with pytest.raises(ValidationError, match="inside the audit directory"):
+        Picture(original="o.png", reconstruction="r.png", film=path)
 
 
 def test_a_record_from_before_images_were_kept_raw_is_read(tmp_path: Path) -> None:
     record = make("a", metrics={"psnr": [20.5]}, pictures=[Picture(original="o.png", reconstruction="r.png")])
     old = json.loads(record.line())
     del old["metrics_raw"], old["energy_refined"], old["pictures"][0]["raw"]
+    del old["pictures"][0]["film"], old["pictures"][0]["film_caption"]
     file = RecordFile(tmp_path / "records.jsonl")
     file.path.write_text(json.dumps(old) + "\n")
     assert file.read() == [record]

@@ -20,7 +20,6 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import OnSegment
-from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.parts import Evaluation, binding_of
@@ -50,6 +49,7 @@ RECIPES = built_in("attacks")
 
 FEDSGD = Training(0.1)
 FEDAVG = Training(0.1, epochs=2, batch_size=1)
+WHOLE = Training(0.1, epochs=3)
 
 PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "dlg": (FEDSGD, [2], {"iterations": 10, "restarts": 5}),
@@ -80,6 +80,9 @@ PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "coarse_stage_published": (FEDSGD, [3], {"iterations": 150}),
     "coarse_stage": (FEDSGD, [3], {"iterations": 150}),
     "invg_scaled": (FEDSGD, [3], {"iterations": 150}),
+    "curious_client": (WHOLE, [0, 2], {"iterations": 100}),
+    "curious_client_published": (WHOLE, [0, 2], {"iterations": 100, "factor": 2}),
+    "curious_client_search": (WHOLE, [0, 2], {"iterations": 100, "factor": 2}),
 }
 """The toy problem of each recipe: how the client trains, its labels, and the recipe's options."""
 
@@ -133,8 +136,9 @@ def composed(name: str) -> Any:
 
 def composition(attack: Any) -> Attack:
     """The parts of an attack, also where it is tried under several hypotheses."""
-    found: Attack = attack.attack if isinstance(attack, TryEpochs) else attack
-    return found
+    while not isinstance(attack, Attack):
+        attack = attack.attack
+    return attack
 
 
 def namespace() -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.identity import identity_text
 from fedglass.core.params import add
 from fedglass.core.types import Training
 from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State
@@ -202,3 +203,23 @@ def test_behind_the_message_are_the_examples_that_were_taken(federation: Federat
     assert all(any(torch.equal(image, own) for own in whole.images) for image in truth.images)
     past = short.run().rounds[0]
     assert [(p.examples, p.weight) for p in past.participants] == [(2, 4)] * 3
+
+
+def test_a_peer_knows_what_its_own_update_weighs(federation: Federation) -> None:
+    seen, _ = observe(federation, PeerView(0), Knows())
+    assert seen.own is not None
+    assert seen.knows.sizes is not None
+    assert seen.own.share == pytest.approx(seen.knows.sizes[-1] / seen.knows.examples)
+    blind, _ = observe(federation, PeerView(0), Knows(examples=False, lr=False))
+    assert blind.own is not None
+    assert blind.own.share is None
+    assert blind.knows.examples == len(blind.own.labels) + 1
+    assert (blind.knows.sizes, blind.knows.clients, blind.knows.training, blind.knows.lr) == (None, 1, None, None)
+    assert blind.knows.steps == seen.knows.steps
+
+
+def test_facts_that_came_later_leave_older_names_alone() -> None:
+    assert identity_text(Knows()) == (
+        "fedglass.rounds.views.view.Knows(training=True, steps=False, labels=False, batch_labels=False)"
+    )
+    assert "lr=False" in identity_text(Knows(lr=False))

@@ -18,6 +18,7 @@ from fedglass.attack.parts import (
     BoundForward,
     Checked,
     Evaluation,
+    Foreseen,
     Forward,
     Images,
     Labels,
@@ -30,13 +31,14 @@ from fedglass.attack.parts import (
     Solver,
     binding_of,
     silent,
+    unwatched,
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
-from fedglass.core.facts import Fact
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
-from fedglass.core.types import Candidate, Observation, Reconstruction, Unknown
+from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction, Unknown
 from fedglass.fl.trajectory import per_epoch
 
 TRACE_POINTS = 200
@@ -86,6 +88,7 @@ class Attack:
 
     def check(self, observation: Observation) -> None:
         """Refuse what `run` would refuse of any message with this knowledge and network, without its work."""
+        check_counted(observation)
         check_needs(self, observation)
         draws = stream(0, "check")
         if isinstance(self.labels, Checked):
@@ -94,10 +97,14 @@ class Attack:
             self.labels.bind(observation, draws)
         for stage in self.stages:
             stage.forward.bind(observation)
+            stage.images.bind(observation, draws, None)
         knows = observation.knows
         blank, first = torch.zeros(1, *knows.shape), torch.zeros(1, dtype=torch.int64)
         for refinement in self.refine:
-            refinement.refine(Refinement(blank, first, knows, draws))
+            if isinstance(refinement, Foreseen):
+                refinement.check(knows)
+            else:
+                refinement.refine(Refinement(blank, first, knows, draws))
 
     def weakened(self, factor: float) -> Attack:
         """The same attack with priors weaker by a factor; itself where it has none."""
@@ -108,6 +115,15 @@ class Attack:
         """The same attack from one start with a share of its iterations, not refined: for trying things out."""
         stages = tuple(replace(stage, solver=_shortened(stage.solver, share)) for stage in self.stages)
         return replace(self, stages=stages, restarts=1, refine=())
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        """What becomes of the images that were found."""
+        return self.refine
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> Attack:
+        """The same attack, which refines its images by these parts after its own."""
+        return replace(self, refine=(*self.refine, *parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """The last stage's energy at the representable images next to the given ones.
@@ -139,13 +155,13 @@ class Attack:
         self, observation: Observation, found: Reconstruction, seed: int, progress: Progress
     ) -> Reconstruction:
         """The images made better one refinement after another, and how well they still explain the message."""
-        images, knows = found.images, observation.knows
-        for i, refinement in enumerate(self.refine):
-            images = refinement.refine(Refinement(images, found.labels, knows, stream(seed, "refine", i), progress))
+        knows, films = observation.knows, list[Film]()
+        images = refined(self.refine, found.images, found.labels, knows, seed, progress, films.append)
         # Not the nearest representable ones: what the refinement added is what is asked about.
         each = _in_each_epoch(self._representation(observation), knows.whitening.whiten(images))
         energy = self._energy_at(observation, Candidate(each, found.labels), found)
-        return replace(found, images=images, raw=found.images, energy_refined=energy)
+        film = films[-1] if films else None
+        return replace(found, images=images, raw=found.images, energy_refined=energy, film=film)
 
     def _representation(self, observation: Observation) -> Bound:
         """The unknowns of the last stage, from any start."""
@@ -192,6 +208,21 @@ class Attack:
         return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), unknowns)
 
 
+def refined(
+    parts: Sequence[Refine],
+    images: Tensor,
+    labels: Tensor,
+    knows: Knowledge,
+    seed: int,
+    progress: Progress = silent,
+    film: Callable[[Film], None] = unwatched,
+) -> Tensor:
+    """Images made better by one refinement after another.  # (n, c, h, w), pixels before whitening"""
+    for i, part in enumerate(parts):
+        images = part.refine(Refinement(images, labels, knows, stream(seed, "refine", i), progress, film))
+    return images
+
+
 def rank(energy: float) -> float:
     """For choosing among runs by their energy; one that is not a number comes last."""
     return energy if math.isfinite(energy) else math.inf
@@ -201,6 +232,7 @@ def check_observation(observation: Observation) -> None:
     """Refuse what no attack can work with, in words that say what to do."""
     check_weights(observation.before, observation.model)
     check_update(observation.update, observation.before)
+    check_counted(observation)
     knows = observation.knows
     if knows.examples < 1:
         raise UsageError(f"knowledge.examples must be at least 1, got {knows.examples}.")
@@ -217,6 +249,12 @@ def check_observation(observation: Observation) -> None:
 
 def _misfit(one: Tensor, other: Tensor) -> float:
     return 1 - float(cosine_similarity(one.detach().double().flatten(), other.double().flatten(), dim=0))
+
+
+def check_counted(observation: Observation) -> None:
+    """Refuse a message of which nobody has said how many examples it comes from: all unknowns hang on that."""
+    if not observation.knows.counted:
+        raise refusal("The attack", [Fact.EXAMPLES])
 
 
 _Energy = Callable[[Candidate, Sequence[Tensor], float], Tensor]

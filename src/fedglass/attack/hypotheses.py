@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from fedglass.attack.attack import Attack, part, rank
 from fedglass.attack.needs import check_needs
-from fedglass.attack.parts import Progress, silent
+from fedglass.attack.parts import Progress, Refine, silent
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Observation, Reconstruction, Training
@@ -74,6 +74,13 @@ class TryEpochs:
     def shortened(self, share: float) -> TryEpochs:
         return replace(self, attack=self.attack.shortened(share))
 
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        return self.attack.refinements
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> TryEpochs:
+        return replace(self, attack=self.attack.refined_by(parts))
+
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         return self.attack.energy_of(_as_supposed(observation, like), pixels, labels, like)
 
@@ -81,6 +88,32 @@ class TryEpochs:
         self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
     ) -> dict[str, float]:
         return self.attack.misfits(_as_supposed(observation, like), pixels, labels, like)
+
+
+@runtime_checkable
+class Refinable(Protocol):
+    """An attack that can be told to refine the images that it has found."""
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        """What it does to them."""
+        ...
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> AnyAttack:
+        """The same attack, which refines its images by these parts after its own."""
+        ...
+
+
+def refinements_of(attack: AnyAttack) -> tuple[Refine, ...]:
+    """What an attack does to the images that it has found; nothing is known of that for attacks of other makes."""
+    return attack.refinements if isinstance(attack, Refinable) else ()
+
+
+def refined_by(attack: AnyAttack, parts: tuple[Refine, ...]) -> AnyAttack:
+    """The same attack, which refines its images by these parts after its own."""
+    if not isinstance(attack, Refinable):
+        raise UsageError(f"{type(attack).__name__} has no method refined_by, so that refine can not be added to it.")
+    return attack.refined_by(parts)
 
 
 def hypotheses(observation: Observation) -> list[Training]:

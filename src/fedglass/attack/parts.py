@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedglass.core.types import Candidate, Knowledge, Observation, Unknown, Whitening
+from fedglass.core.types import Candidate, Film, Knowledge, Observation, Unknown, Whitening
 
 Progress = Callable[[int, int], None]
 """Told now and then how many iterations are done, and of how many."""
@@ -21,6 +21,10 @@ Progress = Callable[[int, int], None]
 
 def silent(done: int, total: int) -> None:
     """The progress callback that does nothing."""
+
+
+def unwatched(film: Film) -> None:
+    """The callback for films that nobody looks at."""
 
 
 def unchanged(images: Tensor) -> Tensor:
@@ -154,6 +158,8 @@ class Refinement:
     knows: Knowledge
     generator: torch.Generator
     progress: Progress = silent
+    film: Callable[[Film], None] = unwatched
+    """Given pictures of the way, where a refinement has some to show."""
 
 
 class Refine(Protocol):
@@ -161,4 +167,25 @@ class Refine(Protocol):
 
     def refine(self, given: Refinement) -> Tensor:
         """The images made better.  # (n, c, h, w), pixels before whitening"""
+        ...
+
+
+@runtime_checkable
+class Foreseen(Protocol):
+    """A refinement whose work takes long: it can also say beforehand what it would refuse."""
+
+    def check(self, knows: Knowledge) -> None: ...
+
+
+@runtime_checkable
+class Learned(Protocol):
+    """A refinement by a model that has learned what images look like, and so may make up what it shows.
+
+    An audit compares what it shows with what the same model shows of another image, and with what it shows untrained.
+    """
+
+    def refine(self, given: Refinement) -> Tensor: ...
+
+    def untrained(self) -> Refine:
+        """The same with a model that has learned nothing."""
         ...

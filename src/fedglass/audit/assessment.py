@@ -13,6 +13,7 @@ import torch
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
 from fedglass.audit.consistency import contradictions
+from fedglass.audit.controls import controlled
 from fedglass.audit.guesses import DEAR, best_guess
 from fedglass.audit.isolation import isolated
 from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge, told_apart
@@ -61,7 +62,7 @@ class Assessment:
 def unplayed(asked: Question, findings: Findings) -> Assessment:
     """What may be said where there was no message to attack, and a guess stands in for a reconstruction."""
     judged = judge(None, asked.seen, asked.found, asked.truth, asked.metrics)
-    return Assessment(judged, _scored(asked, findings, judged, asked.found))
+    return Assessment(judged, _scored(asked, findings, judged, asked.seen, asked.found))
 
 
 def assess(asked: Question, findings: Findings) -> Assessment:
@@ -70,7 +71,7 @@ def assess(asked: Question, findings: Findings) -> Assessment:
     judged = judge(attack, seen, found, truth, asked.metrics)
     wrong = judged.label_errors > 0
     findings = replace(
-        _scored(asked, findings, judged, found),
+        _scored(asked, findings, judged, seen, found),
         energy_truth=judged.energy_truth,
         energy_decoys=judged.energy_decoys,
         energy_blind=energy_blind(attack, seen, found),
@@ -86,14 +87,17 @@ def assess(asked: Question, findings: Findings) -> Assessment:
     return Assessment(judged, _looked_closer(asked, findings))
 
 
-def _scored(asked: Question, findings: Findings, judged: Judgement, found: Reconstruction) -> Findings:
-    """The findings with the scores, those of guesses, and which images are shown in another way."""
+def _scored(
+    asked: Question, findings: Findings, judged: Judgement, seen: Observation, found: Reconstruction
+) -> Findings:
+    """The findings with the scores of guesses and of a refinement's controls, and what is shown in another way."""
     raw = {} if judged.scores_raw is None else judged.scores_raw.values
     blind = best_guess(asked.seen, asked.truth, found.labels, asked.metrics, asked.target.public)
-    scores = ImageScores(judged.scores.values, raw, blind.values, blind.names)
-    private = asked.truth.private.images
+    control = controlled(asked.attack, seen, found, asked.truth, judged.scores, asked.seed)
+    scores = ImageScores(judged.scores.values, raw, blind.values, blind.names, control.values, control.kept)
     versions = [images for images in (found.images, found.raw) if images is not None]
-    return replace(findings, scores=scores, otherwise=tuple(shown_otherwise(torch.cat(versions), private)))
+    otherwise = shown_otherwise(torch.cat(versions), asked.truth.private.images)
+    return replace(findings, scores=scores, otherwise=tuple(otherwise))
 
 
 def _explained(target: Target) -> dict[str, Any]:
@@ -180,7 +184,7 @@ def _judged_again(asked: Question, seen: Observation, found: Reconstruction) -> 
     """What a further run shows of the private images, by all metrics that are cheap and by the gate's."""
     chosen = tuple(name for name in asked.metrics if name not in DEAR or name == asked.gate.metric)
     again = replace(asked, metrics=chosen)
-    return _scored(again, Findings(asked.gate), judge(None, seen, found, asked.truth, chosen), found)
+    return _scored(again, Findings(asked.gate), judge(None, seen, found, asked.truth, chosen), seen, found)
 
 
 def _device(seen: Observation) -> torch.device:

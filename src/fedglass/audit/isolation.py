@@ -31,7 +31,7 @@ def without_unused_oracles(knows: Knowledge, attack: object) -> Knowledge:
     needed = needs_of(attack)
     return replace(
         knows,
-        labels=knows.labels if Fact.LABELS in needed else None,
+        labels=knows.labels if {Fact.LABELS, Fact.GROUPS} & needed else None,
         batch_labels=knows.batch_labels if Fact.BATCH_LABELS in needed else None,
     )
 
@@ -59,7 +59,7 @@ def iterations_of(attack: object) -> int | None:
 def _own(own: Own | None, device: torch.device) -> Own | None:
     if own is None:
         return None
-    return Own(_copied(own.images, device), _copied(own.labels, device), _copied_all(own.update, device))
+    return Own(_copied(own.images, device), _copied(own.labels, device), _copied_all(own.update, device), own.share)
 
 
 def _copied(value: Any, device: torch.device) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fedglass.audit.probe import Finding
 from fedglass.audit.target import Target
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.ledger.evidence import Reconstructed
+from fedglass.metrics.matching import Matching
 from fedglass.rounds.truth import Truth
 from fedglass.verdict.flags import Findings, State, flags_of
 from fedglass.verdict.gate import Gate
@@ -41,7 +42,14 @@ class PlayAttack:
         found = self.attack.run(seen, seed, progress) if played else _guess(seen)
         fields = of_run(self.attack, found)
         oracle = oracle_facts(self.attack)
-        findings = Findings(self.gate, state, energy=found.energy, oracle=oracle, notes=found.notes)
+        findings = Findings(
+            self.gate,
+            state,
+            energy=found.energy,
+            energy_refined=found.energy_refined,
+            oracle=oracle,
+            notes=found.notes,
+        )
         if target.truth is None:
             told = contradictions_in(target) if played else ()
             return self._unjudged(seen, found, replace(findings, truth=False, contradictions=told), fields)
@@ -50,7 +58,7 @@ class PlayAttack:
         fields |= _of_truth(assessed, target.truth.private, fields["extra"])
         judged, findings = assessed.judged, assessed.findings
         fields |= {"flags": flags_of(findings), "absence": findings.absence}
-        evidence = _evidence(found, judged.shown, judged.shown_raw)
+        evidence = _evidence(seen, found, judged.shown, judged.shown_raw, judged.scores.matching)
         private, names = target.truth.private, target.class_names
         labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
         return Finding(fields, replace(evidence, originals=private.images.numpy(), labels=labels))
@@ -61,7 +69,8 @@ class PlayAttack:
         skipped = dict.fromkeys(self.metrics, NO_TRUTH)
         raw = None if found.raw is None else clipped(found.raw, seen)
         told = {"skipped_metrics": skipped, "flags": flags_of(findings)}
-        return Finding({**fields, **told}, _evidence(found, clipped(found.images, seen), raw))
+        order = Matching(tuple(range(len(found.images))))
+        return Finding({**fields, **told}, _evidence(seen, found, clipped(found.images, seen), raw, order))
 
 
 def state_of(seen: Observation) -> State:
@@ -83,18 +92,26 @@ def of_run(attack: AnyAttack, found: Reconstruction) -> dict[str, Any]:
             "notes": list(found.notes),
             "unknowns": {name: tensor.tolist() for name, tensor in found.unknowns.items()},
             "supposed": None if found.supposed is None else repr(found.supposed),
+            **({"tried": [asdict(trial) for trial in found.tried]} if found.tried else {}),
         },
     }
 
 
-def _evidence(found: Reconstruction, shown: Tensor, raw: Tensor | None) -> Reconstructed:
-    """The images to keep, with the raw ones where they were refined."""
+def _evidence(
+    seen: Observation, found: Reconstruction, shown: Tensor, raw: Tensor | None, order: Matching
+) -> Reconstructed:
+    """The images to keep, with the raw ones and the way between them where they were refined."""
+    film = found.film
+    frames = None if film is None else torch.stack([order.apply(clipped(frame, seen)) for frame in film.frames])
+    captions = () if film is None else tuple("" if i is None else film.caption(i) for i in order.partner)
     return Reconstructed(
         found.images.detach().cpu().numpy(),
         found.labels.detach().cpu().numpy(),
         shown.numpy(),
         raw=None if raw is None else raw.numpy(),
         found_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
+        film=None if frames is None else frames.numpy(),
+        film_captions=captions,
     )
 
 
@@ -115,6 +132,11 @@ def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> di
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
+        "controls": {
+            control: {name: list(values) for name, values in of.items()}
+            for control, of in found.scores.controls.items()
+        },
+        "identity_kept": list(found.scores.kept),
         "skipped_metrics": dict(scores.skipped),
         "blind": {name: list(values) for name, values in found.scores.blind.items()},
         "blind_by": {name: list(guesses) for name, guesses in found.scores.blind_by.items()},

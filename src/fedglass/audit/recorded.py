@@ -59,7 +59,8 @@ class Recorded:
         return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
-        return infos_of(self.name, self.views)
+        past = self.transcript
+        return infos_of(self.name, self.views, past.terms.clients, lambda index: past.rounds[index].participants)
 
     def rehearse(self) -> Iterator[Seen]:
         for view in self.views:

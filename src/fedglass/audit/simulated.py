@@ -65,7 +65,9 @@ class Simulated:
         return digest(self.federation.identity, identity_text(self.class_names))
 
     def infos(self) -> Sequence[TargetInfo]:
-        return infos_of(self.name, self.views)
+        f = self.federation
+        names = [client.name for client in f.clients]
+        return infos_of(self.name, self.views, names, lambda index: [f.participant(c) for c in f.called(index)])
 
     def targets(self, progress: Said) -> Sequence[Target | Unseen]:
         transcript, last = self._played(progress)

@@ -18,10 +18,15 @@ from fedglass.core.identity import identity_text
 from fedglass.core.types import BatchNorm, Observation
 from fedglass.rounds.transcript import Participant, Transcript
 from fedglass.rounds.truth import Truth, Truths
+from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.view import Knows, Named, Seen, View
 
 Said = Callable[[int, int], None]
 """Hears how many rounds are done, and of how many."""
+
+
+Present = Callable[[int], Sequence[Participant]]
+"""Who takes part in a round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,15 +150,27 @@ class Source(Protocol):
         ...
 
 
-def infos_of(name: str, views: Iterable[View]) -> list[TargetInfo]:
+def infos_of(name: str, views: Iterable[View], clients: Sequence[str], present: Present) -> list[TargetInfo]:
     """What is known of the views' targets; a view that can not be written down is refused."""
     before, found = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
         short = view.brief() if isinstance(view, Named) else None
         named = ("", "") if short is None else (before + short.name, short.standpoint)
-        found.append(TargetInfo(repr(view), identity, before + view.describe(), view.rounds()[-1] + 1, *named))
+        words = before + view.describe() + (_crowd(view, clients, present) if isinstance(view, PeerView) else "")
+        found.append(TargetInfo(repr(view), identity, words, view.rounds()[-1] + 1, *named))
     return found
+
+
+def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:
+    """Who else could have seen as much as a peer does, and how many examples of others are in what it sees."""
+    people = present(view.round)
+    others = [p.examples for p in people if p.name != clients[view.client]]
+    counted = (f"{sum(others)} example{'' if sum(others) == 1 else 's'}", f"other{'' if len(others) == 1 else 's'}")
+    return (
+        f"; any of the {len(people)} participants could do so, and {counted[0]} of {len(others)} {counted[1]} are "
+        "behind the message"
+    )
 
 
 def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:

@@ -26,14 +26,20 @@ def knowledge_in_words(knows: Knowledge) -> dict[str, str]:
     return {
         "images": f"{height} x {width} pixels, {channels} channel{plural}, values in [{knows.low:g}, {knows.high:g}]",
         "classes": str(knows.classes),
-        "examples": f"{knows.examples} behind the message",
-        "clients": "one" if knows.clients == 1 else f"{knows.clients}, combined in the message{_each(knows)}",
+        "examples": f"{knows.examples} behind the message" if knows.counted else UNKNOWN,
+        "clients": _clients(knows),
         "training": UNKNOWN if knows.training is None else training_in_words(knows.training),
         "learning rate": UNKNOWN if knows.lr is None else f"{knows.lr:g}",
         "local steps": UNKNOWN if knows.steps is None else str(knows.steps),
         "labels": labels,
         "labels of each batch": batches,
     }
+
+
+def _clients(knows: Knowledge) -> str:
+    if not knows.counted:
+        return UNKNOWN
+    return "one" if knows.clients == 1 else f"{knows.clients}, combined in the message{_each(knows)}"
 
 
 def _each(knows: Knowledge) -> str:
@@ -92,13 +98,16 @@ def knows_in_words(knows: Knows) -> list[str]:
     "It does not know the clients' learning rate, epochs and batch size."
     """
     training = "the clients' learning rate, epochs and batch size"
+    and_number = ", range and number" if knows.examples else " and range"
     lines = [
-        "It knows the model and its weights before the round, the shape, range and number of the images, and "
-        "the number of classes.",
-        f"It {'knows' if knows.training else 'does not know'} {training}.",
+        f"It knows the model and its weights before the round, the shape{and_number} of the images, and the number of "
+        "classes.",
+        f"It {'knows' if knows.training and knows.lr else 'does not know'} {training}.",
     ]
-    if knows.steps and not knows.training:
-        lines.append("It knows the number of local steps.")
+    if (knows.steps or knows.training) and not (knows.training and knows.lr):
+        lines.append(f"It knows the number of local steps{', but not the learning rate' if not knows.lr else ''}.")
+    if not knows.examples:
+        lines.append("It knows neither how many examples nor how many clients stand behind the message.")
     if knows.labels:
         lines.append("ORACLE: it is told the true labels, in no particular order.")
     if knows.batch_labels:

@@ -74,7 +74,14 @@ def audit(
 
 
 def perform(job: Job, directory: Path, workers: int | None, device: str, output: Output) -> Result:
-    """Run a job with progress on stderr, and say what came out on stdout."""
+    """Run a job with progress on stderr, and say what came out on stdout, in words or as JSON."""
+    result, kind = performed(job, directory, workers, device, output)
+    output.answer(answer_of(result, kind))
+    return result
+
+
+def performed(job: Job, directory: Path, workers: int | None, device: str, output: Output) -> tuple[Result, str]:
+    """Run a job and say in words what came out, with the device that it ran on; JSON is left to the caller."""
     from contextlib import nullcontext
 
     from fedglass.api import run_and_report
@@ -88,8 +95,7 @@ def perform(job: Job, directory: Path, workers: int | None, device: str, output:
         result = run_and_report(job, directory, workers=count, device=kind, progress=screen)
     if output.in_words:
         say_result(result, kind)
-    output.answer(answer_of(result, kind))
-    return result
+    return result, kind
 
 
 def answer_of(result: Result, device: str) -> dict[str, object]:

@@ -1,22 +1,30 @@
-"""`fedglass demo`: audit a small embedded federation."""
+"""`fedglass demo`: audit small embedded federations, as a server and as one of the clients."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from fedglass.cli.audit import DEVICES, perform, warm_up
+from fedglass.cli.audit import DEVICES, answer_of, performed, warm_up
 from fedglass.cli.output import Output, answering
 
+if TYPE_CHECKING:
+    from fedglass.audit.audit import Result
 
-@click.command(short_help="Audit a small embedded federation, in a minute or two.")
+PEER = "peer"
+"""The folder of the second audit, inside that of the first."""
+
+
+@click.command(short_help="Audit small embedded federations, in a minute or two.")
 @click.option("-o", "--output", "place", type=click.Path(path_type=Path), default="demo", show_default=True)
 @click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
 @click.option("--device", type=DEVICES, default="cpu", show_default=True, help="Where the attacks run.")
 @answering
 def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
-    """Audit embedded pictures and characters: single gradients, and updates of federated averaging.
+    """Audit embedded pictures and characters: first what a server reads in single gradients and in updates of federated
+    averaging, then what a client reads of its peers in two global models, sharpened by a small diffusion model.
 
     The clients have no defence, so the attacks succeed and the gate fails; the demo exits with 0 all the same.
 
@@ -25,11 +33,18 @@ def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
       fedglass demo -o demo
     """
     warm_up(workers, device)
-    from fedglass.cli.template import DEMO
+    from fedglass.cli.template import DEMO, PEER_DEMO
+
+    server, kind = _audited(DEMO, place, workers, device, output)
+    peer, _ = _audited(PEER_DEMO, place / PEER, workers, device, output)
+    output.answer({**answer_of(server, kind), PEER: answer_of(peer, kind)})
+
+
+def _audited(plan: str, place: Path, workers: int | None, device: str, output: Output) -> tuple[Result, str]:
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import parse_plan
 
-    job = compile_plan(parse_plan(DEMO), Path.cwd(), DEMO)
-    result = perform(job, place, workers, device, output)
+    result, kind = performed(compile_plan(parse_plan(plan), Path.cwd(), plan), place, workers, device, output)
     if result.verdict.exit_code:
         output.say(f"In a pipeline, `fedglass audit` would have exited with {result.verdict.exit_code} here.")
+    return result, kind

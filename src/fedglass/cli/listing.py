@@ -22,7 +22,8 @@ OWN = {
     "metrics": "a fedglass.metrics.metric.Metric",
 }
 """What `package.module:name` must name; of the other kinds a function or a class that makes the part."""
-CONFIGURED = ("attacks", "defences", "rules", "behaviours")
+NAMED = tuple(name for name, kind in KINDS.items() if kind.in_plans)
+CONFIGURED = ("attacks", "defences", "rules", "behaviours", "refinements")
 """Kinds whose tables in a plan hold options; the others are given all that they take."""
 
 
@@ -95,7 +96,7 @@ OTHERS: dict[str, Callable[[], list[Listed]]] = {"partitions": partitions, "view
 
 
 @click.command(name="list", short_help="List attacks, models, datasets and all else that a plan can name.")
-@click.argument("kind", type=click.Choice([*KINDS, *OTHERS]), required=False)
+@click.argument("kind", type=click.Choice([*NAMED, *OTHERS]), required=False)
 @answering
 def list_known(kind: str | None, output: Output) -> None:
     """List what a plan can name, with one line about each and where it comes from; without KIND, everything.
@@ -108,7 +109,7 @@ def list_known(kind: str | None, output: Output) -> None:
       fedglass list models
       fedglass list defences -q
     """
-    chosen = [kind] if kind else [*KINDS, *OTHERS]
+    chosen = [kind] if kind else [*NAMED, *OTHERS]
     found = {each: OTHERS[each]() if each in OTHERS else registered(each) for each in chosen}
     if output.as_json:
         output.answer({each: [_value(listed) for listed in known] for each, known in found.items()})

@@ -20,6 +20,7 @@ from fedglass.cli.report import report
 from fedglass.cli.reproduce import reproduce
 from fedglass.cli.schema import schema
 from fedglass.cli.train import train
+from fedglass.cli.train_diffusion import train_diffusion
 from fedglass.core.errors import FedglassError, UsageError
 
 BAD_REQUEST, NOT_COMPLETED = 2, 3
@@ -27,6 +28,15 @@ BAD_REQUEST, NOT_COMPLETED = 2, 3
 
 class Commands(click.Group):
     """Turns every refusal into one message on stderr and an exit code."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """A command of two words goes before that of its first word."""
+        both = " ".join(args[:2])
+        if both in self.commands:
+            return both, self.commands[both], args[2:]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -68,7 +78,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, init, check, audit, report, list_known, schema, reproduce, train):
+for command in (demo, init, check, audit, report, list_known, schema, reproduce, train, train_diffusion):
     cli.add_command(command)
 
 

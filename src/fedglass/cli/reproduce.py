@@ -15,7 +15,7 @@ from fedglass.cli.audit import cores, warm_up
 from fedglass.cli.output import Output, answering
 from fedglass.cli.published import say_comparison, say_known
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.reproduce.request import Request
+from fedglass.reproduce.request import REDUCED, Request
 from fedglass.reproduce.tables import Figure, Table, choose_rows, figure, table
 
 if TYPE_CHECKING:
@@ -61,7 +61,14 @@ CLIENTS = 3
     "--restarts", type=click.IntRange(1), default=1, show_default=True, help="Of each attack, if its paper restarts."
 )
 @click.option(
-    "--size", type=click.Choice(["96", "224"]), default="96", show_default=True, help="Of photographs, 224 in papers."
+    "--size",
+    type=click.Choice(["32", "64", "96", "128", "224"]),
+    help="Of photographs, 224 or 128 in papers.  [default: 96, or the table's own]",
+)
+@click.option(
+    "--images",
+    type=click.IntRange(1),
+    help="Of each client, 16 with the curious client; its other sizes in proportion.  [default: the table's own]",
 )
 @click.option(
     "--weights", multiple=True, help="Trained networks that rows start from, such as transfer=FILE or 50=FILE."
@@ -82,7 +89,8 @@ def reproduce(
     own_labels: bool,
     iterations: int | None,
     restarts: int,
-    size: str,
+    size: str | None,
+    images: int | None,
     weights: tuple[str, ...],
     seed: int,
     place: Path,
@@ -111,7 +119,15 @@ def reproduce(
         raise UsageError(f"clients must be at least 1, got {clients}.")
     asked = figure(name)
     printed = table(asked.table)
-    request = Request(iterations or printed.default.get("iterations"), restarts, int(size), named(weights), own_labels)
+    side = printed.default.get("side", REDUCED) if size is None else int(size)
+    request = Request(
+        iterations or printed.default.get("iterations"),
+        restarts,
+        side,
+        named(weights),
+        images or printed.default.get("images"),
+        own_labels,
+    )
     chosen = rows or (",".join(map(str, asked.rows)),) * bool(asked.rows)
     wanted = [m.strip() for given in methods for m in given.split(",")] or list(asked.methods)
     if not dry_run:
@@ -155,8 +171,8 @@ def named(weights: Sequence[str]) -> dict[str, str]:
     """
     pairs = [given.partition("=")[::2] for given in weights]
     for given, (name, path) in zip(weights, pairs, strict=True):
-        if not name or not Path(path).is_file():
-            raise UsageError(f"--weights must be NAME=FILE with a file that exists, got {given!r}.")
+        if not name or not path or not Path(path).exists():
+            raise UsageError(f"--weights must be NAME=FILE with a file or folder that exists, got {given!r}.")
     return dict(pairs)
 
 

@@ -61,7 +61,8 @@ def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: 
         memory = "-" if line.peak_mib is None else f"{line.peak_mib:.0f}"
         grid.add_row(*line.setting, line.method, *numbers, runs, time, memory)
     out.print(grid)
-    out.print(Text(f"Measured: mean {spread_in_words(of, cells)}. Paper: {of.clients} clients."), soft_wrap=True)
+    paper = f" Paper: {of.clients} clients." if of.clients else ""
+    out.print(Text(f"Measured: mean {spread_in_words(of, cells)}.{paper}"), soft_wrap=True)
     for note in remarks(of, cells, records):
         out.print(Text(note, style="dim"), soft_wrap=True)
 
@@ -121,7 +122,8 @@ def measures_in_words(record: Record) -> str:
     if record.status == "failed":
         return f"failed ({record.error})"
     known = measures_of(record)
-    names = ("psnr", "recovered", "ssim", "lsim", "label_errors")
+    names = ("psnr", "recovered", "ssim", "lsim", "label_errors", "rate", "images", "found")
     told = [f"{name} {known[name]:.3g}" for name in names if name in known]
-    told += [f"{name} {known[name]:.3f}" for name in ("min_share", "cosine_before", "cosine_best") if name in known]
+    shares = ("lpips", "min_share", "cosine_before", "cosine_best", "expectation", "distance", "constant")
+    told += [f"{name} {known[name]:.3f}" for name in shares if name in known]
     return f"{', '.join(told)}, {record.seconds:.0f} s"

@@ -64,6 +64,8 @@ knows_training = true      # learning rate, epochs and batch size
 knows_labels = false       # ORACLE: the true labels; a real adversary has to recover them
 # knows_batch_labels = false
 # knows_steps = false      # the number of local steps alone
+# knows_lr = true          # if false, the learning rate is withheld; curious_client_search looks for it
+# knows_examples = true    # if false, so is the number of examples behind the message
 # public = "npz:such.npz"  # such data that it has, for blind guesses; left out: what no client has of [federation]'s
 
 # ---- What protects the clients: `fedglass list defences` --------------------------------------------------------
@@ -82,6 +84,8 @@ tv = 0.01
 name = "idlg"
 iterations = 60
 # label = "idlg, short"    # its name in the report
+# refine = { name = "ddrm", model = "glyphs", factor = 2 }  # `fedglass list refinements`; the model may be a folder of
+#                          # yours, made by `fedglass train diffusion`
 
 # ---- Where the limit lies ---------------------------------------------------------------------------------------
 [metrics]
@@ -143,4 +147,36 @@ iterations = 40
 [gate]
 metric = "psnr"
 threshold = 20.0
+"""
+
+PEER_DEMO = """\
+# The second plan of `fedglass demo`: a client reads its peers.
+title = "Demo: a client reads its peers"
+seed = 0
+effort = "quick"
+
+[[federation]]
+name = "four clients, one character each"
+data = "glyphs"
+clients = 4
+examples = 1
+model = "lenet_tanh"
+training = { lr = 0.05, epochs = 2 }
+
+[[federation]]
+name = "three clients, two characters each"
+data = "glyphs"
+clients = 3
+examples = 2
+model = "lenet_tanh"
+training = { lr = 0.05, epochs = 2 }
+
+[adversary]
+view = "peer"
+client = 0
+
+[[attacks]]
+name = "curious_client"
+iterations = 150
+refine = { name = "ddrm", model = "glyphs", factor = 2 }
 """

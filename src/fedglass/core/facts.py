@@ -31,11 +31,17 @@ class Fact(enum.Enum):
     """ORACLE: the true labels of each local batch."""
     OWN = "own"
     """The adversary's own examples and update, which are a part of the message."""
+    OWN_SHARE = "own_share"
+    """What the adversary's own update weighs in the message."""
+    EXAMPLES = "examples"
+    """How many examples stand behind the message."""
+    GROUPS = "groups"
+    """ORACLE: which of the true labels belong to which client."""
 
     @property
     def oracle(self) -> bool:
         """Whether no real adversary has it."""
-        return self in (Fact.LABELS, Fact.BATCH_LABELS)
+        return self in (Fact.LABELS, Fact.BATCH_LABELS, Fact.GROUPS)
 
     @property
     def words(self) -> str:
@@ -91,6 +97,18 @@ _WORDS = {
     Fact.OWN: (
         "the adversary's own examples and update",
         'set adversary.view = "peer"',
+    ),
+    Fact.OWN_SHARE: (
+        "what the adversary's own update weighs in the message",
+        'set adversary.view = "peer" and adversary.knows_examples = true, with the rule "mean"',
+    ),
+    Fact.EXAMPLES: (
+        "the number of examples behind the message",
+        "set adversary.knows_examples = true, or search for it with curious_client_search",
+    ),
+    Fact.GROUPS: (
+        "the true labels of each client",
+        "set adversary.knows_labels and adversary.knows_examples = true, or attack with curious_client",
     ),
 }
 

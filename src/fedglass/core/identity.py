@@ -23,6 +23,8 @@ from fedglass.core.params import Params
 
 _NUMBERS = (bool, int, float, complex)
 _TEXTS = (str, bytes)
+LATER = {"later": True}
+"""Metadata of a field that a class was given later: at its default it is left out of names, so that older ones hold."""
 _BOOKKEEPING = frozenset(vars(nn.Module()))
 """What every module carries: its parameters and children, which are named otherwise, hooks, and the mode it is in."""
 
@@ -143,7 +145,11 @@ def _dataclass(value: object, what: str) -> str:
     name = _named(kind, what)
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # typeshed leaves it out
         raise _refusal(what, f"of type {kind.__name__}, which can change")
-    counted = [field.name for field in fields(value) if field.compare]  # type: ignore[arg-type]  # checked by the caller
+    counted = [
+        field.name
+        for field in fields(value)  # type: ignore[arg-type]  # checked by the caller
+        if field.compare and not (field.metadata.get("later") and getattr(value, field.name) == field.default)
+    ]
     texts = [f"{each}={identity_text(getattr(value, each), f'{what}: {kind.__name__}.{each}')}" for each in counted]
     return f"{name}({', '.join(texts)})"
 

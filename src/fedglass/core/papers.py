@@ -9,3 +9,7 @@ DLFA = (
     "https://openreview.net/forum?id=e7A0B99zJf"
 )
 SME = "Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, https://arxiv.org/abs/2306.00127"
+CURIOUS_CLIENT = (
+    "Anonymous authors: Federated Learning Nodes Can Reconstruct Peers' Image Data, under review, 2025, "
+    "https://anonymous.4open.science/r/curiousclient-5B6F"
+)

@@ -44,6 +44,8 @@ class Kind:
     one_is_enough: bool = False
     """Whether one of the methods makes it such a part."""
     error: type[UsageError] = UsageError
+    in_plans: bool = True
+    """Whether plans name such parts; networks of diffusion models are named by their own folders."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -56,6 +58,9 @@ KINDS: Mapping[str, Kind] = {
     "datasets": Kind("dataset", "fedglass.data", error=DataError),
     "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
     "metrics": Kind("metric", "fedglass.metrics"),
+    "refinements": Kind("refinement", "fedglass.attack.refine", ("refine",)),
+    "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
+    "autoencoders": Kind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
 }
 
 

@@ -173,6 +173,8 @@ class Knowledge:
     """ORACLE: the true labels, in no particular order.  # (n,)"""
     batch_labels: tuple[tuple[int, ...], ...] | None = None
     """ORACLE: the true labels of each local batch, one tuple per local step."""
+    counted: bool = True
+    """Whether `examples` is the number behind the message; if not, only the least that it can be."""
 
     @property
     def facts(self) -> frozenset[Fact]:
@@ -187,6 +189,8 @@ class Knowledge:
             Fact.EQUAL_CLIENTS: len(set(sizes)) == 1,
             Fact.LABELS: self.labels is not None,
             Fact.BATCH_LABELS: training and self.batch_labels is not None,
+            Fact.EXAMPLES: self.counted,
+            Fact.GROUPS: self.labels is not None and self.sizes is not None,
         }
         return frozenset(fact for fact, is_known in known.items() if is_known)
 
@@ -218,6 +222,8 @@ class Own:
     images: Tensor  # (n, c, h, w), pixels before whitening
     labels: Tensor  # (n,)
     update: Update
+    share: float | None = None
+    """What the update weighs in the message: 0 where it did not get through, None where that is not known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +242,9 @@ class Observation:
     @property
     def facts(self) -> frozenset[Fact]:
         """What is known beside the message, the adversary's own contribution included."""
-        return self.knows.facts | (frozenset() if self.own is None else frozenset({Fact.OWN}))
+        if self.own is None or self.own.share == 0:
+            return self.knows.facts
+        return self.knows.facts | {Fact.OWN} | (set() if self.own.share is None else {Fact.OWN_SHARE})
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,6 +272,37 @@ class Unknown:
     """An operator's own unknown has one, under which a reconstruction tells where it ended."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A guess about what the adversary does not know, and how well its own images came back under it."""
+
+    lr: float
+    examples: int
+    error: float
+    """Mean squared error of the adversary's own images, each beside what shows it best."""
+    seconds: float
+    """What the trial took."""
+
+
+@dataclass(frozen=True, eq=False)
+class Film:
+    """Pictures on the way of a refinement, for whoever wants to look what became of the raw ones."""
+
+    epochs: tuple[int, ...]
+    frames: Tensor  # (epochs, n, c, h, w), pixels before whitening
+    chosen: tuple[int, ...]
+    """The epoch at which each image was taken; where that was before, its frame shows the image as taken."""
+
+    def caption(self, image: int) -> str:
+        """What is seen of an image, in words."""
+        return f"epochs {', '.join(map(str, self.epochs))} of the refinement; epoch {self.chosen[image]} was taken"
+
+    def beside(self, still: Tensor) -> Film:
+        """The film, followed by images that nothing was done to.  # (m, c, h, w)"""
+        frames = torch.cat([self.frames, still.expand(len(self.frames), *still.shape)], dim=1)
+        return Film(self.epochs, frames, (*self.chosen, *[self.epochs[0]] * len(still)))
+
+
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
     """What an attack returns."""
@@ -280,7 +319,11 @@ class Reconstruction:
     """Where the operator's own unknowns ended, such as SME's alpha."""
     supposed: Training | None = None
     """The clients' training that the attack found to fit, where it had to guess."""
+    tried: tuple[Trial, ...] = ()
+    """The guesses that were compared, where the attack had to search for what it does not know."""
     raw: Tensor | None = None
     """The images before they were refined; None where nothing was.  # (n, c, h, w)"""
     energy_refined: float | None = None
     """That of the refined images: one that no longer explains the message is imagination."""
+    film: Film | None = None
+    """How the refined images came about, where a refinement shows it."""

@@ -43,6 +43,8 @@ class Reconstructed:
     """The true classes in words or digits."""
     raw: Array | None = None  # (n, c, h, w): as `shown`, before the images were refined; None where nothing was
     found_raw: Array | None = None  # (m, c, h, w): as `found`, before the images were refined
+    film: Array | None = None  # (epochs, n, c, h, w): `shown` on the way of its refinement
+    film_captions: tuple[str, ...] = ()
 
     def save(self, directory: Path, record: Record) -> Record:
         tensors = {"images": self.found, "labels": self.found_labels, "raw": self.found_raw}
@@ -51,15 +53,19 @@ class Reconstructed:
         shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
         before = [] if self.raw is None else list(self.raw)
         raw = [store_picture(directory, f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
+        frames = [] if self.film is None else list(self.film.swapaxes(0, 1))  # (epochs, c, h, w) each
+        films = [store_picture(directory, f"{record.key}_{i}_film.png", strip(each)) for i, each in enumerate(frames)]
         if self.originals is None:
-            paths = {"pictures": shown, "pictures_raw": raw} if raw else {"pictures": shown}
-            return record.model_copy(update={"extra": {**record.extra, **paths}})
+            told = {"pictures": shown, "pictures_raw": raw, "films": films, "film_captions": list(self.film_captions)}
+            return record.model_copy(update={"extra": {**record.extra, **{k: v for k, v in told.items() if v}}})
         scores = {name: record.metrics.get(name, []) for name in ("psnr", "ssim")}
         pictures = [
             Picture(
                 original=_original(directory, original),
                 reconstruction=shown[i],
                 raw=raw[i] if raw else None,
+                film=films[i] if films else None,
+                film_caption=self.film_captions[i] if films else "",
                 label=self.labels[i],
                 psnr=scores["psnr"][i] if scores["psnr"] else None,
                 ssim=scores["ssim"][i] if scores["ssim"] else None,

@@ -61,8 +61,11 @@ class Picture(_Frozen):
     """The true class in words or digits, where there is one."""
     raw: str | None = None
     """The reconstruction before it was refined, where it was."""
+    film: str | None = None
+    """Pictures on the way of the refinement, side by side, where it shows them."""
+    film_caption: str = ""
 
-    @field_validator("original", "reconstruction", "raw")
+    @field_validator("original", "reconstruction", "raw", "film")
     @classmethod
     def _inside(cls, value: str | None) -> str | None:
         if value is None:
@@ -97,6 +100,10 @@ class Record(_Frozen):
     """Per image, after matching."""
     metrics_raw: dict[str, list[float | None]] = Field(default_factory=dict)
     """The same before the images were refined, matched on their own; empty where nothing was refined."""
+    controls: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
+    """Of images that a learned model refined: what its controls reach, by name, metric and image."""
+    identity_kept: list[bool] = Field(default_factory=list)
+    """Per image, whether the refined one is still nearest to the true image that the raw one was nearest to."""
     skipped_metrics: dict[str, str] = Field(default_factory=dict)
     """Metric -> why it was left out."""
     labels_true: list[int] = Field(default_factory=list)

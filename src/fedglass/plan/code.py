@@ -66,9 +66,9 @@ def code_of_adversary(table: AdversaryTable) -> list[Code]:
 
 
 def code_of_attack(table: AttackTable) -> list[Code]:
-    """That of an attack and of its way to labels."""
+    """That of an attack, of its way to labels and of its refinements."""
     labels = [] if table.labels is None else code_named("labels", table.labels)
-    return [*_code("attacks", [table]), *labels]
+    return [*_code("attacks", [table]), *labels, *_code("refinements", table.refine)]
 
 
 def code_named(kind: str, text: str) -> Iterator[Code]:

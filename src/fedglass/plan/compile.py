@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.hypotheses import AnyAttack, refined_by
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.needs import needs_of, uses_of
+from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Job
 from fedglass.audit.looks import Effort
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
-from fedglass.core.registry import factory, takes
+from fedglass.core.registry import factory, make, takes
+from fedglass.diffusion.stored import located_model
 from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric, why_not
 from fedglass.plan.defences import defences_of
 from fedglass.plan.federation import simulated
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
-from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, read_plan
+from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
 from fedglass.recipes.catalogue import recipe
 
 
@@ -35,7 +37,7 @@ def read_job(path: Path) -> Job:
 def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     """Load the data, build the models and compose the attacks of a plan."""
     # Names are cheap to check and often wrong: they come before the data.
-    attacks = {a.label or a.name: attack_of(a, plan.adversary) for a in plan.attacks}
+    attacks = {a.label or a.name: attack_of(a, plan.adversary, folder) for a in plan.attacks}
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
@@ -53,11 +55,27 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     return job
 
 
-def attack_of(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
+def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
+    """The attack with its options and refinements, whose models lie in folders beside the plan."""
+    attack = _composed(table, adversary)
+    parts = tuple(_refinement(each, folder) for each in table.refine)
+    return refined_by(attack, parts) if parts else attack
+
+
+def _refinement(table: RefineTable, folder: Path) -> Refine:
+    """The refinement with its options; the path of a model is relative to the plan."""
+    options = checked_options(f"refine {table.name!r}", factory("refinements", table.name), table.options)
+    if isinstance(model := options.get("model"), str):
+        options["model"] = located_model(model, folder)
+    part: Refine = make("refinements", table.name, **options)
+    return part
+
+
+def _composed(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
     """The attack with its options; oracle labels where the adversary knows them and the recipe can use them."""
-    make, where = factory("attacks", table.name), f"attack {table.name!r}"
-    options = checked_options(where, make, table.options)
-    takes_labels = takes(make, "labels")
+    makes, where = factory("attacks", table.name), f"attack {table.name!r}"
+    options = checked_options(where, makes, table.options)
+    takes_labels = takes(makes, "labels")
     if table.labels is not None:
         if not takes_labels:
             raise UsageError(f"{where}: labels can not be chosen, the recipe has its own: leave labels out.")

@@ -97,6 +97,8 @@ def knows_of(adversary: AdversaryTable) -> Knows:
         steps=adversary.knows_steps,
         labels=adversary.knows_labels,
         batch_labels=adversary.knows_batch_labels,
+        lr=adversary.knows_lr,
+        examples=adversary.knows_examples,
     )
 
 

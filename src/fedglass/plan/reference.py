@@ -22,7 +22,11 @@ def _accepting_tables(schema: dict[str, Any]) -> dict[str, Any]:
     """`[federation]` and its like may be written as one table in place of a list of one."""
     tables = schema["$defs"]
     places = [(schema, key) for key in ("federation", "recording", "defences", "attacks")]
-    places += [(tables["GroupTable"], "behaviour"), (tables["FederationTable"], "group")]
+    places += [
+        (tables["AttackTable"], "refine"),
+        (tables["GroupTable"], "behaviour"),
+        (tables["FederationTable"], "group"),
+    ]
     for table, key in places:
         found = table["properties"][key]
         kept = {name: found.pop(name) for name in list(found) if name not in ("description", "default", "title")}

@@ -51,6 +51,10 @@ class AdversaryTable(Table):
     """ORACLE: the true labels."""
     knows_batch_labels: bool = False
     """ORACLE: the true labels of each local batch."""
+    knows_lr: bool = True
+    """The learning rate, where the training or the number of steps is known; else it can be searched for."""
+    knows_examples: bool = True
+    """How many examples stand behind the message, and of how many clients; else it can be searched for."""
     public: Name | None = None
     """Such data that it has, for blind guesses and decoys: as `federation.data`; else what no client has of these."""
 
@@ -62,6 +66,10 @@ class AdversaryTable(Table):
         return rounds * (clients if isinstance(self.client, str) else len(set(self.client)))
 
 
+class RefineTable(Named):
+    """A refinement of found images: `fedglass list refinements`; keys beside its name are its options."""
+
+
 class AttackTable(Named):
     """A published attack; keys that are not named here are options of its recipe."""
 
@@ -69,6 +77,13 @@ class AttackTable(Named):
     """Its name in the report."""
     labels: Name | None = None
     """How labels are found: `fedglass list labels`; the recipe's own way where it is left out."""
+    refine: Annotated[list[RefineTable], Field(max_length=10)] = []
+    """What is done to the images that it finds, one after another, after what the recipe does itself."""
+
+    @field_validator("refine", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return listed(value)
 
 
 class MetricsTable(Table):

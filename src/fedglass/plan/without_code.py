@@ -39,7 +39,7 @@ def check_without_code(plan: Plan, folder: Path) -> Checked:
     """Check names, options, files, data and whatever else needs no code of others; refuse what is wrong with them."""
     with no_code():
         attacks = {
-            table.label or table.name: attack_of(table, plan.adversary)
+            table.label or table.name: attack_of(table, plan.adversary, folder)
             for table in plan.attacks
             if not code_of_attack(table)
         }

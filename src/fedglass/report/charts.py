@@ -97,20 +97,28 @@ def energy_chart(
     return _svg(title, parts, bottom + 38)
 
 
-def trade_off(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_title: str, y_title: str) -> Markup:
-    """One quantity against another, the points of a series joined from left to right.
+def trade_off(
+    title: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    x_title: str,
+    y_title: str,
+    *,
+    log: bool = False,
+) -> Markup:
+    """One quantity against another, the points of a series joined from left to right; with `log` both logarithmic.
 
     A single series is named at its line; several have a key below, where their names can not hide each other.
     """
     top, bottom, left = 22, 190, 46
     everything = [point for points in series.values() for point in points]
-    x = _linear([p[0] for p in everything], left, WIDTH - EDGE)
-    y = _linear([p[1] for p in everything], bottom, top)
+    scaled = _logarithmic if log else _linear
+    x = scaled([p[0] for p in everything], left, WIDTH - EDGE)
+    y = scaled([p[1] for p in everything], bottom, top)
     parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, left), *_x_axis(x, [(top, bottom)], bottom)]
     for number, (label, points) in enumerate(series.items()):
         places = [(x.at(a), y.at(b)) for a, b in sorted(points)]
         joined = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-        parts.append(f'<polyline class="curve c{number % 4}" points="{joined}"/>')
+        parts.append(f'<polyline class="curve {_colour(number)}" points="{joined}"/>')
         parts += [f'<circle class="dot c{number % 4}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in places]
         if len(series) == 1:
             # At the higher end, where the line runs away below the text.
@@ -132,12 +140,21 @@ def line_chart(title: str, values: Sequence[float], last: float, x_title: str, r
     return _svg(title, [*_y_grid(y, left), *_x_axis(x, [(top, bottom)], bottom), curve, named], bottom + 38)
 
 
+def _colour(number: int) -> str:
+    """The classes of a series' line: four colours, then the same ones dashed.
+
+    >>> _colour(1), _colour(5)
+    ('c1', 'c1 again')
+    """
+    return f"c{number % 4}" + (" again" if number >= 4 else "")
+
+
 def _key(names: Sequence[str], left: float, top: float) -> list[str]:
     """A piece of each series' line and its name, one below the other."""
     parts = []
     for number, name in enumerate(names):
         y = top + KEY * number
-        parts.append(_line(f"curve c{number % 4}", left, y - 4, left + 12, y - 4))
+        parts.append(_line(f"curve {_colour(number)}", left, y - 4, left + 12, y - 4))
         parts.append(_text("name", left + 18, y, _clip(name, 44), "start", full=name))
     return parts
 
@@ -186,6 +203,13 @@ def _linear(values: Sequence[float], start: float, end: float) -> Axis:
     low, high = min(values), max(values)
     margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
     return Axis(low - margin, high + margin, start, end)
+
+
+def _logarithmic(values: Sequence[float], start: float, end: float) -> Axis:
+    """Of positive values."""
+    low, high = min(values), max(values)
+    margin = max((high / low) ** 0.08, 1.1)
+    return Axis(low / margin, high * margin, start, end, log=True)
 
 
 def _steps(low: float, high: float) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from fedglass.verdict.images import ImageScores
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
 
 WORST = 12
+FILM = "the way of the refinement"
 TITLES = {
     "leak": "Leak found",
     "clear": "No leak found",
@@ -153,10 +154,18 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
         scores=[f"{scales[name].title} {scores[name]}" for name in first],
-        lines=[*([f"raw: {', '.join(raw)}"] if case.scores_raw else []), *_guess(case, gate), *lines, *label],
+        lines=[
+            *([f"raw: {', '.join(raw)}"] if case.scores_raw else []),
+            *([f"judged: {case.judged}"] if case.judged else []),
+            *_guess(case, gate),
+            *lines,
+            *label,
+        ],
         leaked=case.recovered,
         near=case.near,
         raw=None if picture.raw is None else album.inline(picture.raw, f"raw reconstruction by {case.attack}"),
+        film=None if picture.film is None else album.inline(picture.film, FILM),
+        film_caption=picture.film_caption,
     )
 
 
@@ -218,13 +227,16 @@ def _found(records: Sequence[Record], album: Album, names: Names) -> tuple[list[
 
 def _unscored(record: Record, album: Album, lines: Sequence[str] = (), most: int | None = None) -> list[Pair]:
     """The reconstructions of a record whose true images nobody gave; `lines` say whose they are."""
-    raw = _unscored_paths(record, "pictures_raw")
+    raw, films = _unscored_paths(record, "pictures_raw"), _unscored_paths(record, "films")
+    captions = _unscored_paths(record, "film_captions")
     return [
         Pair(
             original=None,
             reconstruction=album.inline(path, f"reconstruction by {record.attack}"),
             lines=[*lines, f"image {i}", *(f"recovered label {n}" for n in record.labels_recovered[i : i + 1])],
             raw=album.inline(raw[i], f"raw reconstruction by {record.attack}") if i < len(raw) else None,
+            film=album.inline(films[i], FILM) if i < len(films) else None,
+            film_caption=captions[i] if i < len(captions) else "",
         )
         for i, path in enumerate(_unscored_paths(record)[:most])
     ]
@@ -233,6 +245,12 @@ def _unscored(record: Record, album: Album, lines: Sequence[str] = (), most: int
 def _unscored_paths(record: Record, kind: str = "pictures") -> list[str]:
     paths = record.extra.get(kind)
     return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
+
+
+def _means(figures: Mapping[str, Sequence[float | None]]) -> str:
+    """The mean of each metric over the images that have it."""
+    known = {name: [value for value in values if value is not None] for name, values in figures.items()}
+    return ", ".join(f"{name} {sum(values) / len(values):.3g}" for name, values in known.items() if values)
 
 
 def _record_facts(record: Record) -> Table:
@@ -252,6 +270,10 @@ def _record_facts(record: Record) -> Table:
     said = {"absence of leakage": absence, "declared training": record.replay}
     rows += [[name, words] for name, words in said.items() if words and record.status == "done"]
     rows += [["looked again", look] for look in record.looks]
+    rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
+    if record.identity_kept:
+        kept = f"{sum(record.identity_kept)} of {len(record.identity_kept)} refined images"
+        rows.append(["still nearest to the same true image", kept])
     rows.insert(0, ["seen", record.view])
     return Table(["", ""], rows)
 

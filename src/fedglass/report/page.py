@@ -49,6 +49,9 @@ class Pair:
     """Not recovered by the gate's rule, but partly recognisable."""
     raw: Inlined | None = None
     """The reconstruction before it was refined, where it was."""
+    film: Inlined | None = None
+    """Pictures on the way of the refinement, side by side."""
+    film_caption: str = ""
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from fedglass.audit.cases import Case
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
-from fedglass.reproduce.experiment import Experiment
+from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.populations import Population
 from fedglass.reproduce.request import Request
@@ -108,10 +108,7 @@ def _population(experiment: Experiment, populations: Mapping[str, Population]) -
 def _check_data(experiments: Iterable[Experiment], clients: int, populations: Mapping[str, Population]) -> None:
     """Refuse before anything runs what the clients' data do not suffice for."""
     for setup in (experiment.setup for experiment in experiments):
-        population = populations[setup.data]
-        population.check(clients * setup.clients, setup.examples, setup.clients)
-        if setup.warm_up is not None:
-            population.check(1, setup.warm_up.examples)
+        setup.check(populations[setup.data], clients)
 
 
 def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str, Experiment]:
@@ -142,15 +139,21 @@ def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: 
     return list(dict.fromkeys(made))
 
 
+def _view_in_words(setup: Setup) -> str:
+    if setup.sizes:
+        return f"one of {setup.clients} clients sees the global models before and after the round, and its own examples"
+    many = setup.clients > 1
+    return f"the server sees the mean update of {setup.clients} clients" if many else "the server sees one update"
+
+
 def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
     experiment, setup, population = trial.experiment, trial.experiment.setup, trial.population
     facts = identity_text(experiment, "The experiment"), population.identity, str(trial.client), str(trial.seed)
     title = f"{of.name} row {row.number}, {known_methods(of)[method]}, client {trial.client}"
-    many = setup.clients > 1
     known = {
         "attack": method,
         "attack_repr": repr(experiment.probe),
-        "view": f"the server sees the mean update of {setup.clients} clients" if many else "the server sees one update",
+        "view": _view_in_words(setup),
         "round": 1 if setup.warm_up is None else setup.warm_up.rounds + 1,
         "client": str(trial.client),
         "repeat": 0,

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedglass.ledger.records import Record
 from fedglass.reproduce.cases import Cell, TrialCase
-from fedglass.reproduce.curves import Curve
+from fedglass.reproduce.curves import Curve, Lines
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table
 
@@ -54,6 +54,12 @@ def curves_of(record: Record) -> list[Curve]:
     """What was measured along an axis in one case."""
     found: Any = record.extra.get("curves", [])
     return [Curve(**each) for each in found]
+
+
+def lines_of(record: Record) -> list[Lines]:
+    """What was measured over one quantity and is drawn on logarithmic axes."""
+    found: Any = record.extra.get("lines", [])
+    return [Lines(**each) for each in found]
 
 
 def strips_of(record: Record) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -16,6 +16,15 @@ class Curve:
     axis: str
     last: float
     values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Points on logarithmic axes, by the name of the line that joins them."""
+
+    title: str
+    axis: str
+    points: Mapping[str, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)

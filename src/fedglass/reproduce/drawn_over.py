@@ -1,4 +1,4 @@
-"""PSNR and SSIM drawn over the field of the setting that changes from row to row."""
+"""LPIPS, PSNR and SSIM drawn over the field of the setting that changes from row to row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedglass.reproduce.compare import by_client, shown
 from fedglass.reproduce.curves import Chart
 from fedglass.reproduce.tables import Table
 
-DRAWN = {"psnr": ("PSNR", "dB"), "ssim": ("SSIM", "")}
+DRAWN = {"psnr": ("PSNR", "dB"), "ssim": ("SSIM", ""), "lpips": ("LPIPS", "")}
 UNDEFENDED = "none"
 Points = dict[str, list[tuple[float, float]]]
 

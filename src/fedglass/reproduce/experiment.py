@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fedglass.core.identity import LATER
 from fedglass.core.types import Training
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Release
 from fedglass.models.init import Initialisation, PyTorchDefault
+from fedglass.reproduce.populations import Population
 from fedglass.reproduce.probes.probe import PublishedProbe
-from fedglass.rounds.views.view import Knows
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows, View
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,29 @@ class Setup:
     release: Release = field(default_factory=AsIs)
     """What a client does to the update before it leaves: where the others are."""
     warm_up: WarmUp | None = None
+    sizes: tuple[int, ...] = field(default=(), metadata=LATER)
+    """The examples of each client of a round that one of them, the first, looks at; they share no image. Empty where
+    the server looks. `round_of` fills in `examples` and `clients` after it."""
+
+    def view(self) -> View:
+        """Who looks at the message."""
+        if self.sizes:
+            return PeerView(client=0)
+        return ServerView() if self.clients == 1 else AggregateView()
+
+    def check(self, population: Population, messages: int) -> None:
+        """Refuse before anything runs what the data do not suffice for."""
+        if self.sizes:
+            population.check(1, sum(self.sizes))
+            return
+        population.check(messages * self.clients, self.examples, self.clients)
+        if self.warm_up is not None:
+            population.check(1, self.warm_up.examples)
+
+
+def round_of(data: str, network: str, training: Training, sizes: tuple[int, ...]) -> Setup:
+    """A round of clients of these sizes as one of them sees it: two global models, and what it has put in itself."""
+    return Setup(data, network, training, round(sum(sizes) / len(sizes)), clients=len(sizes), sizes=sizes)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.populations import KINDS, Population
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.server import ServerView
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,8 @@ class Message:
     def target(self) -> Target:
         setup, supposed, network = self.experiment.setup, self.experiment.supposed, self.network
         model = network_of(setup, self.seed, None if network is None else network.path)
-        view = ServerView() if setup.clients == 1 else AggregateView()
         federation = federation_of(setup, model, self.clients, self.seed)
-        (found,) = Simulated(federation, views=(view,), knows=self.experiment.knows).targets(silent)
+        (found,) = Simulated(federation, views=(setup.view(),), knows=self.experiment.knows).targets(silent)
         target = found.target()
         seen = target.observation
         return replace(
@@ -57,8 +54,11 @@ class Message:
 
 def members(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
     """The clients behind the message at that position: one, or as many as are averaged in it."""
-    first = index * setup.clients
-    drawn = [population.client(first + i, setup.examples) for i in range(setup.clients)]
+    if setup.sizes:
+        drawn = population.apart(index, setup.sizes)
+    else:
+        first = index * setup.clients
+        drawn = [population.client(first + i, setup.examples) for i in range(setup.clients)]
     return tuple(Client(name, images, labels, setup.gradient, setup.release) for name, images, labels in drawn)
 
 

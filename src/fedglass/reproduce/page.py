@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fedglass.ledger.records import Record
-from fedglass.report.charts import line_chart
+from fedglass.report.charts import line_chart, trade_off
 from fedglass.report.page import Cell as TableCell
 from fedglass.report.page import Table as PageTable
 from fedglass.report.page import render, write_page
 from fedglass.report.pictures import Album, Inlined
 from fedglass.reproduce.cases import Cell, TrialCase
-from fedglass.reproduce.compare import Line, curves_of, lines, measures_of, shown, spread_in_words, strips_of
+from fedglass.reproduce.compare import Line, curves_of, lines, lines_of, measures_of, shown, spread_in_words, strips_of
 from fedglass.reproduce.curves import Chart
 from fedglass.reproduce.drawn_over import charts_over
 from fedglass.reproduce.estimate import duration
@@ -156,6 +156,9 @@ def _charts(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> 
         for curve in [] if record is None else curves_of(record):
             svg = line_chart(curve.title, curve.values, curve.last, curve.axis, SHARES)
             found.append(Chart(curve.title, svg, _setting(of, cell)))
+        for drawn in [] if record is None else lines_of(record):
+            svg = trade_off(drawn.title, drawn.points, drawn.axis, drawn.title, log=True)
+            found.append(Chart(f"{drawn.title} over {drawn.axis}", svg, _setting(of, cell)))
     return found
 
 

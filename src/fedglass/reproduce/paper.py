@@ -38,13 +38,20 @@ class Method:
         return found
 
 
+@dataclass(frozen=True)
+class Yardstick:
+    """What stands beside the methods of a table without being an attack, such as a blind guess."""
+
+    title: str
+
+
 @dataclass(frozen=True, eq=False)
 class Recreation:
     """How a table is run."""
 
     experiment: Callable[[Row, str, Request], Experiment]
     """From a row, a method and what was asked."""
-    beside: Mapping[str, Method] = field(default_factory=dict)
+    beside: Mapping[str, Method | Yardstick] = field(default_factory=dict)
     """Methods that the table does not print but can be compared with."""
 
 
@@ -78,6 +85,8 @@ class Paper:
     tables: Mapping[str, Recreation]
     compared: Mapping[str, Callable[[Table], Comparison]] = field(default_factory=dict)
     network: Callable[[Setting], Trained | None] = untrained
+    sides: Sequence[int] = ()
+    """Sizes that its pictures can be brought to, where they can."""
     restarts: bool = False
     """Whether its attacks are restarted."""
     derived: Mapping[str, Callable[[Cell, Mapping[str, Record]], float | None]] = field(default_factory=dict)

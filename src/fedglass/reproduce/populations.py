@@ -19,7 +19,7 @@ from fedglass.data.catalogue import load
 from fedglass.data.dataset import Dataset
 from fedglass.data.photos import photos
 from fedglass.data.whitening import CIFAR10, CIFAR100, FEMNIST
-from fedglass.reproduce.request import PUBLISHED, REDUCED
+from fedglass.reproduce.request import CURIOUS_SIDES, PUBLISHED, REDUCED
 from fedglass.reproduce.samples import read_samples
 
 IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -58,6 +58,14 @@ def _photographs(side: int) -> dict[str, Kind]:
     return {f"celeba{mark}": faces, f"lc25000{mark}": tissue, f"imagenet{mark}": imagenet}
 
 
+def _unwhitened(side: int) -> dict[str, Kind]:
+    """The curious client's ImageNet, whose pixels it does not whiten; the many images of large rounds apart."""
+    shape, plain = (3, side, side), Whitening((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    few = Kind("ImageNet", shape, 1000, plain, "imagenet_samples", "ImageNet images", "photos", "listed", genuine=True)
+    many = Kind("ImageNet", shape, 1000, plain, "cifar10_10k.npz", "CIFAR-10 images, enlarged", "photos")
+    return {f"imagenet@{side}-plain": few, f"imagenet-many@{side}-plain": many}
+
+
 KINDS = {
     "femnist": Kind(
         "FEMNIST",
@@ -74,6 +82,7 @@ KINDS = {
     ),
     **_photographs(PUBLISHED),
     **_photographs(REDUCED),
+    **{name: kind for side in CURIOUS_SIDES for name, kind in _unwhitened(side).items()},
 }
 KIND_OF = {kind.title: name for name, kind in KINDS.items() if "@" not in name}
 
@@ -102,6 +111,14 @@ class Population:
         self.check(index + 1, examples)
         return _client(self, index, examples)
 
+    def apart(self, index: int, sizes: Sequence[int]) -> list[tuple[str, Tensor, Tensor]]:
+        """Name, images and labels of each client of one round, no image with two of them; shuffled for that round."""
+        self.check(1, sum(sizes))
+        data = self.dataset()
+        rows = torch.randperm(len(data), generator=stream(self.seed, "round", index))[: sum(sizes)]
+        parts = torch.split(rows, list(sizes))
+        return [(f"client {i} of round {index}", data.images[p], data.labels[p]) for i, p in enumerate(parts)]
+
     def check(self, clients: int, examples: int | None, together: int = 1) -> None:
         """Refuse what the data do not suffice for: `together` clients are behind each message.
 
@@ -124,7 +141,7 @@ class Population:
     def words(self) -> str:
         """What the images are, for every table that shows a number from them."""
         kind, data = KINDS[self.kind], self.dataset()
-        size = f", at {kind.shape[1]} x {kind.shape[2]} pixels" if kind.shape[1] > 32 else ""
+        size = f", at {kind.shape[1]} x {kind.shape[2]} pixels" if _sized(self.kind) else ""
         if not self.stand_in:
             return f"{kind.title}: {data.name}, {len(data)} images read from {self.source}{size}"
         images = {"glyphs": "drawn characters", "photos": "crops of the embedded photographs"}.get(self.source)
@@ -233,7 +250,9 @@ def _given(source: str, asked: Sequence[str]) -> tuple[str, str]:
 
 def _kind_of(source: str, asked: Sequence[str]) -> str:
     data = _read(source)
-    fitting = [name for name, kind in KINDS.items() if kind.shape == data.shape]
+    # What is not whitened differs in nothing that images show: it has to be asked for.
+    known = {name: kind for name, kind in KINDS.items() if name in asked or not name.endswith("-plain")}
+    fitting = [name for name, kind in known.items() if kind.shape == data.shape]
     if not fitting:
         raise DataError(
             f"--data {source}: its images have shape {data.shape}; expected {_in_words(asked)}. Photographs are "
@@ -253,7 +272,7 @@ def _read(source: str, split: str = "train", side: int | None = None) -> Dataset
 @functools.lru_cache(maxsize=8)
 def _loaded(population: Population) -> Dataset:
     kind = KINDS[population.kind]
-    side = kind.shape[1] if kind.shape[1] > 32 else None
+    side = kind.shape[1] if _sized(population.kind) else None
     if population.source == "photos" and side is None:
         data = _photo_crops()
     else:
@@ -265,6 +284,11 @@ def _loaded(population: Population) -> Dataset:
     if population.stand_in and not population.own_labels:
         data = data.relabelled(kind.classes, stream(population.seed, "labels", population.kind))
     return replace(data, whitening=kind.whitening, classes=kind.classes, class_names=None)
+
+
+def _sized(kind: str) -> bool:
+    """Whether the images are brought to their size here; those of the other data sets have one of their own."""
+    return KINDS[kind].shape[1] > 32 or "@" in kind
 
 
 def _photo_crops() -> Dataset:

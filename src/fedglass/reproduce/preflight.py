@@ -27,6 +27,9 @@ def refuse_options(of: Table, request: Request) -> None:
     """Restarts that the paper does not have, and names of trained networks that no row of the table takes."""
     if request.restarts != 1 and not paper_of(of).restarts:
         raise UsageError(f"--restarts {request.restarts}: the attacks of {of.name} are not restarted: leave it out.")
+    sides = paper_of(of).sides
+    if sides and request.side not in sides:
+        raise UsageError(f"--size {request.side}: the pictures of {of.name} are {' or '.join(map(str, sides))} wide.")
     known = network_names(of)
     for name in request.weights:
         if not known:

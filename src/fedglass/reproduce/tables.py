@@ -73,6 +73,7 @@ class Table:
     spread: str | None = None
     """What stands after ±: `standard error` or `standard deviation`."""
     clients: int = 100
+    """How many the paper averages over; 0 where it does not say."""
     notes: Sequence[str] = ()
     default: Mapping[str, int] = field(default_factory=dict)
     """Clients and iterations that fit about an hour on 2 cores, where the published numbers are beyond that."""
@@ -205,6 +206,6 @@ def _content(name: str) -> dict[str, Any]:
 
 
 def _order(name: str) -> tuple[str, str, int]:
-    """Tables before figures, and 2 before 10."""
-    paper, kind, number = re.fullmatch(r"(\w+)-(table|figure)(\d+)", name).groups()  # type: ignore[union-attr] # our names
-    return paper, {"table": "a", "figure": "b"}[kind], int(number)
+    """Tables before figures before what papers call otherwise, and 2 before 10."""
+    paper, kind, number = re.fullmatch(r"(\w+)-([a-z]+)(\d*)", name).groups()  # type: ignore[union-attr] # our names
+    return paper, {"table": "a", "figure": "b"}.get(kind, kind), int(number or 0)

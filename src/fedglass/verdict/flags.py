@@ -68,6 +68,8 @@ class Findings:
     otherwise: Sequence[bool] = ()
     """Image by image, whether it is shown in another contrast, mirrored or moved."""
     energy: float = math.nan
+    energy_refined: float | None = None
+    """Of the refined images, where some were refined."""
     energy_truth: float | None = None
     energy_decoys: Sequence[float] = ()
     """Energies of images that are as smooth as the true ones but show something else."""
@@ -157,7 +159,8 @@ class Findings:
     @property
     def doubtful(self) -> int:
         """How many are not recovered, of which it can not be said that they are not shown."""
-        return self.gate.partly(self.scores) + self.gate.guessed(self.scores) + self.altered
+        shown = self.gate.partly(self.scores) + self.gate.guessed(self.scores) + self.gate.imagined(self.scores)
+        return shown + self.altered
 
     @property
     def missed(self) -> list[Look]:
@@ -410,6 +413,33 @@ def _guessed(found: Findings) -> Flag | None:
     return Flag(name="no better than guessing", severity="serious", text=text)
 
 
+def _imagined(found: Findings) -> Flag | None:
+    imagined = found.gate.imagined(found.scores)
+    if found.update != "sound" or not imagined:
+        return None
+    text = (
+        f"{imagined} of the refined images lie beyond the gate's threshold, but fail a control: the same model does as "
+        "well from another image, or untrained, or the refined image shows something else than the raw one. They do "
+        "not count as recovered; the raw images do."
+    )
+    return Flag(name="refined image fails its controls", severity="serious", text=text)
+
+
+def _unexplained(found: Findings) -> Flag | None:
+    """A refined image is told from the raw one by the message: half of what that explains must be left."""
+    before, after, blind = found.energy, found.energy_refined, found.energy_blind
+    if after is None or not math.isfinite(before):
+        return None
+    limit = (before + blind) / 2 if blind is not None and blind > before else before + abs(before)
+    if math.isfinite(after) and after <= limit:
+        return None
+    text = (
+        f"The refined images no longer explain the message (energy {after:.3g}, of the raw ones {before:.3g}): what "
+        "they show beyond the raw images was made up by the refinement."
+    )
+    return Flag(name="refinement is imagination", severity="info", text=text)
+
+
 def _oracle(found: Findings) -> Flag | None:
     if not found.oracle:
         return None
@@ -454,6 +484,8 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _altered,
     _other_run_near,
     _guessed,
+    _imagined,
+    _unexplained,
     _oracle,
     _disagree,
     _unscored,

@@ -34,6 +34,8 @@ class Tally:
     recovered: int
     best: float
     oracle: bool
+    refined: int = 0
+    """How many of them only after their refinement, which passed its controls."""
 
     @property
     def share(self) -> float:
@@ -124,6 +126,10 @@ class Gate:
         """How many lie beyond the threshold where a guess without the message does as well."""
         return sum(scores.beyond(self.metric, self.scale, self.threshold)) - sum(self.hits(scores))
 
+    def imagined(self, scores: ImageScores) -> int:
+        """How many lie beyond the threshold only as a refinement drew them, which fails its controls."""
+        return sum(scores.imagined(self.metric, self.scale, self.threshold))
+
     def partly(self, scores: ImageScores) -> int:
         """How many are not recovered but partly recognisable."""
         return sum(scores.partly(self.metric, self.scale, self.threshold))
@@ -132,13 +138,20 @@ class Gate:
         """The attacks that have judged images, the one that leaked most first."""
         scores: dict[str, list[float]] = {}
         hits: dict[str, int] = {}
+        refined: dict[str, int] = {}
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
             found = [v for v in self.scores(record) if v is not None]
             if record.status == "done" and found and not is_mute(record):
                 scores.setdefault(record.attack, []).extend(found)
-                hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(ImageScores.of(record)))
-        tallies = [Tally(name, len(v), hits[name], self.scale.best(v), name in oracle) for name, v in scores.items()]
+                image_scores = ImageScores.of(record)
+                later = image_scores.by_refinement(self.metric, self.scale, self.threshold)
+                hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(image_scores))
+                refined[record.attack] = refined.get(record.attack, 0) + sum(later)
+        tallies = [
+            Tally(name, len(v), hits[name], self.scale.best(v), name in oracle, refined[name])
+            for name, v in scores.items()
+        ]
         sign = 1 if self.scale.higher_leaks else -1
         return sorted(tallies, key=lambda t: (-t.share, -sign * t.best, t.attack))
 
@@ -196,6 +209,7 @@ class Gate:
         doubts = {
             "partly recognisable": sum(scores.near(self.metric, self.scale, self.threshold)),
             "no better than guessing": self.guessed(scores),
+            "refined image fails its controls": self.imagined(scores),
         }
         serious += [name for name, count in doubts.items() if count and name not in serious]
         if serious or all(self.hits(scores)):
@@ -230,6 +244,8 @@ class Gate:
             sentence += found
         else:
             sentence = f"{worst.attack} {found.replace(' image', ' private image', 1)}"
+        if worst.refined:
+            sentence += f", {worst.refined} of them only after refinement"
         if self.max_share > 0:
             sentence += f", more than the {self.max_share:.0%} that the gate allows"
         return f"{sentence}."

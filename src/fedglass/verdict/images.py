@@ -2,7 +2,9 @@
 
 An image is recovered where its value lies beyond the threshold and no guess without the message does as well. Of an
 image that was refined, the raw or the refined one counts, whichever leaked more: a refinement may destroy what the
-attack had recovered.
+attack had recovered. One that was refined by a model of such images counts only if it passes its controls: it does
+better than the same model does from another image and better than the model untrained, and it still shows the image
+that the raw one shows. A model draws likely images out of anything.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Literal
 
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Record
@@ -18,6 +21,7 @@ from fedglass.ledger.records import Record
 LEAD = 1 / 6
 """By which share of the band in which a metric is not sure an image must be ahead of guesses: 1 dB of PSNR."""
 Values = Mapping[str, Sequence[float | None]]
+Version = Literal["raw", "refined"]
 
 
 def leaked_most(scale: Scale, *versions: Sequence[float | None]) -> list[float | None]:
@@ -41,14 +45,57 @@ class ImageScores:
     """What the best guess without the message reaches."""
     blind_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Which guess that is; empty where nobody kept it."""
+    controls: Mapping[str, Values] = field(default_factory=dict)
+    """What each control of a learned refinement reaches, by its name; empty where there was none."""
+    kept: Sequence[bool] = ()
+    """Which refined images still show what the raw ones show."""
 
     @classmethod
     def of(cls, record: Record) -> ImageScores:
-        return cls(record.metrics, record.metrics_raw, record.blind, record.blind_by)
+        kept = record.identity_kept
+        return cls(record.metrics, record.metrics_raw, record.blind, record.blind_by, record.controls, kept)
 
     def values(self, metric: str, scale: Scale) -> list[float | None]:
         """What each image is judged by."""
-        return leaked_most(scale, self.metrics.get(metric, []), self.raw.get(metric, []))
+        pairs = zip(self.metrics.get(metric, []), self.passing(metric, scale), strict=True)
+        return leaked_most(scale, [value if passes else None for value, passes in pairs], self.raw.get(metric, []))
+
+    def passing(self, metric: str, scale: Scale) -> list[bool]:
+        """Which of the images, refined where they were, pass their controls; all where there are none."""
+        values = self.metrics.get(metric, [])
+        lead = 0.0 if scale.sure is None else LEAD * abs(scale.sure[1] - scale.sure[0])
+        ahead = lead if scale.higher_leaks else -lead
+        beaten = [
+            [
+                other is None or value is None or scale.beyond(value, other + ahead)
+                for value, other in zip(values, each, strict=False)
+            ]
+            for control in self.controls.values()
+            if (each := control.get(metric)) is not None
+        ]
+        signs = [*beaten, *([list(self.kept)] if self.kept else [])]
+        return [all(sign[i] for sign in signs if i < len(sign)) for i in range(len(values))]
+
+    def judged(self, metric: str, scale: Scale) -> list[Version | None]:
+        """Whether each image is judged raw or refined; None where nothing was refined."""
+        raw, refined = self.raw.get(metric, []), self.metrics.get(metric, [])
+        if not raw:
+            return [None] * len(refined)
+        chosen = zip(refined, raw, self.values(metric, scale), self.passing(metric, scale), strict=False)
+        return ["refined" if passes and now == value != before else "raw" for now, before, value, passes in chosen]
+
+    def by_refinement(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
+        """Which images are recovered after their refinement, and were not before it."""
+        if not self.raw:
+            return [False] * len(self.metrics.get(metric, []))
+        before = ImageScores(self.raw, blind=self.blind).recovered(metric, scale, threshold)
+        return [now and not then for now, then in zip(self.recovered(metric, scale, threshold), before, strict=True)]
+
+    def imagined(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
+        """Which images lie beyond a threshold after their refinement alone, and fail its controls."""
+        refined = [v is not None and scale.beyond(v, threshold) for v in self.metrics.get(metric, [])]
+        counted = zip(refined, self.passing(metric, scale), self.recovered(metric, scale, threshold), strict=True)
+        return [over and not passes and not hit for over, passes, hit in counted]
 
     def beyond(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
         """Which images lie beyond a threshold."""

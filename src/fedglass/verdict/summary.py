@@ -72,6 +72,8 @@ class Case(_Frozen):
     scores: dict[str, float | None]
     scores_raw: dict[str, float | None] = Field(default_factory=dict)
     """The same before the image was refined; empty where it was not."""
+    judged: Literal["raw", "refined"] | None = None
+    """Which of the two the gate judges; null where nothing was refined."""
     blind: dict[str, float | None] = Field(default_factory=dict)
     """What the best guess without the message reaches."""
     blind_by: dict[str, str] = Field(default_factory=dict)
@@ -279,12 +281,14 @@ def _at(index: int, values: Mapping[str, Sequence[T]]) -> dict[str, T]:
 
 
 def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
-    near = ImageScores.of(record).near(gate.metric, gate.scale, gate.threshold)
+    scores = ImageScores.of(record)
+    near = scores.near(gate.metric, gate.scale, gate.threshold)
     return Case(
         **{name: getattr(record, name) for name in ("key", "attack", "view", "client", "round", "repeat")},
         image=index,
         scores=_at(index, record.metrics),
         scores_raw=_at(index, record.metrics_raw),
+        judged=scores.judged(gate.metric, gate.scale)[index],
         blind=_at(index, record.blind),
         blind_by=_at(index, record.blind_by),
         picture=record.pictures[index] if index < len(record.pictures) else None,

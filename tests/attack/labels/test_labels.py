@@ -15,8 +15,10 @@ from fedglass.attack.labels.bias_counts import BiasCounts
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts, raw_counts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.labels.instance_counts import InstanceCounts
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.labels.minimum_rule import MinimumRule
+from fedglass.attack.labels.own_counts import LastLayerCounts, OwnCounts
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
@@ -352,7 +354,7 @@ def test_joint_labels_are_probabilities(toy: Any) -> None:
 def test_the_catalogue_makes_every_part() -> None:
     entries = built_in("labels")
     made = {name: labels_part(name) for name in entries}
-    rules = {SignRule(), MinimumRule(), BiasCounts(), JointLabels()}
+    rules = {SignRule(), MinimumRule(), BiasCounts(), InstanceCounts(), OwnCounts(), LastLayerCounts(), JointLabels()}
     assert set(made.values()) == {*rules, *COUNTS, OracleLabels(), OracleBatchLabels()}
     assert all(entry.summary for entry in entries.values())
     assert all(("ORACLE" in entry.summary) == name.startswith("oracle") for name, entry in entries.items())

@@ -9,8 +9,10 @@ from torch.nn import functional as F
 
 from fedglass.attack.parts import Refinement
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import register
 
 
+@register("refinements", "median", summary="each pixel replaced by the median of its neighbourhood")
 @dataclass(frozen=True)
 class MedianFilter:
     """The median over size x size pixels around each, channel by channel, the borders mirrored.

@@ -31,7 +31,7 @@ from fedglass.reproduce.experiment import Experiment, Setup
 from fedglass.reproduce.paper import Method, Paper, Recreation, Trained
 from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.invert import Invert
-from fedglass.reproduce.request import PUBLISHED, Request
+from fedglass.reproduce.request import PUBLISHED, REDUCED, Request
 from fedglass.reproduce.tables import Row, Setting, Table
 
 STEP_LR = 0.0001
@@ -190,6 +190,7 @@ NAMES = [f"c2f-table{number}" for number in (1, 2, 3, 5, 6)] + [
 PAPER = Paper(
     dict.fromkeys(NAMES, Recreation(inverted, METHODS)),
     network=network,
+    sides=(REDUCED, PUBLISHED),
     restarts=True,
     derived={"pearson": correlation},
     remarks=reduced,

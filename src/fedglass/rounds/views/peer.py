@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Own
+from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.view import Brief, Knows, Look, Seen
@@ -36,8 +38,8 @@ class PeerView:
     def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
         self.check(transcript.attendance)
         past, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
-        own = _own(name, self.round, past, truths)
         others, mine = _behind(name, past)
+        own = replace(_own(name, self.round, past, truths), share=_share(transcript, others, mine, knows))
         look = Look(transcript, self.round, (*others, *mine), past.step)
         names = tuple(p.name for p in others)
         return Seen(look.observation(knows, truths, own), names, name if mine else None)
@@ -73,3 +75,18 @@ def _own(name: str, index: int, past: Round, truths: Truths | None) -> Own:
         )
     examples = truths.of(name, index)
     return Own(examples.images, examples.labels, sent.update)
+
+
+def _share(
+    transcript: Transcript, others: Sequence[Participant], mine: Sequence[Participant], knows: Knows
+) -> float | None:
+    """What the peer's own update weighs in the step: a mean gives it its part of all examples.
+
+    None where the peer can not know: under another rule, or without the number of examples.
+    """
+    if not mine:
+        return 0.0
+    if transcript.terms.rule != repr(WeightedMean()) or not knows.examples:
+        return None
+    weights = [p.examples if p.weight is None else p.weight for p in (*mine, *others)]
+    return weights[0] / sum(weights)

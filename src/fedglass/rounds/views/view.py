@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from fedglass.core.identity import LATER
 from fedglass.core.params import Update
 from fedglass.core.types import Knowledge, Observation, Own
 from fedglass.rounds.transcript import Attendance, Participant, Transcript
@@ -31,6 +32,10 @@ class Knows:
     """ORACLE: the true labels, in no particular order."""
     batch_labels: bool = False
     """ORACLE: the true labels of each local batch."""
+    lr: bool = field(default=True, metadata=LATER)
+    """The clients' learning rate, where their training or the number of steps is known."""
+    examples: bool = field(default=True, metadata=LATER)
+    """How many examples stand behind the message, and of how many clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,25 +97,30 @@ class Look:
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
         past = self.transcript.rounds[self.round]
         return Observation(
-            self.transcript.model, past.before, past.buffers, self.update, self._facts(knows, truths), own
+            self.transcript.model, past.before, past.buffers, self.update, self._facts(knows, truths, own), own
         )
 
-    def _facts(self, knows: Knows, truths: Truths | None) -> Knowledge:
+    def _facts(self, knows: Knows, truths: Truths | None, own: Own | None) -> Knowledge:
         terms, sizes = self.transcript.terms, tuple(p.examples for p in self.behind)
         training = _common([p.training for p in self.behind])
         long = knows.training or knows.steps
+        rates = [p.lr if p.training is None else p.training.lr for p in self.behind]
+        told = knows.examples
+        # Who has not been told how many there are knows of its own, and that there are others.
+        least = 1 + (0 if own is None else len(own.labels))
         return Knowledge(
             shape=terms.shape,
             classes=terms.classes,
-            examples=sum(sizes),
+            examples=sum(sizes) if told else min(least, sum(sizes)),
             whitening=terms.whitening,
-            training=training if knows.training else None,
+            training=training if knows.training and knows.lr else None,
             steps=_steps(self.behind) if long else None,
-            lr=_common([p.lr if p.training is None else p.training.lr for p in self.behind]) if long else None,
-            clients=len(sizes),
-            sizes=sizes,
+            lr=_common(rates) if long and knows.lr else None,
+            clients=len(sizes) if told else 1,
+            sizes=sizes if told else None,
             labels=self._labels(truths) if knows.labels and truths is not None else None,
             batch_labels=self._batch_labels(truths) if knows.batch_labels and truths is not None else None,
+            counted=told,
         )
 
     def _labels(self, truths: Truths) -> Tensor:

@@ -1,0 +1,83 @@
+"""How often each label occurs, from the last layer's weights and bias together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.forward.target import head_of, network_of
+from fedglass.attack.labels.bias_counts import mean_bias_gradient
+from fedglass.attack.labels.counts import unsmoothed
+from fedglass.attack.labels.known import known
+from fedglass.attack.labels.rounding import round_to_sum
+from fedglass.attack.parts import Bound
+from fedglass.core.facts import Fact
+from fedglass.core.registry import register
+from fedglass.core.types import Observation
+
+MA = (
+    "Ma, Sun, Cui, Li, Guan, Liu: Instance-wise Batch Label Restoration via Gradients in Federated Learning, "
+    "ICLR 2023, https://openreview.net/forum?id=FIrQfNSOoTr"
+)
+
+
+@register("labels", "instance_counts", summary="label counts from the last layer's weights and bias (iLRG)", paper=MA)
+@dataclass(frozen=True)
+class InstanceCounts:
+    """Counts n that solve sum_j n_j = N and sum_j p_j[i] n_j - n_i = N b_i for every class i [Ma et al., 2023].
+
+    b is the mean gradient of the last layer's bias and G that of its weights; e_j = G_j / b_j stands for the features
+    of the examples of class j, and p_j = softmax(W e_j + bias) for what the network answers to them. Solved by least
+    squares, made whole with the right sum: the release's repair is wrong where the rounded counts add up to less. The
+    mean over several local steps stands for one gradient.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
+    def check(self, observation: Observation) -> None:
+        """Raise what `bind` would raise of this network, without its work."""
+        mean_bias_gradient(observation)
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        n, bias_gradient = observation.knows.examples, mean_bias_gradient(observation)
+        answers = class_answers(observation, bias_gradient)
+        counts = solved_counts(answers, bias_gradient.double(), n)
+        whole = round_to_sum(unsmoothed(counts, observation), n)
+        labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
+        # In random order: which batch a label belongs to is not known.
+        return known(labels[torch.randperm(n, generator=generator)].to(bias_gradient.device))
+
+
+def class_answers(observation: Observation, bias_gradient: Tensor) -> Tensor:
+    """p_j, one row for each class j whose examples it stands for.  # (classes, classes), double"""
+    weight, bias = head_of(observation, network_of(observation))
+    assert bias is not None, "the gradient of the bias was asked for before"
+    travel = observation.knows.travel
+    assert travel is not None, "the size of the bias's gradient was asked for before"
+    gradient = observation.update[weight].double() / -travel  # (classes, features)
+    features = gradient / bias_gradient.double()[:, None]
+    # A class without any gradient tells nothing of its examples' features: those of all stand in.
+    sound = features.isfinite().all(1)
+    middle = features[sound].median(0).values if bool(sound.any()) else torch.zeros_like(features[0])
+    features = torch.where(sound[:, None], features, middle)
+    logits = features @ observation.before[weight].double().T + observation.before[bias].double()
+    return logits.softmax(-1)
+
+
+def solved_counts(answers: Tensor, bias_gradient: Tensor, examples: int) -> Tensor:
+    """The counts before they are made whole, none of them negative.  # (classes, classes), (classes,) -> (classes,)
+
+    >>> answers = torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    >>> gradient = torch.tensor([1 / 3 - 1 / 2, 1 / 3 - 1 / 2, 1 / 3], dtype=torch.float64)  # labels 0 and 1
+    >>> solved_counts(answers, gradient, 2).round(decimals=6) + 0.0
+    tensor([1., 1., 0.], dtype=torch.float64)
+    """
+    classes = len(answers)
+    total = torch.ones(1, classes, dtype=answers.dtype, device=answers.device)
+    rows = torch.cat([total, answers.T - torch.eye(classes, dtype=answers.dtype, device=answers.device)])
+    right = torch.cat([bias_gradient.new_ones(1), bias_gradient]) * examples
+    counts: Tensor = torch.linalg.lstsq(rows.cpu(), right.cpu()[:, None], driver="gelsd").solution[:, 0]
+    return counts.clamp(min=0).to(answers.device)

@@ -1,0 +1,200 @@
+"""What a participant makes of its own part in the message: it knows its images, its labels and its update.
+
+In a message the adversary's own examples come last, as they do in what the audit compares with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.attack import Attack
+from fedglass.attack.images.pixels import like
+from fedglass.attack.parts import Bound, Images, Labels, Progress, Refine, silent
+from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
+from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
+
+
+@dataclass(frozen=True)
+class SubtractOwn:
+    """An attack on what is left of the message without the adversary's own update: (u - s u_own) / (1 - s).
+
+    Exact where the message is a mean in which its own update has the share s: fewer images are sought, and of two
+    clients the other one's update is bare. What is found is followed by the adversary's own images. Where the share is
+    not known, or there is nothing of its own in the message, the attack is played as it is.
+    """
+
+    attack: Attack
+
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
+
+    def check(self, observation: Observation) -> None:
+        self.attack.check(others_alone(observation))
+
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        found = self.attack.run(others_alone(observation), seed, progress)
+        own = own_part(observation)
+        return found if own is None else followed_by(found, own)
+
+    def weakened(self, factor: float) -> SubtractOwn:
+        return replace(self, attack=self.attack.weakened(factor))
+
+    def shortened(self, share: float) -> SubtractOwn:
+        return replace(self, attack=self.attack.shortened(share))
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        return self.attack.refinements
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> SubtractOwn:
+        """Those of the others alone are refined: the adversary has its own as they are."""
+        return replace(self, attack=self.attack.refined_by(parts))
+
+    def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
+        others, n = _others_of(observation, labels)
+        return self.attack.energy_of(others, pixels[:n], labels[:n], like)
+
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        others, n = _others_of(observation, labels)
+        return self.attack.misfits(others, pixels[:n], labels[:n], like)
+
+
+def _others_of(observation: Observation, labels: Tensor) -> tuple[Observation, int]:
+    """The message of the others alone, and how many of the labelled images are theirs: the first ones."""
+    others = others_alone(observation)
+    return others, len(labels) - (observation.knows.examples - others.knows.examples)
+
+
+@dataclass(frozen=True)
+class BesideOwn:
+    """Images of the others as unknowns, and the adversary's own held at what they are known to be."""
+
+    images: Images
+
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN})
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        own = observation.own
+        if own is None or Fact.OWN not in observation.facts:
+            return self.images.bind(observation, generator, start)
+        check_own(observation)
+        n = observation.knows.examples - len(own.labels)
+        known = observation.knows.whitening.whiten(own.images.to(like(observation)))[None]
+        others = replace(observation, knows=replace(observation.knows, examples=n))
+        inner = self.images.bind(others, generator, None if start is None else start[:, :n])
+
+        def beside(images: Tensor) -> Tensor:
+            return torch.cat([images, known.expand(len(images), *known.shape[1:])], dim=1)
+
+        return Bound(
+            inner.unknowns,
+            lambda tensors: beside(inner.decode(tensors)),
+            lambda images: beside(inner.nearest(images[:, :n])),
+        )
+
+
+@dataclass(frozen=True)
+class LabelsBesideOwn:
+    """Labels of the others, found in what is left of the message, followed by the adversary's own."""
+
+    labels: Labels
+
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        own = own_part(observation)
+        if own is None:
+            return self.labels.bind(observation, generator)
+        inner = self.labels.bind(others_alone(observation), generator)
+        classes = observation.knows.classes
+
+        def decode(tensors: list[Tensor]) -> Tensor:
+            others = inner.decode(tensors)
+            mine = own.labels.to(others.device)
+            if others.is_floating_point():
+                mine = torch.nn.functional.one_hot(mine, classes).to(others)
+            return torch.cat([others, mine])
+
+        return Bound(inner.unknowns, decode, notes=inner.notes)  # type: ignore[arg-type]  # a list is a sequence
+
+
+def own_part(observation: Observation) -> Own | None:
+    """The adversary's own contribution, where it is in the message with a share that is known."""
+    return observation.own if Fact.OWN_SHARE in observation.facts else None
+
+
+def others_alone(observation: Observation) -> Observation:
+    """The message as it would be without the adversary's own update; itself where that can not be told apart."""
+    own = own_part(observation)
+    if own is None:
+        return observation
+    check_own(observation)
+    share = own.share or 0.0
+    update = {name: (u - share * own.update[name]) / (1 - share) for name, u in observation.update.items()}
+    # Its images stay known, and may stand in for others; in the message there is nothing of its own any more.
+    alone = replace(own, share=0.0)
+    return replace(observation, update=update, knows=_of_others(observation.knows, own), own=alone)
+
+
+def _of_others(knows: Knowledge, own: Own) -> Knowledge:
+    """What is known of the others: the adversary's own size and labels come last, and are taken off."""
+    count, sizes = len(own.labels), knows.sizes
+    return replace(
+        knows,
+        examples=knows.examples - count,
+        clients=max(1, knows.clients - 1),
+        sizes=None if sizes is None else sizes[:-1],
+        labels=None if knows.labels is None else _without(knows.labels, own.labels),
+        batch_labels=None,
+    )
+
+
+def _without(told: Tensor, own: Tensor) -> Tensor:
+    """The labels that are told, less the adversary's own; the others keep their order."""
+    left = told.tolist()
+    for label in reversed(own.tolist()):
+        if label not in left:
+            raise UsageError(
+                f"The adversary's own label {label} is not among the true labels that it is told: its own examples "
+                "must be a part of those behind the message."
+            )
+        # From the end: that is where the adversary's own are.
+        del left[len(left) - 1 - left[::-1].index(label)]
+    return torch.tensor(left, dtype=told.dtype, device=told.device)
+
+
+def followed_by(found: Reconstruction, own: Own) -> Reconstruction:
+    """What was found of the others, then the adversary's own, so that all examples are there to be judged."""
+    mine = own.images.to(found.images)
+    raw = None if found.raw is None else torch.cat([found.raw, mine])
+    labels = torch.cat([found.labels, own.labels.to(found.labels)])
+    film = None if found.film is None else found.film.beside(mine)
+    return replace(found, images=torch.cat([found.images, mine]), labels=labels, raw=raw, film=film)
+
+
+def check_own(observation: Observation) -> None:
+    """Refuse a contribution that can not be a part of the message."""
+    own, knows = observation.own, observation.knows
+    if own is None:
+        return
+    if tuple(own.images.shape[1:]) != knows.shape or len(own.images) != len(own.labels):
+        raise UsageError(
+            f"The adversary's own images have shape {tuple(own.images.shape)} for {len(own.labels)} labels, expected "
+            f"one image of shape {knows.shape} for each: give the examples that it trained on."
+        )
+    if len(own.labels) and not 0 <= int(own.labels.min()) <= int(own.labels.max()) < knows.classes:
+        raise UsageError(
+            f"The adversary's own labels go from {int(own.labels.min())} to {int(own.labels.max())}, but the model "
+            f"has the classes 0 to {knows.classes - 1}: correct the labels or the number of classes."
+        )
+    if not len(own.labels) < knows.examples:
+        raise UsageError(
+            f"The adversary has {len(own.labels)} examples of its own, but only {knows.examples} stand behind the "
+            "message: nothing of others is left to look for; correct the number of examples."
+        )

@@ -1,0 +1,198 @@
+"""The search for what a participant does not know, led by how well its own images come back."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedglass.attack.attack import Attack, rank
+from fedglass.attack.forward.super_client import whole_batches
+from fedglass.attack.forward.target import learning_rate
+from fedglass.attack.hypotheses import AnyAttack, refined_by, refinements_of
+from fedglass.attack.needs import check_needs
+from fedglass.attack.parts import Progress, Refine, silent
+from fedglass.core.assignment import assign, squared_distances
+from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact, refusal
+from fedglass.core.types import Observation, Own, Reconstruction, Trial
+
+
+@dataclass(frozen=True)
+class SearchByOwn:
+    """The learning rate, the number of examples, or both, under which the adversary's own images come back best.
+
+    They must be among those that are reconstructed, and it knows them [Curious client, 2025, Appendix B]: no image of
+    another client is looked at. All pairs of `rates` and `counts` are tried with `probe`; then the best one's
+    neighbours, `zooms` times, each time at half the distance, of rates by their logarithm. What is known already is not
+    searched for. `attack` is played once, under the best guess; every trial is told in the reconstruction.
+    """
+
+    probe: Attack
+    """A short attack in which all images are unknown, the adversary's own among them."""
+    attack: AnyAttack
+    rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+    counts: tuple[int, ...] = (8, 16, 32, 64)
+    zooms: int = 2
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STEPS})
+    supplies: ClassVar[frozenset[Fact]] = frozenset({Fact.LR, Fact.EXAMPLES, Fact.SIZE, Fact.OWN_SHARE})
+
+    def __post_init__(self) -> None:
+        if not self.rates or not all(0 < rate < math.inf for rate in self.rates):
+            raise UsageError(f"search.rates must be positive and finite, at least one, got {self.rates}.")
+        if not self.counts or min(self.counts) < 1:
+            raise UsageError(f"search.counts must be at least 1 each, at least one, got {self.counts}.")
+        if self.zooms < 0:
+            raise UsageError(f"search.zooms must be at least 0, got {self.zooms}.")
+
+    def check(self, observation: Observation) -> None:
+        check_needs(self, observation)
+        if not _nothing_unknown(observation):
+            _own(observation)
+        for guess in self._grid(observation)[:1]:
+            self.probe.check(supposing(observation, *guess))
+            self.attack.check(supposing(observation, *guess))
+
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        check_needs(self, observation)
+        tried = self._search(observation, seed, progress)
+        best = min(tried, key=lambda trial: rank(trial.error))
+        guess = supposing(observation, best.lr, best.examples)
+        found = self.attack.run(guess, seed, progress)
+        return replace(found, supposed=whole_batches(guess), tried=tuple(tried) if len(tried) > 1 else ())
+
+    def weakened(self, factor: float) -> SearchByOwn:
+        return replace(self, probe=self.probe.weakened(factor), attack=self.attack.weakened(factor))
+
+    def shortened(self, share: float) -> SearchByOwn:
+        return replace(self, probe=self.probe.shortened(share), attack=self.attack.shortened(share))
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        return refinements_of(self.attack)
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> SearchByOwn:
+        """What is found under the best guess is refined, no trial is."""
+        return replace(self, attack=refined_by(self.attack, parts))
+
+    def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
+        return self.attack.energy_of(_as_supposed(observation, labels, like), pixels, labels, like)
+
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        return self.attack.misfits(_as_supposed(observation, labels, like), pixels, labels, like)
+
+    def _search(self, observation: Observation, seed: int, progress: Progress) -> list[Trial]:
+        """All trials; the one guess that there is, untried, where nothing is unknown."""
+        grid = self._grid(observation)
+        if _nothing_unknown(observation):
+            return [Trial(*grid[0], error=0.0, seconds=0.0)]
+        tried: dict[tuple[float, int], Trial] = {}
+
+        def consider(guess: tuple[float, int]) -> None:
+            if guess not in tried:
+                tried[guess] = self._try(observation, guess, seed, progress)
+
+        for guess in grid:
+            consider(guess)
+        for step in range(1, self.zooms + 1):
+            best = min(tried.values(), key=lambda trial: rank(trial.error))
+            for guess in self._around(observation, best, 0.5**step):
+                consider(guess)
+        return list(tried.values())
+
+    def _grid(self, observation: Observation) -> list[tuple[float, int]]:
+        """All pairs of guesses; what is known is the only guess about it."""
+        lr, knows = learning_rate(observation), observation.knows
+        rates = self.rates if lr is None else (lr,)
+        if knows.counted:
+            return [(rate, knows.examples) for rate in rates]
+        least = len(_own(observation).labels) + 1
+        possible = [count for count in self.counts if count >= least]
+        if not possible:
+            raise UsageError(
+                f"search.counts must go beyond the adversary's own {least - 1} examples, got {self.counts}: add larger "
+                "numbers."
+            )
+        return [(rate, count) for rate in rates for count in possible]
+
+    def _around(self, observation: Observation, best: Trial, share: float) -> list[tuple[float, int]]:
+        """The neighbours of the best guess at a share of the grid's spacing."""
+        found: list[tuple[float, int]] = []
+        if Fact.LR not in observation.facts:
+            factor = math.exp(share * _spacing([math.log(rate) for rate in self.rates]))
+            found += [(best.lr * factor, best.examples), (best.lr / factor, best.examples)]
+        if not observation.knows.counted:
+            least, gap = len(_own(observation).labels) + 1, _gap(self.counts, best.examples)
+            move = max(1, round(share * gap))
+            found += [(best.lr, max(least, best.examples + sign * move)) for sign in (1, -1)]
+        return found
+
+    def _try(self, observation: Observation, guess: tuple[float, int], seed: int, progress: Progress) -> Trial:
+        began = time.perf_counter()
+        found = self.probe.run(supposing(observation, *guess), seed, progress)
+        error = own_error(found.images, _own(observation).images)
+        return Trial(*guess, error=error, seconds=time.perf_counter() - began)
+
+
+def own_error(images: Tensor, own: Tensor) -> float:
+    """Mean squared error of the adversary's own images, each beside one of the reconstructed ones."""
+    distances = squared_distances(own.to(images), images.clamp(0, 1))  # (own, n)
+    if distances.shape[0] > distances.shape[1]:
+        return math.inf
+    partner = assign(distances)
+    return float(distances.cpu().gather(1, partner[:, None]).mean())
+
+
+def supposing(observation: Observation, lr: float, examples: int) -> Observation:
+    """The same message to an adversary that takes these for the learning rate and the number of examples."""
+    knows, own = observation.knows, observation.own
+    if knows.counted:
+        counted = knows
+    else:
+        counted = replace(knows, examples=examples, counted=True, labels=_some(knows.labels, examples))
+    rated = counted if counted.training is not None else replace(counted, lr=lr)
+    share = None if own is None else len(own.labels) / examples if own.share is None else own.share
+    return replace(observation, knows=rated, own=None if own is None else replace(own, share=share))
+
+
+def _some(labels: Tensor | None, examples: int) -> Tensor | None:
+    """As many of the true labels as there are supposed to be, where an oracle has told them.
+
+    The adversary's own are last, and stay; where too many are supposed, the first ones come again.
+    """
+    if labels is None or len(labels) == examples:
+        return labels
+    again = -(-examples // len(labels))
+    return labels.repeat(again)[-examples:]
+
+
+def _nothing_unknown(observation: Observation) -> bool:
+    return {Fact.LR, Fact.EXAMPLES} <= observation.facts
+
+
+def _own(observation: Observation) -> Own:
+    if observation.own is None or Fact.OWN not in observation.facts:
+        raise refusal("Searching by the adversary's own images", [Fact.OWN])
+    return observation.own
+
+
+def _spacing(points: list[float]) -> float:
+    """The mean distance between neighbours; that of a factor of 3 where there is one point only."""
+    return (max(points) - min(points)) / (len(points) - 1) if len(points) > 1 else math.log(3)
+
+
+def _gap(counts: tuple[int, ...], at: int) -> int:
+    """The distance to the nearest other count of the grid."""
+    return min((abs(count - at) for count in counts if count != at), default=2)
+
+
+def _as_supposed(observation: Observation, labels: Tensor, like: Reconstruction) -> Observation:
+    if like.supposed is None:
+        raise UsageError("The reconstruction supposes no learning rate: give one that this attack returned.")
+    return supposing(observation, like.supposed.lr, len(labels))

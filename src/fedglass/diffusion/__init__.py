@@ -1,0 +1,1 @@
+"""Diffusion models of images: noise schedule, networks, training and sampling."""

@@ -1,0 +1,243 @@
+"""A diffusion model as a folder, in the layout that diffusers has for it.
+
+`config.json` names the network (`_class_name`) and its options, `diffusion_pytorch_model.safetensors` holds the
+weights, and `scheduler/scheduler_config.json` the noise and what the network predicts. The network's two files may also
+lie in `unet/`, as in a saved pipeline. Networks of ours need no other package; a UNet2DModel is read by diffusers.
+Nothing that is read can run code, and no weight is allocated that the file does not hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedglass.core.errors import ModelError, UsageError
+from fedglass.core.files import write_atomic
+from fedglass.core.registry import built_in
+from fedglass.diffusion.autoencoder import Autoencoder
+from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion.noise import Prediction, Schedule
+from fedglass.integrations import diffusers
+from fedglass.models.weights import load_weights
+
+CONFIG = "config.json"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+SCHEDULER = "scheduler/scheduler_config.json"
+AUTOENCODER = "autoencoder"
+"""The folder inside a model's, in which the autoencoder lies in whose latent space it works."""
+FOREIGN = "UNet2DModel"
+MOST_TEXT = 1_000_000
+"""Bytes of a JSON file; those of diffusers have a few hundred."""
+Shape = tuple[int, int, int]
+"""Channels, height and width of the images."""
+TRAIN = "train one with `fedglass train diffusion DATA -o DIR`"
+
+
+@runtime_checkable
+class Configured(Protocol):
+    """A network that tells its options, with which it is built again."""
+
+    shape: Shape
+    kind: str
+
+    def options(self) -> dict[str, Any]: ...
+
+
+def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor], denoiser: Denoiser) -> None:
+    """Write a network of ours, its weights in half precision; the weights come last."""
+    (folder / "scheduler").mkdir(parents=True, exist_ok=True)
+    schedule = denoiser.schedule
+    scheduler = {
+        "_class_name": "DDPMScheduler",
+        "num_train_timesteps": schedule.steps,
+        "beta_start": schedule.first,
+        "beta_end": schedule.last,
+        "beta_schedule": schedule.shape,
+        "prediction_type": denoiser.prediction.value,
+        "clip_sample": denoiser.clamp,
+    }
+    write_atomic(folder / SCHEDULER, json.dumps(scheduler, indent=2) + "\n")
+    save_network(folder, network, weights)
+
+
+def save_network(folder: Path, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Write a network of ours without a schedule, as an autoencoder has none."""
+    assert isinstance(network, Configured), "a network of ours tells its options"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / CONFIG, json.dumps({"_class_name": network.kind} | network.options(), indent=2) + "\n")
+    halves = {name: tensor.detach().cpu().half().contiguous() for name, tensor in weights.items()}
+    write_atomic(folder / WEIGHTS, save(halves))
+
+
+def load_folder(folder: Path) -> Denoiser:
+    """The diffusion model of a folder, ours or diffusers'."""
+    where = _network_folder(folder)
+    config, scheduler = _json(where / CONFIG), _json(_scheduler(folder, where))
+    name = config.pop("_class_name", None)
+    network, shape = _foreign(where, config) if name == FOREIGN else _ours(where, name, config, "denoisers")
+    network.eval().requires_grad_(False)
+    _check_finite(network, where)
+    schedule, prediction = _schedule(scheduler, folder)
+    clamp = bool(scheduler.get("clip_sample", True))
+    return Denoiser(network, schedule, prediction, shape, clamp, _decoder(folder, shape))
+
+
+def _decoder(folder: Path, latent_shape: Shape) -> Autoencoder | None:
+    if not (folder / AUTOENCODER).is_dir():
+        return None
+    found = load_network(folder / AUTOENCODER, "autoencoders")
+    assert isinstance(found, Autoencoder), "the one kind of autoencoder"
+    if found.latent_shape != latent_shape:
+        raise ModelError(
+            f"The autoencoder in {folder / AUTOENCODER} has latents of {found.latent_shape}, the network beside it is "
+            f"for {latent_shape}: they do not belong together."
+        )
+    return found
+
+
+def load_network(folder: Path, kind: str) -> nn.Module:
+    """What `save_network` wrote, a network of that kind of the registry."""
+    where = _network_folder(folder)
+    config = _json(where / CONFIG)
+    network, _ = _ours(where, config.pop("_class_name", None), config, kind)
+    network.eval().requires_grad_(False)
+    _check_finite(network, where)
+    return network
+
+
+def digest_of(folder: Path) -> str:
+    """Names what the folder holds, so that results go by the weights and not by where they lie."""
+    where = _network_folder(folder)
+    state = hashlib.sha256()
+    for path in (where / CONFIG, _scheduler(folder, where), where / WEIGHTS, *_of_autoencoder(folder)):
+        state.update(hashlib.sha256(path.read_bytes()).digest())
+    return state.hexdigest()[:16]
+
+
+def _of_autoencoder(folder: Path) -> list[Path]:
+    """The files of the autoencoder in whose latent space the model works, where there is one."""
+    return [path for name in (CONFIG, WEIGHTS) if (path := folder / AUTOENCODER / name).is_file()]
+
+
+def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
+    """Refuse a model of other images than these."""
+    if denoiser.shape is not None and denoiser.shape != shape:
+        made, here = (" x ".join(map(str, each)) for each in (denoiser.shape, shape))
+        raise UsageError(
+            f"The diffusion model {where} makes images of {made} (channels, height, width), these are {here}: {TRAIN}."
+        )
+
+
+def _network_folder(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise UsageError(f"The diffusion model {str(folder)!r} is not a folder: name one, or {TRAIN}.")
+    where = folder / "unet" if (folder / "unet").is_dir() else folder
+    for name in (CONFIG, WEIGHTS):
+        if not (where / name).is_file():
+            raise UsageError(f"The folder {str(folder)!r} holds no diffusion model ({name} is missing): {TRAIN}.")
+    return where
+
+
+def _scheduler(folder: Path, where: Path) -> Path:
+    for path in (folder / SCHEDULER, where / SCHEDULER):
+        if path.is_file():
+            return path
+    raise UsageError(
+        f"The folder {str(folder)!r} has no {SCHEDULER}, without which nobody knows the noise that its network was "
+        "trained on: save the scheduler beside the network."
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MOST_TEXT:
+            raise ModelError(f"{path} is too large to be the config of a diffusion model.")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} can not be read as JSON ({error}): it is damaged or of another format.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} must hold a table of options, got {type(found).__name__}.")
+    return found
+
+
+def _ours(where: Path, name: object, config: Mapping[str, Any], kind: str) -> tuple[nn.Module, Shape]:
+    known = built_in(kind)
+    if not isinstance(name, str) or name not in known:
+        names = ", ".join([*known, FOREIGN] if kind == "denoisers" else known)
+        raise ModelError(f"{where / CONFIG}: _class_name must be one of {names}, got {name!r}.")
+    options = {key: value for key, value in config.items() if not key.startswith("_")}
+    with torch.device("meta"):
+        try:
+            network: nn.Module = known[name].value(**options)
+        except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
+            raise ModelError(f"{where / CONFIG} does not describe a {name}: {error}.") from error
+    _check_size(network_parameters(network), where)
+    network = network.to_empty(device="cpu")
+    load_weights(network, str(where / WEIGHTS))
+    assert isinstance(network, Configured), "a network of ours tells its options"
+    return network, network.shape
+
+
+def network_parameters(network: nn.Module) -> int:
+    """How many numbers its weights file holds."""
+    return sum(tensor.numel() for tensor in network.state_dict().values())
+
+
+def _foreign(where: Path, config: Mapping[str, Any]) -> tuple[nn.Module, Shape]:
+    sides: Any = config.get("sample_size")
+    channels: Any = config.get("in_channels")
+    height, width = sides if isinstance(sides, list) and len(sides) == 2 else (sides, sides)
+    if not all(isinstance(number, int) and number > 0 for number in (channels, height, width)):
+        raise ModelError(f"{where / CONFIG} must tell sample_size and in_channels, got {sides!r} and {channels!r}.")
+    if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
+        raise ModelError(f"The UNet2DModel in {where} wants the class of every image: take an unconditional one.")
+    if "quantization_config" in config:
+        raise ModelError(f"The UNet2DModel in {where} is quantised: take one of plain weights.")
+    _check_size(diffusers.unet_parameters(config), where)
+    shape: Shape = channels, height, width
+    return Borrowed(diffusers.read_unet(where), shape), shape
+
+
+class Borrowed(nn.Module):
+    """A UNet2DModel that answers as our networks do; a learned variance behind its answer is left out."""
+
+    def __init__(self, network: nn.Module, shape: Shape) -> None:
+        super().__init__()
+        self.network, self.channels = network, shape[0]
+
+    def forward(self, noisy: Tensor, steps: Tensor, labels: Tensor | None = None) -> Tensor:
+        answer: Tensor = self.network(noisy, steps).sample
+        return answer[:, : self.channels]
+
+
+def _check_size(parameters: int, where: Path) -> None:
+    """A config that asks for more weights than the file can hold is refused before they are allocated."""
+    if parameters > (where / WEIGHTS).stat().st_size:  # a byte a weight is less than any format here
+        raise ModelError(f"{where / CONFIG} asks for {parameters:,} weights, more than {WEIGHTS} beside it can hold.")
+
+
+def _check_finite(network: nn.Module, where: Path) -> None:
+    if not all(bool(torch.isfinite(p).all()) for p in network.parameters()):
+        raise ModelError(f"The weights in {where} hold NaN or infinity: take another checkpoint.")
+
+
+def _schedule(config: Mapping[str, Any], folder: Path) -> tuple[Schedule, Prediction]:
+    if config.get("trained_betas") is not None or config.get("rescale_betas_zero_snr"):
+        raise ModelError(f"{folder / SCHEDULER}: trained_betas and rescale_betas_zero_snr are not known here.")
+    try:
+        schedule = Schedule(
+            int(config.get("num_train_timesteps", 1000)),
+            float(config.get("beta_start", 1e-4)),
+            float(config.get("beta_end", 0.02)),
+            str(config.get("beta_schedule", "linear")),
+        )
+        return schedule, Prediction(config.get("prediction_type", "epsilon"))
+    except (TypeError, ValueError, OverflowError, UsageError) as error:
+        raise ModelError(f"{folder / SCHEDULER} does not describe a noise schedule: {error}") from error

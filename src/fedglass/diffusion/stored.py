@@ -1,0 +1,114 @@
+"""Diffusion models as values: where one lies and what it is, without its weights."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from fedglass.core.errors import UsageError
+from fedglass.core.rng import stream
+from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion.folder import digest_of, load_folder
+from fedglass.models.init import PyTorchDefault
+
+_HERE = Path(str(resources.files("fedglass.diffusion"))) / "embedded"
+
+
+def embedded() -> tuple[str, ...]:
+    """The models that come with the package.
+
+    >>> embedded()
+    ('glyphs',)
+    """
+    return tuple(sorted(path.name for path in _HERE.iterdir() if path.is_dir())) if _HERE.is_dir() else ()
+
+
+class Model(Protocol):
+    """A diffusion model as a value."""
+
+    @property
+    def title(self) -> str: ...
+
+    def load(self) -> Denoiser: ...
+
+    def untrained(self) -> Model:
+        """The same network with random weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A folder's model, or an embedded one, with a digest of what it held when it was named."""
+
+    name: str
+    digest: str
+
+    def load(self) -> Denoiser:
+        """The model; one that has become another since is refused."""
+        denoiser, digest = _loaded(self.name)
+        if digest != self.digest:
+            raise UsageError(
+                f"The diffusion model {self.name!r} is not the one that was named (digest {digest}, expected "
+                f"{self.digest}): run the command again."
+            )
+        return denoiser
+
+    @property
+    def title(self) -> str:
+        return repr(self.name)
+
+    def untrained(self) -> Untrained:
+        return Untrained(self)
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """The same network with weights drawn at random: what the architecture alone does to a picture."""
+
+    like: Stored
+    seed: int = 0
+
+    def load(self) -> Denoiser:
+        return _untrained(self)
+
+    @property
+    def title(self) -> str:
+        return f"{self.like.title} (untrained)"
+
+    def untrained(self) -> Untrained:
+        return self
+
+
+def stored(name: str) -> Stored:
+    """The model of that name or in that folder."""
+    return Stored(name, digest_of(_folder(name)))
+
+
+def located_model(name: str, folder: Path) -> str:
+    """An embedded model's name as it is; a path relative to the folder."""
+    return name if name in embedded() else str(folder / Path(name).expanduser())
+
+
+def _folder(name: str) -> Path:
+    return _HERE / name if name in embedded() else Path(name)
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(name: str) -> tuple[Denoiser, str]:
+    return load_folder(_folder(name)), digest_of(_folder(name))
+
+
+@functools.lru_cache(maxsize=4)
+def _untrained(spec: Untrained) -> Denoiser:
+    spec.like.load()
+    denoiser = load_folder(_folder(spec.like.name))  # one of its own, the other is shared
+    assert isinstance(denoiser.network, nn.Module), "what a folder holds is a module"
+    with torch.no_grad():
+        PyTorchDefault().apply(denoiser.network, stream(spec.seed, "untrained"))
+    return denoiser

@@ -1,0 +1,100 @@
+"""The curious client: a participant inverts the step of the global model [Curious client, 2025].
+
+`curious_client_published` follows the release, which differs from the paper in labels and learning rate.
+"""
+
+from __future__ import annotations
+
+from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.each_client import EachClient
+from fedglass.attack.forward.super_client import BUDGET_MIB, SuperClient
+from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
+from fedglass.attack.labels.counts import InterpolatedCounts
+from fedglass.attack.labels.own_counts import LastLayerCounts
+from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn
+from fedglass.attack.parts import Forward, Labels
+from fedglass.attack.search import SearchByOwn
+from fedglass.attack.solvers.adam import Adam, SignedAdam
+from fedglass.attack.solvers.schedules import CosineDecay
+from fedglass.attack.terms.distance import Cosine, SquaredError
+from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.core.errors import unknown_name
+from fedglass.core.papers import CURIOUS_CLIENT
+from fedglass.core.registry import register
+
+INTERPOLATED, LAST_LAYER = InterpolatedCounts(), LastLayerCounts()
+
+
+@register(
+    "attacks",
+    "curious_client",
+    summary="a peer's own update subtracted, super-client, cosine distance and total variation",
+    paper=CURIOUS_CLIENT,
+)
+def curious_client(
+    labels: Labels = LAST_LAYER,
+    own: str = "subtract",
+    factor: int = 1,
+    tv: float = 0.03,
+    iterations: int = 100,
+    budget_mib: float = BUDGET_MIB,
+) -> AnyAttack:
+    """The paper's super-client with another search: cosine distance, total variation, signed Adam, pixel bounds.
+
+    `own` says what becomes of a participant's own images: `subtract` takes its known update out of the message,
+    `fixed` holds them at what they are, `along` reconstructs them with the others, as the paper does. With the prior
+    full resolution (`factor = 1`) came out ahead of enlarged images in trials at 32 and 64 pixels.
+    """
+    solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
+    images, objective = BoundedLowResolution(factor), Cosine() + tv * TotalVariation()
+    alone = Attack(labels, (Stage(SuperClient(budget_mib), images, objective, solver),))
+    beside = Stage(SuperClient(budget_mib), BesideOwn(images), objective, solver)
+    fixed = Attack(LabelsBesideOwn(labels), (beside,))
+    ways: dict[str, AnyAttack] = {"subtract": SubtractOwn(alone), "fixed": fixed, "along": alone}
+    if own not in ways:
+        raise unknown_name("own", own, ways)
+    return ways[own]
+
+
+@register(
+    "attacks",
+    "curious_client_published",
+    summary="the global model's step as that of one super-client, images at low resolution; as released",
+    paper=CURIOUS_CLIENT,
+)
+def curious_client_published(
+    labels: Labels = INTERPOLATED,
+    factor: int = 4,
+    iterations: int = 100,
+    budget_mib: float = BUDGET_MIB,
+    grouped: bool = False,
+) -> Attack:
+    """All images behind the step, the adversary's own among them, enlarged from 1/factor; last iterate, no prior.
+
+    The release is told the true labels (`labels = "oracle"`), where the paper has them inverted analytically: its
+    networks have no bias in the last layer, which that needs, so that here they are counted from the weights.
+    `grouped` simulates each client with what is its own, the upper bound of Appendix F. ORACLE: it needs
+    `labels = "oracle"`, which tells whose labels are whose.
+    """
+    forward = EachClient(budget_mib) if grouped else SuperClient(budget_mib)
+    return _published(forward, labels, factor, iterations)
+
+
+@register(
+    "attacks",
+    "curious_client_search",
+    summary="curious_client where learning rate or number of images are unknown: a peer's own images lead the search",
+    paper=CURIOUS_CLIENT,
+)
+def curious_client_search(
+    labels: Labels = LAST_LAYER, factor: int = 4, iterations: int = 100, trial: int = 30, zooms: int = 2
+) -> SearchByOwn:
+    """Trials of `trial` iterations of the published attack, whose squared error depends on the rate; then ours."""
+    probe = _published(SuperClient(), labels, factor, trial)
+    return SearchByOwn(probe, curious_client(labels, iterations=iterations), zooms=zooms)
+
+
+def _published(forward: Forward, labels: Labels, factor: int, iterations: int) -> Attack:
+    solver = Adam(rate=0.1, iterations=iterations, schedule=CosineDecay(floor=0.1))
+    return Attack(labels, (Stage(forward, LowResolution(factor), SquaredError(), solver),))

@@ -1,0 +1,178 @@
+"""The figures of the curious client [Federated learning nodes can reconstruct peers' image data] as experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fedglass.attack.attack import Attack
+from fedglass.attack.labels.counts import InterpolatedCounts
+from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.parts import Labels
+from fedglass.attack.refine.ddrm import ddrm_enlarged
+from fedglass.attack.search import SearchByOwn
+from fedglass.attack.solvers.adam import Adam
+from fedglass.core.types import Training
+from fedglass.reproduce.cases import Cell
+from fedglass.reproduce.cost import iterations_of_stages
+from fedglass.reproduce.experiment import Experiment, Setup, round_of
+from fedglass.reproduce.paper import Method, Paper, Recreation, Trained, Yardstick
+from fedglass.reproduce.populations import KIND_OF, KINDS
+from fedglass.reproduce.probes.divergence import Divergence, Place, Sweep
+from fedglass.reproduce.probes.find_out import FindOut
+from fedglass.reproduce.probes.peer import Grey, Guess, Guessed, OwnImages, Peer, Reduced, WrongRate
+from fedglass.reproduce.request import CURIOUS_SIDES, Request
+from fedglass.reproduce.tables import Row, Setting, Table
+from fedglass.rounds.views.view import Knows
+
+LR = 0.003
+"""Of the release and of Appendix A."""
+IMAGES, STEPS, FACTOR = 16, 3, 4
+LISTED = 84
+"""ImageNet images of the stand-in folder: larger rounds take enlarged ones of CIFAR-10."""
+NETWORKS = {"LeNet": "curious_lenet", "ResNet9": "curious_resnet9", "ResNet18": "curious_resnet18"}
+ATTACKS = {
+    "ours": Method("curious_client_published", "curious client, labels told (as released)"),
+    "counted": Method("curious_client_published", "the same, labels counted from the step"),
+    "fast": Method("curious_client", "this package's curious_client, labels told", {"own": "along"}),
+    "bound": Method(
+        "curious_client_published", "K clients simulated, labels told by client (oracle)", {"grouped": True}
+    ),
+}
+RATES, COUNTS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.75, 1.0, 1.5, 2.0)
+"""What is tried in a search, in units of the truth, which is among it and at no end of the rates."""
+REFINED = Method("curious_client_published", "curious client, refined by DDRM")
+DIFFUSION = "ddpm"
+"""The diffusion model among the trained networks that are given: a folder."""
+LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
+"""Where they are not told."""
+FACTORS = {"fast": 1}
+"""By which what is searched for is smaller, where it is not the paper's."""
+GUESSES: Mapping[str, Guess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
+YARDSTICKS: Mapping[str, Method | Yardstick] = {
+    "grey": Yardstick("blind: plain grey"),
+    "own": Yardstick("blind: its own images"),
+    "reduced": Yardstick("oracle: truth reduced by 4"),
+}
+BESIDE: Mapping[str, Method | Yardstick] = {**ATTACKS, **YARDSTICKS}
+SMOOTH = {"LeNet, sigmoid": ("lenet", 0.0003), "LeNet, tanh": ("lenet_tanh", 0.003), "LeNet": ("curious_lenet", LR)}
+"""Networks with a rate at which the lemma's neglected terms are small: steep networks need a smaller one."""
+POOL = 256
+"""Examples that the clients' are drawn from."""
+
+
+def inverted(row: Row, method: str, request: Request) -> Experiment:
+    """A round as one of its clients sees it, under a method, or a guess that needs no message."""
+    setting, knows = row.setting, Knows(labels=method not in LABELS)
+    setup = _setup(setting, request)
+    if method in GUESSES:
+        return Experiment(setup, Guessed(GUESSES[method]), knows)
+    probe = Peer(_attack(method, setting, request), FACTORS.get(method, FACTOR))
+    guess = setting.get("guess", 1.0)
+    return Experiment(setup, probe if guess == 1.0 else WrongRate(probe, guess), knows)
+
+
+def refined(row: Row, method: str, request: Request) -> Experiment:
+    """Figures 7 and 15: what a diffusion model makes of the images that were found."""
+    made = inverted(row, method if method in GUESSES else "ours", request)
+    if not isinstance(made.probe, Peer):
+        return made
+    restoration = ddrm_enlarged(request.weights[DIFFUSION], FACTOR)
+    return replace(made, probe=replace(made.probe, attack=replace(made.probe.attack, refine=(restoration,))))
+
+
+def network(setting: Setting) -> Trained | None:
+    """The diffusion model that a refinement can not do without."""
+    return Trained(DIFFUSION) if setting.get("refined") else None
+
+
+def found_out(row: Row, method: str, request: Request) -> Experiment:
+    """Appendix B: learning rate, number of images or both are searched for by the adversary's own images."""
+    setup, unknown = _setup(row.setting, request), row.setting["unknown"]
+    attack = _attack("ours", row.setting, request)
+    total = sum(setup.sizes)
+    counts = tuple(round(total * share) for share in COUNTS)
+    search = SearchByOwn(attack, attack, tuple(LR * share for share in RATES), counts, zooms=0)
+    knows = Knows(labels=True, steps=True, lr=unknown == "images", examples=unknown == "learning rate")
+    return Experiment(setup, FindOut(search, setup.training.lr), knows)
+
+
+def _setup(setting: Setting, request: Request) -> Setup:
+    sizes = _sizes(setting, request)
+    kind = "imagenet" if sum(sizes) <= LISTED else "imagenet-many"
+    training = Training(setting.get("lr", LR), epochs=setting.get("steps", STEPS))
+    network = NETWORKS[setting.get("network", "LeNet")]
+    return round_of(f"{kind}@{request.side}-plain", network, training, sizes)
+
+
+def _sizes(setting: Setting, request: Request) -> tuple[int, ...]:
+    """How many images each client has; of uneven ones every second has two thirds of a pair's."""
+    share = (IMAGES if request.images is None else request.images) / IMAGES
+    each, clients = max(1, round(setting.get("batch", IMAGES) * share)), int(setting["clients"])
+    if setting.get("spread", "even") == "even":
+        return (each,) * clients
+    larger = round(2 * each * 2 / 3)
+    return tuple(larger if i % 2 == 0 else 2 * each - larger for i in range(clients))
+
+
+def _attack(method: str, setting: Setting, request: Request) -> Attack:
+    made = ATTACKS[method].attack(
+        request, labels=LABELS.get(method, OracleLabels()), factor=FACTORS.get(method, FACTOR)
+    )
+    (stage,) = made.stages
+    if "rate" in setting and isinstance(stage.solver, Adam):
+        stage = replace(stage, solver=replace(stage.solver, rate=setting["rate"]))
+    return replace(made, stages=(stage,))
+
+
+def lemma(row: Row, method: str, request: Request) -> Experiment:
+    """Lemma 1: the distance over one quantity, the others as in the paper's experiments where they can be."""
+    network, lr = SMOOTH[row.setting["network"]]
+    setup = Setup(KIND_OF[row.setting["dataset"]], network, Training(lr), POOL)
+    return Experiment(setup, Divergence(_sweeps(lr)[row.setting["over"]]))
+
+
+def _sweeps(lr: float) -> Mapping[str, Sweep]:
+    """By what changes; each in the quantity that the lemma has a power of."""
+    rates = tuple(lr * share for share in (0.1, 0.3, 1.0))
+    steps, clients, examples = (2, 3, 4, 6, 8), (2, 4, 8, 16), (16, 32, 64)
+    return {
+        "η": Sweep("η", rates, tuple(Place(rate, 3, 4, 32) for rate in rates)),
+        "τ": Sweep("τ(τ-1)", tuple(float(t * (t - 1)) for t in steps), tuple(Place(lr, t, 4, 32) for t in steps)),
+        "K": Sweep("K-1", tuple(float(k - 1) for k in clients), tuple(Place(lr, 3, k, 32) for k in clients)),
+        "N": Sweep("N", tuple(map(float, examples)), tuple(Place(lr, 3, 4, n) for n in examples)),
+    }
+
+
+def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
+    """How the runs differ from the paper's in size."""
+    setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
+    rounds = [setup for setup in setups if setup.sizes]
+    if not rounds:
+        return []
+    sides = sorted({KINDS[setup.data].shape[1] for setup in rounds})
+    images = {IMAGES if cell.request.images is None else cell.request.images for cell in cells}
+    counts = {sum(iterations_of_stages(cell.experiment.probe.attack)) for cell in cells} - {0}
+    here = [
+        *(f"{side} x {side} pixels in place of 128 x 128" for side in sides if side < CURIOUS_SIDES[-1]),
+        *(f"{count} images for every {IMAGES} of the paper's" for count in sorted(images) if count != IMAGES),
+        *(f"{count} iterations in place of 100" for count in sorted(counts) if count != 100),
+        f"rounds: {max(len({case.subject.client for case in cell.cases}) for cell in cells)}",
+    ]
+    shared = "Rounds are drawn from the same images where these are few, so that their spread is that of the draw."
+    return [f"Reduced here: {'; '.join(here)}. {shared}"]
+
+
+REFINED_FIGURES = ["curious-figure7", "curious-figure15"]
+FIGURES = [f"curious-figure{number}" for number in (5, 6, 11, 12, 13, 14)] + ["curious-release"]
+PAPER = Paper(
+    {
+        "curious-lemma1": Recreation(lemma),
+        **dict.fromkeys(FIGURES, Recreation(inverted, BESIDE)),
+        "curious-search": Recreation(found_out),
+        **dict.fromkeys(REFINED_FIGURES, Recreation(refined, {"ddrm": REFINED, **YARDSTICKS})),
+    },
+    network=network,
+    sides=CURIOUS_SIDES,
+    remarks=reduced,
+)

@@ -1,0 +1,224 @@
+"""A participant's attack on its peers, scored as the curious client is, beside guesses that need no message."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from fedglass.attack.attack import Attack
+from fedglass.attack.images.low_resolution import bicubic_matrix
+from fedglass.attack.parts import Progress
+from fedglass.audit.probe import Finding
+from fedglass.audit.target import Target
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Observation, Reconstruction
+from fedglass.ledger.evidence import Strips
+from fedglass.metrics.catalogue import score
+from fedglass.metrics.matching import Matching, match
+from fedglass.reproduce.cost import Load, attack_seconds
+from fedglass.reproduce.probes.probe import of_attack
+from fedglass.rounds.truth import Truth
+
+METRICS = ("lpips", "psnr", "ssim")
+TRACED = (1, 10, 20, 30, 76, 99)
+"""Iterations at which the one run that the release logs tells its objective."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Mean LPIPS, PSNR and SSIM of the peers' images, the adversary's own left out; pixels clipped to [0, 1].
+
+    All images behind the step are matched, so that what shows the adversary's own is not held against the others.
+    """
+
+    accelerated: ClassVar[bool] = True
+
+    attack: Attack
+    factor: int = 4
+    """By which the raw images are smaller: the release repeats their pixels before it scores them."""
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        found = self.attack.run(target.observation, seed, progress)
+        truth, final = target.known_truth, found.images.detach().cpu().clamp(0, 1)
+        raw = final if found.raw is None else found.raw.detach().cpu().clamp(0, 1)
+        matching = match(final, truth.images)
+        values, skipped = _scores(final, truth, matching)
+        coarse, _ = _scores(repeated(raw, self.factor), truth, match(raw, truth.images))
+        unrefined, _ = _scores(raw, truth, match(raw, truth.images))
+        fields = of_attack(self.attack, target, found)
+        measures = _means(values) | {f"{name}_repeated": value for name, value in _means(coarse).items()}
+        measures |= {f"{name}_raw": value for name, value in _means(unrefined).items()}
+        measures |= _of_first_peer(values, target.observation)
+        measures |= _of_refinement(measures, final, truth, matching) if self.attack.refine else {}
+        measures |= _of_search(found, target.observation, len(truth.labels), int(fields["label_errors"]))
+        measures |= {"back": 100 * back(final, truth, matching), "own_psnr": own_psnr(final, target.observation)}
+        extra = {**fields["extra"], "measures": measures, "skipped": skipped}
+        shown = matching.apply(final)[: len(truth.private.labels)]
+        told = {**fields, "metrics": values, "extra": extra}
+        return Finding(told, Strips(truth.private.images.numpy(), shown.numpy()))
+
+    def seconds(self, load: Load) -> float:
+        return attack_seconds(self.attack, load)
+
+
+@dataclass(frozen=True)
+class WrongRate:
+    """The adversary takes the global learning rate for `guess` times what it is [Curious client, 2025, Appendix B].
+
+    It divides the step of the global model by its guess, and simulates the clients as they are: the rate is applied by
+    the server, as in the release.
+    """
+
+    accelerated: ClassVar[bool] = True
+
+    probe: Peer
+    guess: float
+
+    @property
+    def attack(self) -> Attack:
+        return self.probe.attack
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen = target.observation
+        scaled = {name: step / self.guess for name, step in seen.update.items()}
+        return self.probe.measure(replace(target, observation=replace(seen, update=scaled)), seed, progress)
+
+    def seconds(self, load: Load) -> float:
+        return self.probe.seconds(load)
+
+
+class Guess(Protocol):
+    """Images in place of the private ones, without an attack."""
+
+    def images(self, seen: Observation, truth: Truth) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Grey:
+    """Middle grey everywhere."""
+
+    def images(self, seen: Observation, truth: Truth) -> Tensor:
+        return torch.full_like(truth.private.images, 0.5)
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """The adversary's own images, in turn."""
+
+    def images(self, seen: Observation, truth: Truth) -> Tensor:
+        own = own_images(seen)
+        return own[torch.arange(len(truth.private.labels)) % len(own)]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """ORACLE: the private images themselves, as well as an enlargement of so few pixels can show them.
+
+    What no search at that resolution can be above in PSNR.
+    """
+
+    factor: int = 4
+
+    def images(self, seen: Observation, truth: Truth) -> Tensor:
+        private = truth.private.images
+        return enlarged(reduced(private, self.factor), self.factor)
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """The same figures of images that no attack has found."""
+
+    accelerated: ClassVar[bool] = False
+    attack: ClassVar[None] = None
+
+    guess: Guess
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        truth = target.known_truth
+        private, shown = truth.private, self.guess.images(target.observation, truth).clamp(0, 1)
+        values, skipped = _scores(shown, private, Matching(tuple(range(len(private.labels)))))
+        extra = {"measures": _means(values), "skipped": skipped}
+        return Finding({"metrics": values, "extra": extra}, Strips(private.images.numpy(), shown.numpy()))
+
+    def seconds(self, load: Load) -> float:
+        return 1.0
+
+
+def reduced(images: Tensor, factor: int) -> Tensor:
+    """The small images whose bicubic enlargement comes nearest.  # (n, c, h, w) -> (n, c, h / factor, w / factor)"""
+    down, across = (torch.linalg.pinv(bicubic_matrix(side // factor, factor)) for side in images.shape[-2:])
+    small: Tensor = down @ images.double() @ across.mT
+    return small.to(images.dtype)
+
+
+def enlarged(images: Tensor, factor: int) -> Tensor:
+    return interpolate(images, scale_factor=factor, mode="bicubic", align_corners=False)
+
+
+def repeated(images: Tensor, factor: int) -> Tensor:
+    """Images that were enlarged by bicubic weights, as if each small pixel had been repeated; clipped to [0, 1]."""
+    small = reduced(images, factor)
+    return small.repeat_interleave(factor, -1).repeat_interleave(factor, -2).clamp(0, 1)
+
+
+def back(found: Tensor, truth: Truth, matching: Matching) -> float:
+    """The share of private images that came back: what was matched is nearer to them than to any other image of
+    the message, and nearer than plain grey is."""
+    shown, private = matching.apply(found), truth.private.images
+    squares = (shown[: len(private), None] - truth.images[None]).square().flatten(2).mean(2)  # (private, all)
+    nearest = squares.argmin(1) == torch.arange(len(private))
+    grey = (private - 0.5).square().flatten(1).mean(1)
+    return float((nearest & (squares.diagonal()[: len(private)] < grey)).double().mean())
+
+
+def own_psnr(found: Tensor, seen: Observation) -> float:
+    """How well the adversary sees its own images among those found: what it can judge a guess by."""
+    return statistics.fmean(score(found, own_images(seen), ("psnr",)).values["psnr"])
+
+
+def own_images(seen: Observation) -> Tensor:
+    if seen.own is None:
+        raise UsageError("Only a participant has images of its own: look at the round as one of its clients.")
+    return seen.own.images.cpu()
+
+
+def _scores(images: Tensor, truth: Truth, matching: Matching) -> tuple[dict[str, tuple[float, ...]], dict[str, str]]:
+    """Of the private images, and which metrics are left out."""
+    private = truth.private.images
+    scores = score(images, private, METRICS, Matching(matching.partner[: len(private)]))
+    return dict(scores.values), dict(scores.skipped)
+
+
+def _means(values: dict[str, tuple[float, ...]]) -> dict[str, float]:
+    return {name: statistics.fmean(each) for name, each in values.items()}
+
+
+def _of_first_peer(values: dict[str, tuple[float, ...]], seen: Observation) -> dict[str, float]:
+    """LPIPS of the first peer's images alone: in rounds of more clients they are the same, and can be compared."""
+    count = None if seen.knows.sizes is None else seen.knows.sizes[0]
+    return {"lpips_first": statistics.fmean(values["lpips"][:count])} if count and "lpips" in values else {}
+
+
+def _of_refinement(measures: Mapping[str, float], final: Tensor, truth: Truth, matching: Matching) -> dict[str, float]:
+    """By how much LPIPS falls below each raw form, in %, and what it is beside another of the private images: a
+    sharp picture of anything is nearer than a blurred one of the right thing."""
+    if "lpips" not in measures:
+        return {}
+    gains = {
+        name: 100 * (1 - measures["lpips"] / measures[f"lpips_{form}"])
+        for name, form in (("gain", "repeated"), ("gain_bicubic", "raw"))
+    }
+    count = len(truth.private.labels)
+    turned = Matching(tuple(matching.partner[(i + 1) % count] for i in range(count)))
+    return gains | {"lpips_other": _means(_scores(final, truth, turned)[0])["lpips"]}
+
+
+def _of_search(found: Reconstruction, seen: Observation, examples: int, wrong: int) -> dict[str, float]:
+    told = {"objective": found.energy, "labels": 100 * (1 - wrong / examples)}
+    return told | {f"objective_{i}": found.trace[i] for i in TRACED if i < len(found.trace)}
