@@ -55,9 +55,20 @@ class SubtractOwn:
         return replace(self, attack=self.attack.refined_by(parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        others = others_alone(observation)
-        n = len(labels) - (observation.knows.examples - others.knows.examples)
+        others, n = _others_of(observation, labels)
         return self.attack.energy_of(others, pixels[:n], labels[:n], like)
+
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        others, n = _others_of(observation, labels)
+        return self.attack.misfits(others, pixels[:n], labels[:n], like)
+
+
+def _others_of(observation: Observation, labels: Tensor) -> tuple[Observation, int]:
+    """The message of the others alone, and how many of the labelled images are theirs: the first ones."""
+    others = others_alone(observation)
+    return others, len(labels) - (observation.knows.examples - others.knows.examples)
 
 
 @dataclass(frozen=True)
