@@ -149,6 +149,9 @@ class Moody:
     def energy_of(self, *arguments: Any) -> float:
         return self.inner.energy_of(*arguments)
 
+    def misfits(self, *arguments: Any) -> dict[str, float]:
+        return self.inner.misfits(*arguments)
+
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError("too much"), AuditError("no")])
 def test_a_failed_case_is_a_failed_record_and_is_tried_again(error: Exception, make_job: Make, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from fedglass.attack.attack import Attack
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.terms.growing_cosine import GrowingCosine
 from fedglass.attack.terms.layers import Ramp
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.audit.public import Public
@@ -33,11 +34,12 @@ from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.data.photos import photos
 from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.draws import normal
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
 from fedglass.fl.protection import Protection
-from fedglass.fl.release import Chain, Release
+from fedglass.fl.release import Chain, Outgoing, Release
 from fedglass.models.catalogue import build
 from fedglass.models.init import KaimingUniform, Uniform
 from fedglass.recipes.catalogue import recipe
@@ -101,6 +103,14 @@ def normalised() -> nn.Module:
     model = nn.Sequential(*features, nn.Flatten(), nn.Linear(12 * 36, CLASSES))
     for parameter in (*model[0].parameters(), *model[3].parameters(), *model[6].parameters()):
         nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
+def grouped() -> nn.Module:
+    """The same with group normalisation, which takes the contrast out of the gradient."""
+    model = normalised()
+    model[0], model[1] = nn.Conv2d(3, 12, 5, 2, 2, bias=False), nn.GroupNorm(3, 12)
+    nn.init.uniform_(model[0].weight, -0.5, 0.5)
     return model
 
 
@@ -268,6 +278,11 @@ def nearly_flat() -> Examples:
     return Examples(0.4 + 0.2 * picture.images, picture.labels)
 
 
+def black_and_white() -> Examples:
+    picture = data(1)
+    return Examples((picture.images > picture.images.median()).float(), picture.labels)
+
+
 def split() -> Examples:
     """A picture that is itself when it is inverted and mirrored."""
     image = torch.full((1, *SHAPE), 0.2)
@@ -287,9 +302,28 @@ def noisy(std: float) -> dict[str, Any]:
     return {"release": GaussianNoise(std=std)}
 
 
+@dataclass(frozen=True)
+class NoisyEnd:
+    """A defence of a user's own: noise in the last layer, which is most of a gradient's length, and nowhere else."""
+
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        *first, weight, bias = outgoing.update.items()
+        noised = {name: t + self.std * normal(t, outgoing.generator) for name, t in (weight, bias)}
+        return {**dict(first), **noised}
+
+
 def faded(of: Attack) -> Attack:
     """Its first stage down to a faint total variation: batch statistics let it take the contrast at no cost."""
     objective = Cosine() + Ramp(TotalVariation(), 1.0, 0.001, until=0.85)
+    return replace(of, stages=(replace(of.stages[0], objective=objective),))
+
+
+def last_layers(of: AnyAttack) -> Attack:
+    """Its objective leaves out the first half of the message, in which the details of the picture are."""
+    assert isinstance(of, Attack)
+    objective = GrowingCosine(first=0.5, last=0.5, kept=1.0) + 0.003 * TotalVariation()
     return replace(of, stages=(replace(of.stages[0], objective=objective),))
 
 
@@ -499,6 +533,18 @@ def _situations() -> Iterator[Situation]:
     by_direction = coarse_to_fine_batchnorm(iterations=ITERATIONS)
     yield row("batch statistics, by coarse_to_fine_batchnorm", LEAKS, shallow, by_direction)
     yield row("batch statistics, prior under which the contrast fades", LEAKS, shallow, faded(by_direction))
+    last = simulated({"release": NoisyEnd(std=1.0)})
+    yield row("heavy noise in the last layer alone", LEAKS, last, flag="attack is blind")
+    tiny_steps = Training(lr=1e-8)
+    yield row(
+        "recorded: tiny learning rate, clipped, other data said",
+        LEAKS,
+        recorded(Made(lr=1e-8), tiny_steps, defence=Clip(norm=1e-3), truth=lambda _: data(1, 7)),
+        flag=NOT_SO,
+    )
+    contrast = simulated(model=grouped, examples=black_and_white())
+    yield row("group normalisation, black and white", LEAKS, contrast, attack(tv=0.03), "recognisable otherwise")
+    yield row("attack that looks at the last layers alone", LEAKS, simulated(), last_layers(attack(400)))
 
 
 SITUATIONS = tuple(_situations())

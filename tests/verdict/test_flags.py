@@ -298,3 +298,43 @@ def test_labels_taken_as_distinct_are_mentioned_unless_they_are_known_to_be_righ
     assert names(replace(FREE, notes=noted)) == names(FREE)
     assert replace(FREE, notes=noted).absence == CHOICE
     assert replace(FREE, notes=("another",)).absence is None
+
+
+@pytest.mark.parametrize("found", [SHIELDED, FREE], ids=["hidden", "choice"])
+def test_what_is_shown_in_another_contrast_or_place_shows_no_absence(found: Findings) -> None:
+    altered = replace(found, otherwise=(True,))
+    assert found.absence is not None
+    assert altered.absence is None
+    assert "recognisable otherwise" in serious(altered)
+    assert names(replace(RECOVERED, otherwise=(True,))) == []
+
+
+def test_another_run_that_comes_near_shows_no_absence() -> None:
+    near = replace(FREE, looks=(REACHED, replace(REACHED, doubtful=1)))
+    assert FREE.absence == CHOICE
+    assert near.absence is None
+    assert "another run comes near" in serious(near)
+
+
+def test_a_defence_that_leaves_a_tensor_as_it_was_hides_nothing() -> None:
+    bared = replace(SHIELDED, remains=("conv.weight",))
+    assert SHIELDED.absence == HIDDEN
+    assert bared.absence is None
+    (flag,) = [flag for flag in flags_of(bared) if flag.name == "attack is blind"]
+    assert "conv.weight" in flag.text
+
+
+@pytest.mark.parametrize("threshold", [20.0, 30.0, 60.0, 99.0])
+def test_no_threshold_makes_a_sure_recovery_pass(threshold: float) -> None:
+    high = replace(FREE, gate=Gate(threshold=threshold), scores=psnr(20.5))
+    assert high.absence is None
+    assert ("partly recognisable" in serious(high)) is (threshold > 20.5)
+
+
+def test_images_that_some_tensor_tells_from_the_truth_are_no_choice() -> None:
+    told = replace(FREE, apart=("conv.weight",))
+    assert FREE.absence == CHOICE
+    assert told.absence is None
+    (flag,) = [flag for flag in flags_of(told) if flag.name == "other images fit as well"]
+    assert "conv.weight" in flag.text
+    assert replace(FREE, looks=(REACHED, replace(REACHED, apart=("conv.weight",)))).absence is None

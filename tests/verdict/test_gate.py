@@ -233,3 +233,17 @@ def test_an_image_that_a_refinement_recovered_counts_and_a_broken_one_is_judged_
     low = Gate("lpips", 0.2)
     assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.1]})]).state == "leak"
     assert low.judge([make("fedleak", [0.9], "lpips", metrics_raw={"lpips": [0.8]})]).state == "clear"
+
+
+def test_absence_that_was_shown_for_another_gate_is_not_shown() -> None:
+    """Further runs were judged by the gate of that time: what they showed may be a leak by a stricter one."""
+    for then, now in ((20.0, 15.0), (30.0, 20.0)):
+        record = make("a", [10.0], absence=CHOICE, extra={"gate": {"metric": "psnr", "threshold": then}})
+        assert Gate(threshold=then).judge([record]).exit_code == 0
+        assert Gate(threshold=then + 5).judge([record]).exit_code == 0
+        verdict = Gate(threshold=now).judge([record])
+        assert verdict.exit_code == 3
+        assert "audit again in a new directory" in verdict.caveat
+    both = {"metrics": {"psnr": [10.0], "ssim": [0.1]}}
+    record = make("a", [10.0], absence=CHOICE, extra={"gate": {"metric": "psnr", "threshold": 20.0}}, **both)
+    assert Gate(metric="ssim", threshold=0.5).judge([record]).exit_code == 3

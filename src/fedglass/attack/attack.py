@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from fedglass.attack.merge import MatchAndAverage
 from fedglass.attack.needs import NOTHING, Reads, check_needs
@@ -130,9 +131,25 @@ class Attack:
         The operator's own unknowns end where they do in `like`. For the audit, which may compare with the truth:
         of what can not be represented no search is to blame for not finding it.  # pixels (n, c, h, w), labels (n,)
         """
+        return self._energy_at(observation, self._nearest(observation, pixels, labels), like)
+
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        """1 - cosine of what the same images would have sent and what was sent, tensor by tensor.
+
+        An objective may leave tensors out, or count them for next to nothing: this counts each of them.
+        """
+        forward = self.stages[-1].forward.bind(observation)
+        own = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
+        predicted = forward.predict(self._nearest(observation, pixels, labels), own)
+        rows = zip(forward.names, predicted, forward.target, strict=True)
+        return {name: _misfit(sent, seen) for name, sent, seen in rows if seen.numel() > 1}
+
+    def _nearest(self, observation: Observation, pixels: Tensor, labels: Tensor) -> Candidate:
+        """The representable images next to the given ones."""
         bound = self._representation(observation)
-        images = bound.nearest(_in_each_epoch(bound, observation.knows.whitening.whiten(pixels)))
-        return self._energy_at(observation, Candidate(images, labels), like)
+        return Candidate(bound.nearest(_in_each_epoch(bound, observation.knows.whitening.whiten(pixels))), labels)
 
     def _refined(
         self, observation: Observation, found: Reconstruction, seed: int, progress: Progress
@@ -228,6 +245,10 @@ def check_observation(observation: Observation) -> None:
             "The update is zero everywhere, so that there is nothing to invert: check that the client trained "
             "and that the weights before and after were not mixed up."
         )
+
+
+def _misfit(one: Tensor, other: Tensor) -> float:
+    return 1 - float(cosine_similarity(one.detach().double().flatten(), other.double().flatten(), dim=0))
 
 
 def check_counted(observation: Observation) -> None:

@@ -26,6 +26,12 @@ class AnyAttack(Protocol):
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float: ...
 
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        """How far the message of given images lies from the one that was seen, tensor by tensor."""
+        ...
+
     def weakened(self, factor: float) -> AnyAttack:
         """The same attack with priors weaker by a factor; itself where it has none."""
         ...
@@ -76,9 +82,12 @@ class TryEpochs:
         return replace(self, attack=self.attack.refined_by(parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        if like.supposed is None:
-            raise UsageError("The reconstruction supposes no training: give one that this attack returned.")
-        return self.attack.energy_of(supposing(observation, like.supposed), pixels, labels, like)
+        return self.attack.energy_of(_as_supposed(observation, like), pixels, labels, like)
+
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        return self.attack.misfits(_as_supposed(observation, like), pixels, labels, like)
 
 
 @runtime_checkable
@@ -130,6 +139,12 @@ def trainings(lr: float, steps: int, examples: int) -> list[Training]:
     divisors = [e for e in range(1, steps + 1) if steps % e == 0]
     guesses = [Training(lr, e, -(-examples * e // steps)) for e in divisors]
     return [guess for guess in guesses if guess.local_steps(examples) == steps]
+
+
+def _as_supposed(observation: Observation, like: Reconstruction) -> Observation:
+    if like.supposed is None:
+        raise UsageError("The reconstruction supposes no training: give one that this attack returned.")
+    return supposing(observation, like.supposed)
 
 
 def supposing(observation: Observation, training: Training) -> Observation:

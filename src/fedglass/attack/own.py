@@ -61,9 +61,19 @@ class SubtractOwn:
         return replace(self, attack=self.attack.refined_by(parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        others = self.without_own(observation)
-        n = len(labels) - (observation.knows.examples - others.knows.examples)
+        others, n = self._theirs(observation, labels)
         return self.attack.energy_of(others, pixels[:n], labels[:n], like)
+
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        others, n = self._theirs(observation, labels)
+        return self.attack.misfits(others, pixels[:n], labels[:n], like)
+
+    def _theirs(self, observation: Observation, labels: Tensor) -> tuple[Observation, int]:
+        """Where the others are looked for, and how many of the labelled images are theirs: the first ones."""
+        others = self.without_own(observation)
+        return others, len(labels) - (observation.knows.examples - others.knows.examples)
 
 
 @dataclass(frozen=True)

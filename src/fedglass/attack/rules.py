@@ -54,11 +54,19 @@ class TryRules:
         return self._each(lambda attack: refined_by(attack, parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        """Under the rule that won."""
+        return self._won(like).energy_of(observation, pixels, labels, like)
+
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        return self._won(like).misfits(observation, pixels, labels, like)
+
+    def _won(self, like: Reconstruction) -> AnyAttack:
+        """The attack under the rule that a reconstruction supposes."""
         named = dict(self.attacks)
         if like.rule not in named:
             raise UsageError("The reconstruction supposes none of these rules: give one that this attack returned.")
-        return named[like.rule].energy_of(observation, pixels, labels, like)
+        return named[like.rule]
 
     def _each(self, change: Callable[[AnyAttack], AnyAttack]) -> TryRules:
         return TryRules(tuple((name, change(attack)) for name, attack in self.attacks))

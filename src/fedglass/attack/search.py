@@ -80,9 +80,12 @@ class SearchByOwn:
         return replace(self, attack=refined_by(self.attack, parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        if like.supposed is None:
-            raise UsageError("The reconstruction supposes no learning rate: give one that this attack returned.")
-        return self.attack.energy_of(supposing(observation, like.supposed.lr, len(labels)), pixels, labels, like)
+        return self.attack.energy_of(_as_supposed(observation, labels, like), pixels, labels, like)
+
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        return self.attack.misfits(_as_supposed(observation, labels, like), pixels, labels, like)
 
     def _search(self, observation: Observation, seed: int, progress: Progress) -> list[Trial]:
         """All trials; the one guess that there is, untried, where nothing is unknown."""
@@ -187,3 +190,9 @@ def _spacing(points: list[float]) -> float:
 def _gap(counts: tuple[int, ...], at: int) -> int:
     """The distance to the nearest other count of the grid."""
     return min((abs(count - at) for count in counts if count != at), default=2)
+
+
+def _as_supposed(observation: Observation, labels: Tensor, like: Reconstruction) -> Observation:
+    if like.supposed is None:
+        raise UsageError("The reconstruction supposes no learning rate: give one that this attack returned.")
+    return supposing(observation, like.supposed.lr, len(labels))

@@ -14,11 +14,13 @@ from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
 from fedglass.audit.consistency import contradictions
 from fedglass.audit.controls import controlled
-from fedglass.audit.guesses import best_guess
+from fedglass.audit.guesses import DEAR, best_guess
 from fedglass.audit.isolation import isolated
-from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge
+from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge, told_apart
+from fedglass.audit.likeness import shown_otherwise
 from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts, share_of
 from fedglass.audit.noise import Fit
+from fedglass.audit.remains import remains
 from fedglass.audit.replay import Replay, replay
 from fedglass.audit.target import Target
 from fedglass.core.types import Observation, Reconstruction
@@ -88,12 +90,14 @@ def assess(asked: Question, findings: Findings) -> Assessment:
 def _scored(
     asked: Question, findings: Findings, judged: Judgement, seen: Observation, found: Reconstruction
 ) -> Findings:
-    """The findings with the scores, those of guesses, and those of a learned refinement's controls."""
+    """The findings with the scores of guesses and of a refinement's controls, and what is shown in another way."""
     raw = {} if judged.scores_raw is None else judged.scores_raw.values
     blind = best_guess(asked.seen, asked.truth, found.labels, asked.metrics, asked.target.public)
     control = controlled(asked.attack, seen, found, asked.truth, judged.scores, asked.seed)
     scores = ImageScores(judged.scores.values, raw, blind.values, blind.names, control.values, control.kept)
-    return replace(findings, scores=scores)
+    versions = [images for images in (found.images, found.raw) if images is not None]
+    otherwise = shown_otherwise(torch.cat(versions), asked.truth.private.images)
+    return replace(findings, scores=scores, otherwise=tuple(otherwise))
 
 
 def _explained(target: Target) -> dict[str, Any]:
@@ -129,11 +133,14 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
         return findings
     if findings.hidden:
         bare = asked.target.bare
-        findings = findings if bare is None else replace(findings, read_without=_reads(asked, bare))
+        if bare is not None:
+            left = remains(asked.seen.update, bare.update)
+            findings = replace(findings, remains=left, read_without=_reads(asked, bare))
         # An attack that nothing hides from is blind, and its prior may be why.
-        return findings if findings.defended and findings.read_without else _with_looks(asked, findings, [])
+        return findings if findings.covered else _with_looks(asked, findings, [])
     if not findings.reached:
         return findings
+    findings = replace(findings, apart=told_apart(asked.attack, asked.seen, asked.found, asked.truth))
     return _with_looks(asked, findings, other_starts(asked.attack, asked.seed, asked.effort))
 
 
@@ -155,26 +162,29 @@ def _reads(asked: Question, bare: Observation) -> bool:
     """Whether the attack recovers every image of the message without what protects it."""
     seen = isolated(bare, asked.attack, _device(asked.seen))
     found = asked.attack.run(seen, asked.seed, asked.progress)
-    return _recovered(asked, seen, found) == len(asked.truth.private.labels)
+    return _judged_again(asked, seen, found).all_recovered
 
 
 def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
     found = run.attack.run(asked.seen, run.seed, progress)
-    truth = asked.truth
+    truth, again = asked.truth, _judged_again(asked, asked.seen, found)
     return Look(
         run.words,
         found.energy,
         energy_at(run.attack, asked.seen, truth.images, truth.labels, found),
         energy_others(run.attack, asked.seen, found, truth),
-        _recovered(asked, asked.seen, found),
+        sum(again.recovered),
+        again.doubtful,
+        told_apart(run.attack, asked.seen, found, truth),
         run.must_reach,
     )
 
 
-def _recovered(asked: Question, seen: Observation, found: Reconstruction) -> int:
-    """How many private images a run recovered."""
-    judged = judge(None, seen, found, asked.truth, (asked.gate.metric,))
-    return sum(_scored(asked, Findings(asked.gate), judged, seen, found).recovered)
+def _judged_again(asked: Question, seen: Observation, found: Reconstruction) -> Findings:
+    """What a further run shows of the private images, by all metrics that are cheap and by the gate's."""
+    chosen = tuple(name for name in asked.metrics if name not in DEAR or name == asked.gate.metric)
+    again = replace(asked, metrics=chosen)
+    return _scored(again, Findings(asked.gate), judge(None, seen, found, asked.truth, chosen), seen, found)
 
 
 def _device(seen: Observation) -> torch.device:

@@ -18,6 +18,10 @@ from fedglass.rounds.truth import Truth
 
 OTHER = 0.5
 """The share of the images' contrast by which a decoy's pixels must differ for it to show something else."""
+SAME = 0.05
+"""The share of other images' misfit up to which a tensor of the message does not tell images from the true ones."""
+ROUNDING = 1e-5
+"""The misfit that rounding alone may make."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +92,24 @@ def energy_others(attack: AnyAttack, seen: Observation, found: Reconstruction, t
     decoyed = [energy_at(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)]
     known = [e for e in (*decoyed, energy_blind(attack, seen, found)) if math.isfinite(e)]
     return min(known, default=math.inf)
+
+
+def told_apart(attack: AnyAttack, seen: Observation, found: Reconstruction, truth: Truth) -> tuple[str, ...]:
+    """The tensors of the message that tell what was found from the truth, whatever the attack's objective looks at.
+
+    There the images that were found leave more of it unexplained than the truth does, beside what others leave.
+    """
+
+    def at(images: Tensor, labels: Tensor) -> dict[str, float]:
+        device = next(iter(seen.update.values())).device
+        return attack.misfits(seen, images.to(device), labels.to(device), found)
+
+    here = at(found.images if found.raw is None else found.raw, found.labels)
+    true = at(truth.images, truth.labels)
+    others = [at(other, truth.labels) for other in _decoys_beside_own(truth)]
+    others.append(at(grey(seen, len(found.labels)), found.labels))
+    bounds = {name: true[name] + SAME * min(other[name] for other in others) + ROUNDING for name in here}
+    return tuple(name for name, value in here.items() if not value <= bounds[name])
 
 
 def clipped(images: Tensor, seen: Observation) -> Tensor:

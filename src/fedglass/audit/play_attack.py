@@ -125,7 +125,11 @@ def _guess(seen: Observation) -> Reconstruction:
 def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:
     judged, found = assessed.judged, assessed.findings
     scores, raw = judged.scores, judged.scores_raw
-    more = {"matching": list(scores.matching.partner), "energy_decoys": list(judged.energy_decoys)}
+    more = {
+        "matching": list(scores.matching.partner),
+        "energy_decoys": list(judged.energy_decoys),
+        "gate": {"metric": found.gate.metric, "threshold": found.gate.threshold},
+    }
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},

@@ -132,10 +132,10 @@ def _played(declared: Declared) -> Replay:
     message = [declared.update[name].double() for name in declared.before]
     tries = [_message(declared, order) for order in range(1 if _has_no_order(declared) else ORDERS)]
     worst = Replay(0.0, ROUNDING, explained=True)
-    for i, (tensor, before) in enumerate(zip(message, declared.before.values(), strict=True)):
-        if float(tensor.norm()) <= FAINT * float(before.norm()):
-            continue
-        found = _compared(tensor, [each[i] for each in tries])
+    moved = [i for i, before in enumerate(declared.before.values()) if _norm(message[i]) > FAINT * _norm(before)]
+    # Where all of it is faint, as by a tiny learning rate, all of it is what there is to be explained.
+    for i in moved or [i for i, tensor in enumerate(message) if _norm(tensor) > 0]:
+        found = _compared(message[i], [each[i] for each in tries])
         if found.residual / found.bound >= worst.residual / worst.bound:
             worst = found
     if not declared.protected or not _draws(declared):
@@ -161,6 +161,10 @@ def _compared(message: Tensor, tries: Sequence[Tensor]) -> Replay:
     ]
     bound = ROUNDING + NEAR * max(apart, default=0.0)
     return Replay(residual, bound, math.isfinite(residual) and residual <= bound)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(tensor.norm())
 
 
 def _has_no_order(declared: Declared) -> bool:

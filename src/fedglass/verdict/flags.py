@@ -28,6 +28,8 @@ CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the optimiser to have failed."""
 FAITHFUL = 0.2
 """The share of other images' energy that the truth's may have for an attack to model how the message was made."""
+NAMED = 3
+"""Tensors that a flag names."""
 DISTINCT = 0.01
 """By which share it must undercut that of every decoy for the message to point at the true data."""
 
@@ -42,6 +44,10 @@ class Look:
     energy_others: float
     """The lowest of decoys and blind guess."""
     recovered: int
+    doubtful: int = 0
+    """How many images it did not recover but shows so that they may be recognised, or as a guess does."""
+    apart: Sequence[str] = ()
+    """The tensors of the message that tell what it found from the truth."""
     must_reach: bool = True
     """Whether absence is shown only if it reaches the truth's energy: not asked of a stronger prior."""
 
@@ -49,6 +55,7 @@ class Look:
     def reached(self) -> bool:
         """Whether it found an energy at or below that of the truth, which stands out from other images."""
         found = math.isfinite(self.energy) and not _undercuts(self.energy_truth, self.energy, CLEARLY)
+        found = found and not self.apart
         return found and math.isfinite(self.energy_others) and self.energy_truth <= FAITHFUL * self.energy_others
 
 
@@ -59,6 +66,8 @@ class Findings:
     gate: Gate
     update: State = "sound"
     scores: ImageScores = field(default_factory=ImageScores)
+    otherwise: Sequence[bool] = ()
+    """Image by image, whether it is shown in another contrast, mirrored or moved."""
     energy: float = math.nan
     energy_refined: float | None = None
     """Of the refined images, where some were refined."""
@@ -76,6 +85,8 @@ class Findings:
     """Whether something protects the message, by defence or by the company of others; None where nobody knows."""
     read_without: bool | None = None
     """Whether the same attack reads the message without what protects it; None where that was not tried."""
+    remains: Sequence[str] = ()
+    """The tensors of a protected message in which the undefended one stands out from noise."""
     explained: bool | None = True
     """Whether the declared training gives the message; None where that can not be told."""
     replay: str = ""
@@ -84,6 +95,8 @@ class Findings:
     """Whether the clients' BatchNorm layers took the statistics of their batches."""
     contradictions: Sequence[str] = ()
     """What of the message can not be as declared, whatever the data are."""
+    apart: Sequence[str] = ()
+    """The tensors of the message that tell what was found from the truth, whatever the attack's objective looks at."""
     looks: Sequence[Look] = ()
     asked: int = 0
     """How many looks the audit was told to take."""
@@ -110,6 +123,11 @@ class Findings:
         return not _undercuts(self.energy_truth, self.others, DISTINCT)
 
     @property
+    def covered(self) -> bool:
+        """Whether it is what protects the message that hides the data, and all of the message is under it."""
+        return bool(self.defended and self.read_without) and not self.remains
+
+    @property
     def reached(self) -> bool:
         """Whether the search found an energy at or below that of the truth."""
         truth = self.energy_truth
@@ -122,19 +140,28 @@ class Findings:
             not self.open
             or self.explained is not True
             or self.contradictions
-            or self.gate.partly(self.scores)
-            or self.gate.guessed(self.scores)
-            or self.gate.imagined(self.scores)
+            or self.doubtful
             or self.mislabelled
             or self.batch_statistics
             or any(note != TAKEN_AS_DISTINCT for note in self.notes)
-            or any(look.recovered for look in self.looks)
+            or any(look.recovered or look.doubtful for look in self.looks)
         ):
             return None
         if self.hidden:
-            return HIDDEN if self.defended and self.read_without else None
+            return HIDDEN if self.covered else None
         enough = len(self.looks) >= max(1, self.asked) and not self.missed
-        return CHOICE if self.reached and self.faithful and enough else None
+        return CHOICE if self.reached and self.faithful and not self.apart and enough else None
+
+    @property
+    def altered(self) -> int:
+        """How many images are not recovered, but shown in another contrast, mirrored or moved."""
+        return sum(seen and not hit for seen, hit in zip(self.otherwise, self.recovered, strict=False))
+
+    @property
+    def doubtful(self) -> int:
+        """How many are not recovered, of which it can not be said that they are not shown."""
+        shown = self.gate.partly(self.scores) + self.gate.guessed(self.scores) + self.gate.imagined(self.scores)
+        return shown + self.altered
 
     @property
     def missed(self) -> list[Look]:
@@ -283,7 +310,7 @@ def _hides(found: Findings) -> Flag | None:
         "The true images explain the message no better than other images do (energies "
         f"{found.energy_truth:.3g} and {found.others:.3g})"
     )
-    if found.defended and found.read_without:
+    if found.covered:
         text = (
             f"{fits}, and without what protects it the same attack reads it: the protection hides the images from this "
             "attack. Another attack may see more; a longer run of this one will not."
@@ -293,7 +320,13 @@ def _hides(found: Findings) -> Flag | None:
         "It does not model the local training (after several steps try sme or dlfa), its prior (tv) is too strong, its "
         "labels are wrong, or the training diverged; a longer run will not help."
     )
-    if found.defended:
+    if found.defended and found.remains:
+        text = (
+            f"{fits}, but the undefended message stands out from the noise of some tensors "
+            f"({', '.join(found.remains[:NAMED])}): an attack that leaves the others out, or weighs them otherwise, "
+            "may read it there. Protect all of them, or more strongly."
+        )
+    elif found.defended:
         tried = "does not read it either" if found.read_without is False else "was not tried"
         text = (
             f"{fits}, but without what protects it the same attack {tried}: that it hides them is not shown, "
@@ -320,6 +353,11 @@ def _preferred(found: Findings) -> Flag | None:
         )
         return Flag(name="message leaves a choice", severity="info", text=text)
     why = f" The run {found.missed[0].words} did not get there." if found.missed else ""
+    if found.apart:
+        why = (
+            f" The message itself tells them apart (in {', '.join(found.apart[:NAMED])}), where this objective hardly "
+            "looks."
+        )
     if not found.faithful:
         why = " It does not model how the message was made, which at the true images leaves much of it unexplained."
     text = (
@@ -339,6 +377,29 @@ def _partly(found: Findings) -> Flag | None:
         "another metric, that a person may recognise them: look at the pictures."
     )
     return Flag(name="partly recognisable", severity="serious", text=text)
+
+
+def _altered(found: Findings) -> Flag | None:
+    if found.update != "sound" or not found.altered:
+        return None
+    text = (
+        f"{found.altered} of the images are not recovered by the gate's rule, but what the attack found shows the same "
+        "in another contrast, as a negative, mirrored or moved, which such a network may not tell apart: a person "
+        "would recognise them. Look at the pictures."
+    )
+    return Flag(name="recognisable otherwise", severity="serious", text=text)
+
+
+def _other_run_near(found: Findings) -> Flag | None:
+    near = [look.words for look in found.looks if look.doubtful]
+    if not found.open or not near or _other_run(found) is not None:
+        return None
+    text = (
+        f"Another run of the same attack ({near[0]}) comes so near to images that this one does not show that a person "
+        "may recognise them, or as near as a guess: absence of leakage is not shown. Play it so, and look at the "
+        "pictures."
+    )
+    return Flag(name="another run comes near", severity="serious", text=text)
 
 
 def _guessed(found: Findings) -> Flag | None:
@@ -421,6 +482,8 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _hides,
     _preferred,
     _partly,
+    _altered,
+    _other_run_near,
     _guessed,
     _imagined,
     _unexplained,

@@ -212,9 +212,24 @@ class Gate:
             "refined image fails its controls": self.imagined(scores),
         }
         serious += [name for name, count in doubts.items() if count and name not in serious]
-        if serious or all(self.hits(scores)) or record.absence is not None:
+        if serious or all(self.hits(scores)):
             return serious
-        return ["absence not shown"]
+        if record.absence is None:
+            return ["absence not shown"]
+        return [] if self._covers(record) else ["absence was shown for another gate, audit again in a new directory"]
+
+    def _covers(self, record: Record) -> bool:
+        """Whether what was shown for the gate that the audit was run with is shown for this one.
+
+        Further runs were judged by that gate: what they showed may lie beyond a threshold that is easier to cross.
+        """
+        then = record.extra.get("gate")
+        if not isinstance(then, dict):
+            return True
+        threshold = then.get("threshold")
+        if then.get("metric") != self.metric or not isinstance(threshold, int | float):
+            return False
+        return not self.scale.beyond(threshold, self.threshold)
 
     def _judged(self, record: Record) -> bool:
         values = self.scores(record)

@@ -117,11 +117,15 @@ class ImageScores:
         ]
 
     def near(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
-        """Which images are not recovered, but lie in the upper half of the band in which the metric is not sure."""
+        """Which images are not recovered, but lie in the upper half of the band in which the metric is not sure.
+
+        Or beyond that band: what the metric is sure of is recognisable, however high somebody has set the threshold.
+        """
         hits = self.recovered(metric, scale, threshold)
         if scale.sure is None:
             return [False] * len(hits)
-        close = self.earned(metric, scale, (scale.sure[0] + threshold) / 2)
+        half, sure = (scale.sure[0] + threshold) / 2, scale.sure[1]
+        close = self.earned(metric, scale, sure if scale.beyond(half, sure) else half)
         return [seen and not hit for seen, hit in zip(close, hits, strict=True)]
 
     def partly(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
