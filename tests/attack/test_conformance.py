@@ -21,11 +21,19 @@ from torch import Tensor
 
 import fedglass.attack
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.forward.combine import (
+    OneClient,
+    SoftMedian,
+    SupposedMean,
+    SupposedMedian,
+    SupposedTrimmedMean,
+)
 from fedglass.attack.forward.each_client import EachClient
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import AlongSegment, OnSegment
 from fedglass.attack.forward.super_client import SuperClient
+from fedglass.attack.forward.through import Through
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.generator import GeneratorWeights
@@ -42,13 +50,14 @@ from fedglass.attack.labels.own_counts import LastLayerCounts, OwnCounts
 from fedglass.attack.labels.sign_rule import SignRule
 from fedglass.attack.merge import FirstEpoch, MatchAndAverage
 from fedglass.attack.needs import needs_of, uses_of
-from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn
+from fedglass.attack.own import BesideOwn, LabelsBesideOwn, LabelsOfOthers, OwnAsSent, SubtractOwn
 from fedglass.attack.parts import Evaluation, Problem, Refinement, binding_of, silent
 from fedglass.attack.refine.ddrm import DDRM
 from fedglass.attack.refine.masked_diffusion import MaskedDiffusion
 from fedglass.attack.refine.median import MedianFilter
 from fedglass.attack.refine.start_search import StartSearch
 from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, WhiteStart
+from fedglass.attack.rules import TryRules
 from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
@@ -124,10 +133,12 @@ LABELS = [
     OracleLabels(),
     OracleBatchLabels(),
     LabelsBesideOwn(OracleLabels()),
+    LabelsOfOthers(OracleLabels()),
 ]
 EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
 LOW = [LowResolution(2), BoundedLowResolution(2), BesideOwn(LowResolution(4))]
 IMAGES = [Pixels(), FreePixels(), *EPOCHS, *LOW, GeneratorWeights(width=4, code=3)]
+COMBINATIONS = [SupposedMean(), SupposedMedian(), SupposedTrimmedMean(0), SoftMedian(), OneClient()]
 FORWARDS = [
     OneGradient(),
     ObservedResidual(),
@@ -141,6 +152,7 @@ FORWARDS = [
     UnrollEpochs(),
     SuperClient(),
     EachClient(),
+    *(Through(each) for each in COMBINATIONS),
 ]
 DISTANCES = [
     SquaredError(),
@@ -218,6 +230,8 @@ WHOLES = [
     Attack(OracleLabels(), (STAGE,), FirstEpoch(), (MedianFilter(),)),
     TryEpochs(Attack(OracleLabels(), (STAGE,))),
     SubtractOwn(Attack(OracleLabels(), (STAGE,))),
+    OwnAsSent(Attack(OracleLabels(), (STAGE,))),
+    TryRules((("mean", Attack(OracleLabels(), (STAGE,))), ("other", OwnAsSent(Attack(OracleLabels(), (STAGE,)))))),
     SearchByOwn(Attack(OracleLabels(), (STAGE,)), SubtractOwn(Attack(OracleLabels(), (STAGE,))), (0.1,), (5, 6), 1),
 ]
 
@@ -237,6 +251,7 @@ PARTS: list[Any] = [
     *STOPPINGS,
     *SEARCHES,
     *WHOLES,
+    *COMBINATIONS,
 ]
 
 FEDAVG = Training(0.3, epochs=2, batch_size=2)
@@ -302,6 +317,8 @@ NEEDS: dict[type, set[Fact]] = {
     TryEpochs: {Fact.STEPS, Fact.LR},
     SuperClient: {Fact.STEPS, Fact.LR},
     EachClient: {Fact.TRAINING, Fact.GROUPS},
+    Through: {Fact.TRAINING, Fact.EXAMPLES},
+    OracleEpoch: {Fact.EYE},
     SearchByOwn: {Fact.STEPS},
 }
 """What parts can not do without; those that are not here need nothing."""

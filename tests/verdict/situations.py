@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.growing_cosine import GrowingCosine
 from fedglass.attack.terms.layers import Ramp
@@ -38,6 +39,10 @@ from fedglass.defend.draws import normal
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
+from fedglass.fl.aggregate.krum import Krum
+from fedglass.fl.aggregate.mean import WeightedMean
+from fedglass.fl.aggregate.rule import Aggregator
 from fedglass.fl.protection import Protection
 from fedglass.fl.release import Chain, Outgoing, Release
 from fedglass.models.catalogue import build
@@ -52,6 +57,7 @@ from fedglass.rounds.truth import Examples, Truths
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import Knows
 
 SHAPE, CLASSES = (3, 12, 12), 10
 PLAIN = Whitening((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
@@ -247,6 +253,8 @@ def simulated(
     model: Callable[[], nn.Module] = lenet,
     view: Any = ServerView(),  # noqa: B008  # frozen
     examples: Examples | None = None,
+    rule: Aggregator = WeightedMean(),  # noqa: B008  # frozen
+    knows: Knows = Knows(),  # noqa: B008  # frozen
 ) -> Callable[[], Source]:
     """Clients, each with what sets it apart."""
 
@@ -255,7 +263,8 @@ def simulated(
         for i, parts in enumerate(clients or ({},)):
             own = examples or data(count, i * count)
             members.append(Client(f"client {i}", own.images, own.labels, **parts))
-        return Simulated(Federation(model(), members, training, CLASSES, PLAIN), views=(view,))
+        federation = Federation(model(), members, training, CLASSES, PLAIN, aggregator=rule)
+        return Simulated(federation, views=(view,), knows=knows)
 
     return source
 
@@ -359,16 +368,17 @@ def nearly_the_same() -> Public:
     return Public.of((private.images + noise).clamp(0, 1), private.labels)
 
 
-def _situations() -> Iterator[Situation]:
-    def row(
-        name: str,
-        false: frozenset[str],
-        source: Callable[[], Source],
-        by: AnyAttack | None = None,
-        flag: str | None = None,
-    ) -> Situation:
-        return Situation(name, false, source, by or attack(), flag)
+def row(
+    name: str,
+    false: frozenset[str],
+    source: Callable[[], Source],
+    by: AnyAttack | None = None,
+    flag: str | None = None,
+) -> Situation:
+    return Situation(name, false, source, by or attack(), flag)
 
+
+def _situations() -> Iterator[Situation]:
     adam, adamw = torch.optim.Adam, torch.optim.AdamW
     yield row("recorded: plain SGD, declared so", LEAKS, recorded(Made()))
     yield row("recorded: plain SGD, said to be undefended", LEAKS, recorded(Made(), defended=False))
@@ -545,6 +555,49 @@ def _situations() -> Iterator[Situation]:
     contrast = simulated(model=grouped, examples=black_and_white())
     yield row("group normalisation, black and white", LEAKS, contrast, attack(tv=0.03), "recognisable otherwise")
     yield row("attack that looks at the last layers alone", LEAKS, simulated(), last_layers(attack(400)))
+    yield from _among_peers()
+
+
+def _among_peers() -> Iterator[Situation]:
+    """Participants that read each other, through means and through other rules."""
+    curious, peer, three = recipe("curious_client", iterations=ITERATIONS, tv=0.001), PeerView(0), ({}, {}, {})
+    yield row("a server, by curious_client", LEAKS, simulated(), curious)
+    yield row("a peer of one other, by curious_client", LEAKS, simulated({}, {}, view=peer), curious)
+    yield row("a peer of two others, by curious_client", LEAKS, simulated(*three, view=peer), curious)
+    steps = simulated(*three, view=peer, training=replace(TOLD, epochs=3))
+    yield row("a peer of two others after three local steps", LEAKS, steps, curious)
+    poison = simulated({"behaviour": SignFlip(factor=2.0)}, {}, {}, view=peer)
+    yield row("a peer that sends poison", LEAKS, poison, curious)
+    yield row("secure aggregation, by curious_client", LEAKS, simulated({}, {}, view=AggregateView()), curious)
+    yield row("a peer of two that add heavy noise", SAFE, simulated({}, noisy(1.0), noisy(1.0), view=peer), curious)
+    along = recipe("curious_client", own="along", iterations=ITERATIONS, tv=0.001)
+    yield row("a peer that reconstructs its own images too", LEAKS, simulated({}, {}, view=peer), along)
+    held = recipe("curious_client", own="fixed", iterations=ITERATIONS, tv=0.001)
+    yield row("a peer that holds its own images fixed", LEAKS, simulated({}, {}, view=peer), held)
+    yield row("a peer of three others", LEAKS, simulated({}, {}, {}, {}, view=peer), curious)
+    yield row("a peer of one other with two images", LEAKS, simulated({}, {}, count=2, view=peer), curious)
+    five_steps = simulated({}, {}, view=peer, training=replace(TOLD, epochs=5))
+    yield row("a peer of one other after five local steps", LEAKS, five_steps, curious)
+    yield row("a peer that alone adds heavy noise", LEAKS, simulated(noisy(1.0), {}, view=peer), curious)
+    hushed = simulated(noisy(1.0), noisy(1.0), view=AggregateView())
+    yield row("secure aggregation of two that add heavy noise", SAFE, hushed, curious)
+
+    told, five = Knows(labels=True), ({}, {}, {}, {}, {})
+    yield row("a server with Krum", LEAKS, simulated(*five, rule=Krum(1)), curious)
+    yield row("a peer behind Krum", LEAKS, simulated(*five, view=PeerView(1), rule=Krum(1)), curious)
+
+    def through(rule: str) -> AnyAttack:
+        return recipe("maliciously_curious_client", labels=OracleLabels(), rule=rule, iterations=300, tv=0.01)
+
+    median = simulated(*three, view=peer, rule=Median(), knows=told)
+    yield row("a peer behind a median", LEAKS, median, through("median"))
+    flipped = simulated({"behaviour": SignFlip()}, {}, {}, view=peer, rule=Median(), knows=told)
+    yield row("a peer that sends poison, behind a median", LEAKS, flipped, through("median"))
+    trimmed = simulated({}, {}, {}, {}, view=peer, rule=TrimmedMean(1), knows=told)
+    yield row("a peer behind a trimmed mean", LEAKS, trimmed, through("trimmed_mean"))
+    yield row("a peer behind a median that takes it for a mean", LEAKS, median, curious)
+    loud = simulated({}, noisy(1.0), noisy(1.0), view=peer, rule=Median(), knows=told)
+    yield row("a peer behind a median of two that add heavy noise", SAFE, loud, through("median"))
 
 
 SITUATIONS = tuple(_situations())

@@ -1,4 +1,4 @@
-"""How far one super-client's update is from the mean of several clients' [curious client, 2025, Appendix A].
+"""How far one super-client's update is from the mean of several clients' [Wilson et al., 2024, Appendix A].
 
 K clients take tau full-batch steps each and are averaged by their sizes; the super-client takes tau full-batch
 steps on all N examples. With H_k and g_k the Hessian and gradient of client k's mean loss at the common start,

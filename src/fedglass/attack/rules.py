@@ -16,7 +16,7 @@ from fedglass.core.types import Observation, Reconstruction
 
 @dataclass(frozen=True)
 class TryRules:
-    """The same attack under each of some rules; the lowest energy wins [Maliciously curious client, 2025, Eq. 22].
+    """The same attack under each of some rules; the lowest energy wins [Yue et al., 2025, Eq. 22].
 
     All of them measure the same message in the same units, so that their energies can be compared.
     """

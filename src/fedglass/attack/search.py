@@ -25,7 +25,7 @@ from fedglass.core.types import Observation, Own, Reconstruction, Trial
 class SearchByOwn:
     """The learning rate, the number of examples, or both, under which the adversary's own images come back best.
 
-    They must be among those that are reconstructed, and it knows them [Curious client, 2025, Appendix B]: no image of
+    They must be among those that are reconstructed, and it knows them [Wilson et al., 2024, Appendix B]: no image of
     another client is looked at. All pairs of `rates` and `counts` are tried with `probe`; then the best one's
     neighbours, `zooms` times, each time at half the distance, of rates by their logarithm. What is known already is not
     searched for. `attack` is played once, under the best guess; every trial is told in the reconstruction.

@@ -9,8 +9,11 @@ DLFA = (
     "https://openreview.net/forum?id=e7A0B99zJf"
 )
 SME = "Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, https://arxiv.org/abs/2306.00127"
-MALICIOUSLY_CURIOUS_CLIENT = "Anonymous authors: maliciously curious clients in federated learning, under review, 2025"
+MALICIOUSLY_CURIOUS_CLIENT = (
+    "Yue, Jin, Wong, Dai: Byzantine Outside, Curious Inside: Reconstructing Data Through Malicious Updates, 2025, "
+    "https://arxiv.org/abs/2506.11413"
+)
 CURIOUS_CLIENT = (
-    "Anonymous authors: Federated Learning Nodes Can Reconstruct Peers' Image Data, under review, 2025, "
-    "https://anonymous.4open.science/r/curiousclient-5B6F"
+    "Wilson, Yue, Wong, Dai: Federated Learning Nodes Can Reconstruct Peers' Image Data, 2024, "
+    "https://arxiv.org/abs/2410.04661"
 )

@@ -1,4 +1,4 @@
-"""The curious client: a participant inverts the step of the global model [Curious client, 2025].
+"""The curious client: a participant inverts the step of the global model [Wilson et al., 2024].
 
 `curious_client_published` follows the release, which differs from the paper in labels and learning rate.
 """

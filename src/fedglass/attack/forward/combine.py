@@ -22,7 +22,7 @@ class Combination(Protocol):
 
 @dataclass(frozen=True)
 class SupposedMean:
-    """sum_m s_m g_m, the mean of federated averaging [Maliciously curious client, 2025, Phi_0]."""
+    """sum_m s_m g_m, the mean of federated averaging [Yue et al., 2025, Phi_0]."""
 
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
         mean: Tensor = torch.tensordot(shares, rows, dims=1)

@@ -22,7 +22,7 @@ from fedglass.fl.trajectory import Trajectory, per_epoch
 
 @dataclass(frozen=True)
 class EachClient:
-    """sum_k (N_k / N) of what client k's own training gives, of any sizes [Curious client, 2025, Appendix F].
+    """sum_k (N_k / N) of what client k's own training gives, of any sizes [Wilson et al., 2024, Appendix F].
 
     The upper bound on `SuperClient`: no real adversary knows which images belong to which client, which the order of
     the true labels tells here. ORACLE. The paper has equal clients; the weights are those of the server's mean.

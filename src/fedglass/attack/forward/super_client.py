@@ -23,7 +23,7 @@ BUDGET_MIB = 4096.0
 
 @dataclass(frozen=True)
 class SuperClient:
-    """tau steps of one client on all N examples at once, whoever they belong to [Curious client, 2025, Eq. 3].
+    """tau steps of one client on all N examples at once, whoever they belong to [Wilson et al., 2024, Eq. 3].
 
     Neither the number of clients nor their sizes need be known: the mean weighs every example alike. Exact for
     tau = 1; else the clients' ways part after their first step, by eta^2 tau (tau - 1) (K - 1) / N in the mean

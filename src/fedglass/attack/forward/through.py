@@ -21,7 +21,7 @@ from fedglass.core.types import Candidate, Observation, Training
 
 @dataclass(frozen=True)
 class Through:
-    """Phi({g_m}) of the clients' simulated updates g_m [Maliciously curious client, 2025, Eq. 22].
+    """Phi({g_m}) of the clients' simulated updates g_m [Yue et al., 2025, Eq. 22].
 
     The candidate's first examples are the first client's, and so on: which labels are whose is a hypothesis, or an
     oracle's. With `own` the adversary's own update goes into the rule as it was sent, after the others', and none of

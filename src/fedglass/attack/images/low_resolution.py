@@ -16,7 +16,7 @@ from fedglass.core.types import Observation, Unknown
 
 @dataclass(frozen=True)
 class LowResolution:
-    """x = bicubic enlargement of unknowns with 1/factor of the pixels in height and width [Curious client, 2025].
+    """x = bicubic enlargement of unknowns with 1/factor of the pixels in height and width [Wilson et al., 2024].
 
     As in its release: the start is U[0, 1) in pixels, and nothing bounds the unknowns. They are whitened, which makes
     no difference to the enlargement, since its weights add up to one. A previous stage's images are fitted by least

@@ -1,4 +1,4 @@
-"""Whether a participant finds out by its own images what it was not told [Curious client, 2025, Appendix B]."""
+"""Whether a participant finds out by its own images what it was not told [Wilson et al., 2024, Appendix B]."""
 
 from __future__ import annotations
 

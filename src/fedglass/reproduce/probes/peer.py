@@ -69,7 +69,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class WrongRate:
-    """The adversary takes the global learning rate for `guess` times what it is [Curious client, 2025, Appendix B].
+    """The adversary takes the global learning rate for `guess` times what it is [Wilson et al., 2024, Appendix B].
 
     It divides the step of the global model by its guess, and simulates the clients as they are: the rate is applied by
     the server, as in the release.
