@@ -97,8 +97,11 @@ def energy_others(attack: AnyAttack, seen: Observation, found: Reconstruction, t
 def told_apart(attack: AnyAttack, seen: Observation, found: Reconstruction, truth: Truth) -> tuple[str, ...]:
     """The tensors of the message that tell what was found from the truth, whatever the attack's objective looks at.
 
-    There the images that were found leave more of it unexplained than the truth does, beside what others leave.
+    There the images that were found leave more of it unexplained than the truth does, beside what others leave. An
+    attack of another make that can not say is taken to leave all of it unexplained.
     """
+    if not hasattr(attack, "misfits"):
+        return tuple(seen.update)
 
     def at(images: Tensor, labels: Tensor) -> dict[str, float]:
         device = next(iter(seen.update.values())).device
