@@ -75,5 +75,5 @@ class Nameless:
 
 
 def test_a_view_need_not_have_a_short_name() -> None:
-    (info,) = infos_of("ours", [Nameless(ServerView())])
+    (info,) = infos_of("ours", [Nameless(ServerView())], (), lambda index: ())
     assert (info.words, info.name, info.standpoint) == ("ours: somebody sees something", "", "")

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from fedglass.cli import template
-from fedglass.core.registry import KINDS
+from fedglass.cli.listing import NAMED
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "json.md"
@@ -141,4 +141,4 @@ def test_a_quiet_list_is_one_of_names(fedglass: Run) -> None:
     assert names == [entry["name"] for entry in told]
     assert "idlg" in names
     assert {"summary", "options", "paper", "from"} <= set(told[0])
-    assert set(KINDS) < set(json.loads(fedglass("list", "--json").stdout))
+    assert set(NAMED) < set(json.loads(fedglass("list", "--json").stdout))

@@ -52,7 +52,7 @@ def entry(listed: str, name: str) -> list[str]:
     ("kind", "name", "said"),
     [
         ("attacks", "huber_inversion", ["options: delta=0.01, tv=0.0001, iterations=500"]),
-        ("rules", "median", ["paper: Yin et al., 2018, Definition 1"]),
+        ("rules", "entrywise_median", ["paper: Yin et al., 2018, Definition 1"]),
         ("metrics", "mae", ["mean absolute error of the pixels", "reading: lower leaks more"]),
     ],
 )
