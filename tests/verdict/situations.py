@@ -593,7 +593,7 @@ def _among_peers() -> Iterator[Situation]:
     yield row("a peer behind a median", LEAKS, median, through("median"))
     flipped = simulated({"behaviour": SignFlip()}, {}, {}, view=peer, rule=Median(), knows=told)
     yield row("a peer that sends poison, behind a median", LEAKS, flipped, through("median"))
-    trimmed = simulated({}, {}, {}, {}, view=peer, rule=TrimmedMean(1), knows=told)
+    trimmed = simulated(*three, view=peer, rule=TrimmedMean(1), knows=told)
     yield row("a peer behind a trimmed mean", LEAKS, trimmed, through("trimmed_mean"))
     yield row("a peer behind a median that takes it for a mean", LEAKS, median, curious)
     loud = simulated({}, noisy(1.0), noisy(1.0), view=peer, rule=Median(), knows=told)
