@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.inventory import PACKAGES, inventory
+from fedglass.attack.needs import parts_of
 from fedglass.core.registry import built_in
 
 
@@ -23,10 +24,10 @@ def test_every_part_of_every_recipe_is_listed_with_words() -> None:
     used: set[str] = set()
     for recipe in built_in("attacks").values():
         attack = recipe.value()
-        while not isinstance(attack, Attack):  # tried under hypotheses, or on what is left of the message
-            attack = attack.attack
-        used |= {name for stage in attack.stages if isinstance(stage, Stage) for name in names_in(stage)} - {"Stage"}
-        used |= {name for part in attack.refine for name in names_in(part)}
+        for whole in (part for part in parts_of(attack) if isinstance(part, Attack)):
+            stages = [stage for stage in whole.stages if isinstance(stage, Stage)]
+            used |= {name for stage in stages for name in names_in(stage)} - {"Stage"}
+            used |= {name for part in whole.refine for name in names_in(part)}
     assert used <= set(listed)
     assert all(part.summary and part.kind in PACKAGES for part in listed.values())
     assert listed["SupportCosine"].papers == ("K. Zhu et al., 2025, Eq. 1",)

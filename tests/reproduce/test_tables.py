@@ -105,7 +105,7 @@ def test_every_table_has_the_papers_rows(name: str, rows: int) -> None:
     found = table(name)
     assert len(found.rows) == rows
     assert [row.number for row in found.rows] == list(range(1, rows + 1))
-    assert found.source.startswith(("Dimitrov", "Zhu", "Federated learning nodes"))
+    assert found.source.startswith(("Dimitrov", "Zhu", "Wilson"))
     for row in found.rows:
         assert set(row.values) == set(found.methods)
         assert all(set(values) == set(found.measures) for values in row.values.values())

@@ -30,15 +30,28 @@ class TryRules:
             raise UsageError(f"Rules to try need different names, at least one, got {names}.")
 
     def check(self, observation: Observation) -> None:
-        for _, attack in self.attacks:
-            attack.check(observation)
+        self._possible(observation)
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        possible = self._possible(observation)
         runs = [
-            replace(attack.run(observation, seed, part(progress, i, len(self.attacks))), rule=name)
-            for i, (name, attack) in enumerate(self.attacks)
+            replace(attack.run(observation, seed, part(progress, i, len(possible))), rule=name)
+            for i, (name, attack) in enumerate(possible)
         ]
         return min(runs, key=lambda run: rank(run.energy))
+
+    def _possible(self, observation: Observation) -> list[tuple[str, AnyAttack]]:
+        """Without rules that the server can not use, such as one that drops more clients than there are."""
+        found, refusals = list[tuple[str, AnyAttack]](), list[UsageError]()
+        for name, attack in self.attacks:
+            try:
+                attack.check(observation)
+                found.append((name, attack))
+            except UsageError as refusal:
+                refusals.append(refusal)
+        if not found:
+            raise refusals[0]
+        return found
 
     def weakened(self, factor: float) -> TryRules:
         return self._each(lambda attack: attack.weakened(factor))

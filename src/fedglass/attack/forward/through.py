@@ -51,6 +51,8 @@ class Through:
         like = observation.update[network.names[0]]
         shares = torch.tensor(sizes, dtype=like.dtype, device=like.device) / sum(sizes)
 
+        self.combination.combine(torch.zeros(len(sizes), 1, dtype=like.dtype, device=like.device), shares)  # or refuse
+
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             rows = [*clients(candidate), *([] if sent is None else [sent])]
             return [self.combination.combine(torch.stack(each), shares) for each in zip(*rows, strict=True)]
