@@ -75,6 +75,7 @@ def commands(write_plan: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("report", tmp_path / "out", "--junit", tmp_path / "j.xml", "--sarif", tmp_path / "s.sarif"),
         ("list", "attacks"),
         ("train", *TRAINING, "--at", "0.1", "-o", tmp_path / "stages"),
+        ("train", "diffusion", "glyphs", "--steps", 1, "--batch", 2, "-o", tmp_path / "model"),
         ("reproduce", "list"),
         ("reproduce", "list", "dlfa-table1"),
         ("reproduce", COMPARED),

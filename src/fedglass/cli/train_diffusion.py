@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from fedglass.cli.bars import Bars
 from fedglass.cli.code import code_option, importable
-from fedglass.cli.plain import plain
+from fedglass.cli.output import Output, answering
 
 
 class DiffusionScreen(Bars):
@@ -22,7 +23,9 @@ class DiffusionScreen(Bars):
 
 @click.command("train diffusion", short_help="Train a diffusion model that refines reconstructed images.")
 @click.argument("data")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The folder of the model.")
+@click.option(
+    "-o", "--output", "place", type=click.Path(path_type=Path), required=True, help="The folder of the model."
+)
 @click.option(
     "--kind",
     default="ddpm",
@@ -40,9 +43,10 @@ class DiffusionScreen(Bars):
 @click.option("--mirror", is_flag=True, help="Mirror images at random.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @code_option
+@answering
 def train_diffusion(
     data: str,
-    output: Path,
+    place: Path,
     kind: str,
     autoencoder: bool,
     size: str,
@@ -55,6 +59,7 @@ def train_diffusion(
     mirror: bool,
     seed: int,
     folders: tuple[Path, ...],
+    output: Output,
 ) -> None:
     """Train a diffusion model on DATA, named as in a plan, such as glyphs, npz:PATH or folder:PATH.
 
@@ -70,7 +75,7 @@ def train_diffusion(
       fedglass train diffusion folder:faces --side 64 --size medium --steps 20000 -o faces_ddpm
     """
     from fedglass.data.catalogue import load
-    from fedglass.diffusion.training import Course
+    from fedglass.diffusion.training import Course, Silence
     from fedglass.train.diffusion import PICTURE, Teaching
     from fedglass.train.diffusion import train_diffusion as run
 
@@ -78,12 +83,12 @@ def train_diffusion(
     course = Course(steps=steps, minutes=ends, lr=lr, batch_size=batch, mirror=mirror, seed=seed)
     with importable(folders):
         images = load(data, split=split, size=side)
-    with DiffusionScreen() as screen:
-        state = run(images, Teaching(course, kind, size, autoencoder), output, screen)
-    weights = sum(p.numel() for p in state.network.parameters()) / 1e6
-    click.echo(
-        plain(
-            f"{output}: {weights:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} minutes) on "
-            f"{len(images)} images of {images.name}; samples in {output / PICTURE}"
-        )
+    with nullcontext(Silence()) if output.quiet else DiffusionScreen() as screen:
+        state = run(images, Teaching(course, kind, size, autoencoder), place, screen)
+    weights = sum(p.numel() for p in state.network.parameters())
+    output.say(
+        f"{place}: {weights / 1e6:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} minutes) on "
+        f"{len(images)} images of {images.name}; samples in {place / PICTURE}"
     )
+    told = {"weights": weights, "steps": state.step, "seconds": state.seconds, "images": len(images)}
+    output.answer({"kind": kind, **told, "paths": {"model": str(place), "samples": str(place / PICTURE)}})
