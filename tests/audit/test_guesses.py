@@ -21,7 +21,8 @@ from fedglass.rounds.truth import Truth
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import View
-from fedglass.verdict.flags import Findings, flags_of
+from fedglass.verdict.findings import Findings
+from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Federation]

@@ -12,8 +12,9 @@ import pytest
 from scipy.stats import spearmanr
 
 from fedglass.verdict.disagreement import rank_correlation
-from fedglass.verdict.flags import CHOICE, HIDDEN, Findings, Look, flags_of
-from fedglass.verdict.gate import Gate
+from fedglass.verdict.findings import Findings, Look
+from fedglass.verdict.flags import flags_of
+from fedglass.verdict.gate import CHOICE, HIDDEN, Gate
 from fedglass.verdict.images import ImageScores
 
 LOW = ImageScores({"psnr": [10.0], "ssim": [0.1]}, blind={"psnr": [9.0], "ssim": [0.05]})

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedglass.attack.attack import part
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
 from fedglass.audit.consistency import contradictions
@@ -18,14 +19,14 @@ from fedglass.audit.guesses import DEAR, best_guess
 from fedglass.audit.isolation import isolated
 from fedglass.audit.judgement import Judgement, energy_at, energy_blind, energy_others, judge, told_apart
 from fedglass.audit.likeness import shown_otherwise
-from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts, share_of
+from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts
 from fedglass.audit.noise import Fit
 from fedglass.audit.remains import remains
 from fedglass.audit.replay import Replay, replay
 from fedglass.audit.target import Target
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.rounds.truth import Truth
-from fedglass.verdict.flags import Findings, Look
+from fedglass.verdict.findings import Findings, Look
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 
@@ -153,8 +154,8 @@ def _with_looks(asked: Question, findings: Findings, runs: list[Rerun]) -> Findi
     experiment = Experiment(
         asked.attack, asked.seen, asked.found, torch.cat(has) if has else None, asked.seed, asked.effort
     )
-    runs = [*runs, *other_priors(experiment, share_of(asked.progress, 0, parts))]
-    looks = [_look(asked, run, share_of(asked.progress, i + 1, len(runs) + 1)) for i, run in enumerate(runs)]
+    runs = [*runs, *other_priors(experiment, part(asked.progress, 0, parts))]
+    looks = [_look(asked, run, part(asked.progress, i + 1, len(runs) + 1)) for i, run in enumerate(runs)]
     return replace(findings, looks=tuple(looks), asked=len(runs))
 
 

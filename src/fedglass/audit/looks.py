@@ -148,8 +148,3 @@ def _trials(given: Experiment, progress: Progress) -> Sequence[Trial]:
         return tried_on(decoy, given.attack.shortened(effort.share), effort.factors, given.seed, progress)
     except FedglassError:  # an attack may refuse a decoy, such as labels that it can not read from its message
         return []
-
-
-def share_of(progress: Progress, index: int, parts: int) -> Progress:
-    """The part of a progress bar that one of several runs has."""
-    return lambda done, total: progress(index * total + done, parts * total)

@@ -20,7 +20,8 @@ from fedglass.core.types import Observation, Reconstruction
 from fedglass.ledger.evidence import Reconstructed
 from fedglass.metrics.matching import Matching
 from fedglass.rounds.truth import Truth
-from fedglass.verdict.flags import Findings, State, flags_of
+from fedglass.verdict.findings import Findings, State
+from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 
 NO_TRUTH = "the true images were not given: look at the pictures"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
+from fedglass.fl.aggregate.coordinates import median_of, trimmed_mean_of
 
 
 class Combination(Protocol):
@@ -74,9 +75,7 @@ class SupposedMedian:
     """
 
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
-        n = len(rows)
-        ordered = rows.sort(dim=0).values
-        return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        return median_of(rows.flatten(1)).view(rows.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -96,4 +95,4 @@ class SupposedTrimmedMean:
                 f"A trimmed mean that drops {self.byzantine} at each end needs at least {2 * self.byzantine + 1} "
                 f"clients behind the message, got {n}: suppose that fewer are dropped."
             )
-        return rows.sort(dim=0).values[self.byzantine : n - self.byzantine].mean(dim=0)
+        return trimmed_mean_of(rows.flatten(1), self.byzantine).view(rows.shape[1:])

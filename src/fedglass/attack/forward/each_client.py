@@ -9,19 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedglass.attack.forward.simulation import Simulation
 from fedglass.attack.forward.super_client import BUDGET_MIB
 from fedglass.attack.forward.target import gradient_sum, known_training, leaves, network_of
-from fedglass.attack.forward.unroll import WALKS, in_each_order
+from fedglass.attack.forward.unroll import in_each_order
 from fedglass.attack.parts import BoundForward
 from fedglass.core.facts import Fact, refusal
-from fedglass.core.types import Candidate, Observation, Training
+from fedglass.core.types import Candidate, Observation
 from fedglass.fl.local import schedule
 from fedglass.fl.memory import fit
 from fedglass.fl.trajectory import Trajectory, per_epoch
 
 
 @dataclass(frozen=True)
-class EachClient:
+class EachClient(Simulation):
     """sum_k (N_k / N) of what client k's own training gives, of any sizes [Wilson et al., 2024, Appendix F].
 
     The upper bound on `SuperClient`: no real adversary knows which images belong to which client, which the order of
@@ -31,14 +32,6 @@ class EachClient:
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.GROUPS})
 
     budget_mib: float = BUDGET_MIB
-
-    def reads(self, observation: Observation) -> frozenset[Fact]:
-        """A simulated message has the size of the true one, whatever the optimiser."""
-        return frozenset({Fact.SIZE})
-
-    def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """What a prediction and its gradient take: how many plain gradients, of how many examples each."""
-        return WALKS * training.local_steps(examples), examples
 
     def bind(self, observation: Observation) -> BoundForward:
         training, network = known_training(observation), network_of(observation)

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedglass.attack.forward.simulation import Simulation
 from fedglass.attack.forward.target import gradient_sum, learning_rate, leaves, local_steps, network_of
-from fedglass.attack.forward.unroll import WALKS
 from fedglass.attack.parts import BoundForward
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Candidate, Observation, Training
@@ -22,7 +22,7 @@ BUDGET_MIB = 4096.0
 
 
 @dataclass(frozen=True)
-class SuperClient:
+class SuperClient(Simulation):
     """tau steps of one client on all N examples at once, whoever they belong to [Wilson et al., 2024, Eq. 3].
 
     Neither the number of clients nor their sizes need be known: the mean weighs every example alike. Exact for
@@ -35,14 +35,6 @@ class SuperClient:
     uses: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING})
 
     budget_mib: float = BUDGET_MIB
-
-    def reads(self, observation: Observation) -> frozenset[Fact]:
-        """A simulated message has the size of the true one, whatever the optimiser."""
-        return frozenset({Fact.SIZE})
-
-    def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """What a prediction and its gradient take: how many plain gradients, of how many examples each."""
-        return WALKS * training.local_steps(examples), examples
 
     def bind(self, observation: Observation) -> BoundForward:
         training, network = whole_batches(observation), network_of(observation)

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from fedglass.attack.forward.combine import Combination, SupposedMean
 from fedglass.attack.forward.each_client import simulated_clients
+from fedglass.attack.forward.simulation import Simulation
 from fedglass.attack.forward.super_client import BUDGET_MIB
 from fedglass.attack.forward.target import gradient_sum, known_training, network_of
-from fedglass.attack.forward.unroll import WALKS
 from fedglass.attack.parts import BoundForward
 from fedglass.core.facts import Fact
-from fedglass.core.types import Candidate, Observation, Training
+from fedglass.core.types import Candidate, Observation
 
 
 @dataclass(frozen=True)
-class Through:
+class Through(Simulation):
     """Phi({g_m}) of the clients' simulated updates g_m [Yue et al., 2025, Eq. 22].
 
     The candidate's first examples are the first client's, and so on: which labels are whose is a hypothesis, or an
@@ -34,14 +34,6 @@ class Through:
     combination: Combination = field(default_factory=SupposedMean)
     own: bool = False
     budget_mib: float = BUDGET_MIB
-
-    def reads(self, observation: Observation) -> frozenset[Fact]:
-        """A simulated message has the size of the true one, whatever the optimiser."""
-        return frozenset({Fact.SIZE})
-
-    def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """What a prediction and its gradient take: how many plain gradients, of how many examples each."""
-        return WALKS * training.local_steps(examples), examples
 
     def bind(self, observation: Observation) -> BoundForward:
         training, network = known_training(observation), network_of(observation)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedglass.attack.forward.simulation import WALKS, Simulation
 from fedglass.attack.forward.target import gradient_sum, known_training, leaves, network_of
 from fedglass.attack.parts import BoundForward
 from fedglass.core.facts import Fact, refusal
@@ -19,12 +20,10 @@ from fedglass.fl.trajectory import Trajectory, per_epoch
 
 BUDGET_MIB = 512.0
 """Of the simulation; with unknowns and prior, 250 steps of the CIFAR CNN then peak below 1.5 GiB of process memory."""
-WALKS = 4.0
-"""Cost of simulating a training and walking back, in plain trainings; measured on the networks of the paper."""
 
 
 @dataclass(frozen=True)
-class Unroll:
+class Unroll(Simulation):
     """Sum of the gradients over E epochs of ceil(N/m) local batches [Dimitrov et al., 2022, Algorithm 2].
 
     The candidate's batches are consecutive slices, the same in each epoch; its images may differ between
@@ -39,10 +38,6 @@ class Unroll:
 
     budget_mib: float = BUDGET_MIB
 
-    def reads(self, observation: Observation) -> frozenset[Fact]:
-        """A simulated message has the size of the true one, whatever the optimiser."""
-        return frozenset({Fact.SIZE})
-
     def cost(self, training: Training, examples: int) -> tuple[float, int]:
         """What a prediction and its gradient take: how many plain gradients, of how many examples each."""
         return WALKS * training.local_steps(examples), min(training.batch_size or examples, examples)
@@ -53,7 +48,7 @@ class Unroll:
 
 
 @dataclass(frozen=True)
-class UnrollEpochs:
+class UnrollEpochs(Simulation):
     """As `Unroll`, but with all examples in one batch per epoch: the paper's "FedSGD-Epoch" baseline.
 
     The one step of an epoch is as long as all steps that it stands for, so that the simulated weights travel as
@@ -64,10 +59,6 @@ class UnrollEpochs:
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
 
     budget_mib: float = BUDGET_MIB
-
-    def reads(self, observation: Observation) -> frozenset[Fact]:
-        """A simulated message has the size of the true one, whatever the optimiser."""
-        return frozenset({Fact.SIZE})
 
     def cost(self, training: Training, examples: int) -> tuple[float, int]:
         """What a prediction and its gradient take: how many plain gradients, of how many examples each."""

@@ -100,16 +100,31 @@ def known_steps(observation: Observation) -> int:
 
 def raw_counts(observation: Observation, generator: torch.Generator, shares: Sequence[float], steps: int) -> Tensor:
     """Counts before rounding, averaged over points of the way from before (0) to after (1).  # (classes,)"""
-    n = observation.knows.examples
-    row = accumulated_head_gradient(observation).sum(1)  # (classes,)
     p0, o0 = head_statistics(observation, generator.clone_state(), 0.0)
     p1, o1 = head_statistics(observation, generator, 1.0)
+    return mean_counts(observation, (p0, o0), (p1, o1), shares, steps, "random images")
+
+
+def mean_counts(
+    observation: Observation,
+    before: tuple[Tensor, Tensor],
+    after: tuple[Tensor, Tensor],
+    shares: Sequence[float],
+    steps: int,
+    looked_at: str,
+) -> Tensor:
+    """N p - N dW / (T O) in the mean over points of the way, from softmax p and activations O at its ends.
+
+    # (classes,) and () at both ends -> (classes,)
+    """
+    (p0, o0), (p1, o1), n = before, after, observation.knows.examples
+    row = accumulated_head_gradient(observation).sum(1)  # (classes,)
     each = [n * torch.lerp(p0, p1, s) - n * row / (steps * torch.lerp(o0, o1, s)) for s in shares]
     counts = torch.stack(each).mean(0)
     if not torch.isfinite(counts).all():
         raise UsageError(
-            "Label counts can not be read off this message: the last hidden activations add up to zero on random "
-            "images. Choose another way to find the labels, such as sign_rule."
+            "Label counts can not be read off this message: the last hidden activations add up to zero on "
+            f"{looked_at}. Choose another way to find the labels, such as sign_rule."
         )
     return counts
 

@@ -12,15 +12,14 @@ from fedglass.attack.images.pixels import like
 from fedglass.attack.labels.counts import (
     Counts,
     InterpolatedCounts,
-    accumulated_head_gradient,
     known_steps,
+    mean_counts,
     unsmoothed,
 )
 from fedglass.attack.labels.instance_counts import InstanceCounts
 from fedglass.attack.labels.known import known
 from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.attack.parts import Bound
-from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.types import Observation, Own
 
@@ -58,18 +57,10 @@ class LastLayerCounts(Counts):
 
 def counts_by(own: Own, observation: Observation) -> Tensor:
     """N p - N dW / (T O) in the mean over the way from the weights before to those after.  # (classes,)"""
-    n, steps = observation.knows.examples, known_steps(observation)
-    row = accumulated_head_gradient(observation).sum(1)  # (classes,)
-    (p0, o0), (p1, o1) = (_statistics(own, observation, share) for share in (0.0, 1.0))
+    steps = known_steps(observation)
+    before, after = (_statistics(own, observation, share) for share in (0.0, 1.0))
     shares = [i / steps for i in range(steps)]
-    each = [n * torch.lerp(p0, p1, s) - n * row / (steps * torch.lerp(o0, o1, s)) for s in shares]
-    counts = torch.stack(each).mean(0)
-    if not torch.isfinite(counts).all():
-        raise UsageError(
-            "Label counts can not be read off this message: the last hidden activations add up to zero on the "
-            "adversary's own images. Choose another way to find the labels, such as sign_rule."
-        )
-    return counts
+    return mean_counts(observation, before, after, shares, steps, "the adversary's own images")
 
 
 def _statistics(own: Own, observation: Observation, share: float) -> tuple[Tensor, Tensor]:
