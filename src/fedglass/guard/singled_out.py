@@ -1,0 +1,67 @@
+"""Does the message point at the true examples among others? That needs no attack to succeed.
+
+Messages of decoys are computed as the declared training would have made them, under the true labels, and compared with
+the message that was sent. If it told nothing of the images, the true ones would be as likely as any to fit it best:
+the rank of the true ones is then uniform, and the share of false alarms is what the guard is told.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.decoys import decoy_images
+from fedglass.audit.replay import Declared, message_of
+from fedglass.core.rng import derive
+from fedglass.guard.clock import Clock
+from fedglass.guard.outbound import Outbound
+from fedglass.guard.protected import Protected
+
+
+def decoys_for(false_alarms: float) -> int:
+    """How many are needed for a rank to be that rare.
+
+    >>> decoys_for(0.05), decoys_for(0.01)
+    (19, 99)
+    """
+    return math.ceil(1 / false_alarms - 1e-9) - 1
+
+
+def p_value(out: Outbound, declared: Declared, protected: Protected, decoys: int, seed: int, clock: Clock) -> float:
+    """The chance of so good a rank if the message told nothing of the images, labels given."""
+    quiet = replace(declared, parts=tuple(replace(p, protection=protected.noiseless) for p in declared.parts))
+    knows, others = out.seen().knows, None if out.others is None else out.colours.unwhiten(out.others).clamp(0, 1)
+    messages = [_message(quiet)]
+    for i in range(decoys):
+        clock.check()
+        # Others of the client's own where it gave some, mirrored or made up beyond these.
+        images = decoy_images(knows, others, derive(seed, "singled out", i))
+        messages.append(_message(replace(quiet, parts=tuple(replace(part, images=images) for part in quiet.parts))))
+    sent = torch.cat([declared.update[name].double().flatten() for name in declared.before])
+    return rank_of_first(sent, torch.stack(messages))
+
+
+def rank_of_first(sent: Tensor, messages: Tensor) -> float:
+    """The rank of the first message by how far the one that was sent lies towards it, as a share of all.
+
+    What all candidates have in common is taken out, and directions are of length 1: neither that the network is far
+    from its goal nor that one candidate's message is longer than another's says which of them it was. Under noise
+    alone each of these projections has the same distribution.  # (d,), (m, d)
+
+    >>> rank_of_first(torch.tensor([0.0, 2.0]), torch.tensor([[0.0, 1.0], [1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]]))
+    0.25
+    """
+    apart = messages - messages.mean(0)
+    lengths = apart.norm(dim=1)
+    along = (apart @ (sent - messages.mean(0))) / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
+    # A decoy that is not finite fits nothing; a message that no candidate moves tells nothing.
+    along = torch.where(torch.isfinite(along), along, -math.inf)
+    return float((along >= along[0]).sum()) / len(messages)
+
+
+def _message(declared: Declared) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in message_of(declared, 0)])
+
