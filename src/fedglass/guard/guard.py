@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -18,11 +19,14 @@ from fedglass.defend.dpsgd import DPSGD
 from fedglass.guard.apart import Apart, Runner, failed
 from fedglass.guard.examine import Errand
 from fedglass.guard.memory import Counts, Memory
+from fedglass.guard.names import under_own_names, unwrapped
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.protected import Protected
 from fedglass.guard.report import Examined, GuardReport, Policy, Reason
 from fedglass.guard.singled_out import decoys_for
 from fedglass.guard.structure import Clip, at_a_glance, too_long
+from fedglass.guard.watched import trained, watching
+from fedglass.record.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
 
 LOG = logging.getLogger("fedglass.guard")
@@ -126,6 +130,48 @@ class Guard:
         except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
             report = self._refused(failed(error))
         return self.decided(replace(report, seconds=time.monotonic() - start), before, after, update)
+
+    @contextmanager
+    def watch(self) -> Iterator[TrainingReader]:
+        """Sees what is trained inside, so that `check_watched` needs neither examples nor facts."""
+        with watching() as reader:
+            yield reader
+
+    def check_watched(
+        self,
+        reader: TrainingReader | None,
+        before: Mapping[str, Tensor],
+        *,
+        after: Mapping[str, Tensor] | None = None,
+        update: Mapping[str, Tensor] | None = None,
+        others: Tensor | None = None,
+        distinct: int | None = None,
+    ) -> GuardReport:
+        """`check` with what `watch` saw; never raises. Names are those of a framework's message or of the model."""
+        try:
+            if reader is None:
+                return self.refused(Reason.UNWATCHED)
+            seen = trained(reader, noisy_steps=self.dpsgd is not None)
+            model = unwrapped(seen.model)
+            came, left, moved = (
+                None if arrays is None else under_own_names(arrays, model) for arrays in (before, after, update)
+            )
+        except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
+            return self.decided(GuardReport(self.policy, (Reason.UNWATCHED,), examined=failed(error)))
+        if came is None or (left is None) == (moved is None):
+            return self.refused(Reason.STRUCTURE)
+        return self.check(
+            model,
+            came,
+            after=left,
+            update=moved,
+            examples=seen.examples,
+            labels=seen.labels,
+            training=seen.training,
+            batches=seen.batches,
+            others=others,
+            distinct=distinct,
+        )
 
     def refused(self, reason: Reason) -> GuardReport:
         """The report on an update of which nothing could be checked, for whoever stands between guard and framework."""

@@ -54,14 +54,14 @@ def rank_of_first(sent: Tensor, messages: Tensor) -> float:
     >>> rank_of_first(torch.tensor([0.0, 2.0]), torch.tensor([[0.0, 1.0], [1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]]))
     0.25
     """
-    apart = messages - messages.mean(0)
-    lengths = apart.norm(dim=1)
-    along = (apart @ (sent - messages.mean(0))) / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
-    # A decoy that is not finite fits nothing; a message that no candidate moves tells nothing.
-    along = torch.where(torch.isfinite(along), along, -math.inf)
+    sound = torch.isfinite(messages).all(dim=1)
+    middle = messages[sound].mean(0)
+    apart = messages - middle
+    lengths = apart.norm(dim=1).clamp(min=torch.finfo(messages.dtype).tiny)
+    # A decoy on which the training diverges fits nothing.
+    along = torch.where(sound, apart @ (sent - middle) / lengths, -math.inf)
     return float((along >= along[0]).sum()) / len(messages)
 
 
 def _message(declared: Declared) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in message_of(declared, 0)])
-
