@@ -51,9 +51,7 @@ def _explained(errand: Errand, found: Examined, clock: Clock) -> Examined:
     replayed = as_declared(errand.out.declared(errand.protected.protection))
     if replayed is None:
         return replace(found, reasons=(Reason.TOO_LARGE,))
-    told = replace(
-        found, residual=replayed.residual, noise=replayed.noise if errand.protected.noisy else None
-    )
+    told = replace(found, residual=replayed.residual, noise=replayed.noise if errand.protected.noisy else None)
     if replayed.explained:
         return told
     amiss = errand.protected.noisy and replayed.noise in ("too little", "too few weights")
@@ -84,6 +82,4 @@ def _read(errand: Errand, found: Examined, clock: Clock) -> Examined:
     if told is None:
         raise OutOfTime
     reasons = (Reason.RECOVERED,) if told.shown else ()
-    return replace(
-        found, reasons=reasons, attack=told.attack, starts=told.starts, shown=told.shown, best=told.best
-    )
+    return replace(found, reasons=reasons, attack=told.attack, starts=told.starts, shown=told.shown, best=told.best)

@@ -1,7 +1,7 @@
 """The guard as a mod of a Flower client, and the server's count of who is left. Needs `flwr`.
 
-`ClientApp(mods=[GuardMod(Guard(...)), ...])`: first in the list is outermost, so that it sees what the others made of the
-update. A mod that masks updates for secure aggregation stands outside of it, since nobody can check a masked one.
+`ClientApp(mods=[GuardMod(Guard(...)), ...])`: first in the list is outermost, so that it sees what the others made of
+the update. A mod that masks updates for secure aggregation stands outside of it: nobody can check a masked one.
 """
 
 from __future__ import annotations

@@ -178,7 +178,11 @@ class Guard:
         return self.decided(GuardReport(self.policy, (reason,)))
 
     def decided(
-        self, report: GuardReport, before: Params | None = None, after: Params | None = None, update: Params | None = None
+        self,
+        report: GuardReport,
+        before: Params | None = None,
+        after: Params | None = None,
+        update: Params | None = None,
     ) -> GuardReport:
         """Count and log a report. What is logged are fixed words, since logs may leave the client too."""
         counts, memory = self.memory.counts, self.memory
@@ -212,9 +216,7 @@ class Guard:
             reasons += [Reason.CLIPPING] * too_long(out, self.clip)
         if reasons:
             return replace(report, reasons=tuple(reasons))
-        errand = Errand(
-            out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, self._fresh(out)
-        )
+        errand = Errand(out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, self._fresh(out))
         examined = self.runner.run(errand, self.budget_seconds - (time.monotonic() - start))
         return replace(report, reasons=examined.reasons, examined=examined)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedglass.core.params import Params
 
 SAME = 0.999
-"""The cosine from which on the global model's step is one client's update: a mean with one other's was seen below 0.9."""
+"""The cosine from which on the global model's step is taken for one client's update."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Is the declared noise in every tensor of the message? Clipping and noise are verified, not believed.
 
-`audit.noise` compares whole messages, in which a few entries do not count. Frameworks were seen to leave just these out:
-tensors without an axis, running statistics. Here each tensor must hold as much noise as is declared.
+`audit.noise` compares whole messages, in which a few entries do not count. Frameworks were seen to leave just these
+out: tensors without an axis, running statistics. Here each tensor must hold as much noise as is declared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The guard as a filter of an NVFlare client. Needs `nvflare`.
 
-It is added twice, for what comes and, as the last one, for what leaves:
-`recipe.add_client_input_filter(f, tasks=["train"])` and `recipe.add_client_output_filter(f, tasks=["train"])`. The training
-script trains inside of `fedglass.guard.watched.watching()`, in the process of the filter: what nobody saw is refused.
+It is added twice, for what comes and, as the last one, for what leaves: `recipe.add_client_input_filter` and
+`recipe.add_client_output_filter`, each with `tasks=["train"]`. The training script trains inside of
+`fedglass.guard.watched.watching()`, in the process of the filter: what nobody saw is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedglass.guard.report import GuardRefusal, GuardReport, Policy, Reason
 from fedglass.guard.watched import latest
 
 META = ("NUM_STEPS_CURRENT_ROUND", "current_round", "start_round", "total_rounds", "initial_metrics")
-"""Numbers that may leave beside the arrays, and figures; the rest of the entries that the framework sends along stays."""
+"""Numbers that may leave beside the arrays, and figures; what else the framework sends along stays."""
 HEADERS = ("start_round", "current_round", "num_rounds", "total_rounds")
 METRICS = ("train_loss", "loss", "val_loss", "accuracy")
 """Figures that may leave beside an update."""
@@ -112,7 +112,7 @@ def tensors(data: Any) -> dict[str, Tensor] | None:
 
 
 def rebuilt(shareable: Shareable, dxo: DXO) -> Shareable | None:
-    """The answer with its arrays, allowed figures and the framework's counts; None where an app put more beside them."""
+    """The answer with its arrays, allowed figures and the framework's counts; None where an app put more there."""
     figures = dxo.meta.get("initial_metrics") or {}
     if not isinstance(figures, Mapping) or not all(n in METRICS and _number(v) for n, v in figures.items()):
         return None

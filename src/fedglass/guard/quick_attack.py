@@ -57,7 +57,7 @@ def read(
     try:
         for start, (name, attack) in itertools.product(range(starts + 1), attacks.items()):
             run = attack.shortened(FIRST) if start == 0 else attack
-            found = _shown(run, seen, Target(seen, truth), gate, derive(seed, name, start), clock)
+            found = one_run(run, seen, Target(seen, truth), gate, derive(seed, name, start), clock)
             shown = sum(found.recovered) + gate.partly(found.scores) + found.altered
             tally = Read(name, start, shown, _best(found))
             if best is None or (tally.shown, tally.best or 0.0) > (best.shown, best.best or 0.0):
@@ -71,9 +71,8 @@ def read(
     return best if best is not None and (best.shown or best.starts) else None
 
 
-def _shown(
-    attack: AnyAttack, seen: Observation, target: Target, gate: Gate, seed: int, clock: Clock
-) -> Findings:
+def one_run(attack: AnyAttack, seen: Observation, target: Target, gate: Gate, seed: int, clock: Clock) -> Findings:
+    """What one run of an attack shows of the private images."""
     alone = isolated(seen, attack, CPU)
     found = attack.run(alone, seed, clock)
     metrics = tuple(dict.fromkeys((*METRICS, gate.metric)))

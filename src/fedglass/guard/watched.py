@@ -94,7 +94,9 @@ def _training(facts: Mapping[str, Any], examples: int, steps: list[StepRead]) ->
 def _optimiser(facts: Mapping[str, Any]) -> Optimiser:
     name, options = str(facts.get("optimiser")).removeprefix("DP"), facts.get("options", {})
     name = "SGD" if name == "Optimizer" else name
-    if name not in OPTIMISERS or any(options.get(each) for each in OTHERWISE if name != "AdamW" or each != OTHERWISE[-1]):
+    if name not in OPTIMISERS or any(
+        options.get(each) for each in OTHERWISE if name != "AdamW" or each != OTHERWISE[-1]
+    ):
         raise UsageError(f"The training can not be played again: the optimiser {name} is not one of those known.")
     kind, known = OPTIMISERS[name]
     told: dict[str, Any] = {key: options[key] for key in known if key in options}

@@ -73,7 +73,9 @@ def noisy(multiplier: float) -> Respond:
         norm = torch.stack([t.norm() for t in update.values()]).norm()
         draws = torch.Generator().manual_seed(3)
         sent = {
-            name: before[name] + t * min(1.0, 0.5 / float(norm)) + 0.5 * multiplier * torch.randn(t.shape, generator=draws)
+            name: before[name]
+            + t * min(1.0, 0.5 / float(norm))
+            + 0.5 * multiplier * torch.randn(t.shape, generator=draws)
             for name, t in update.items()
         }
         records = {"arrays": ArrayRecord(sent), "metrics": MetricRecord({"num-examples": 4})}
