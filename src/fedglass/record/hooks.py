@@ -6,11 +6,12 @@ forward passes through which a gradient came back belong to a step: validation o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
@@ -49,6 +50,10 @@ RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
 class TrainingReader:
     """Listens to everything that is trained within its `with` block, by the thread that entered it.
 
+    With `any_thread` it listens to the whole process: for frameworks that train elsewhere than where they call. Losses
+    are then seen only where they are called by way of `torch.nn.functional`, as torch's own modules do, and penalties
+    on weights are not.
+
     With `keep_examples` the inputs are kept as the model was given them; without it only their digests, which tell how
     many different ones there were and in which order they came.
 
@@ -62,8 +67,9 @@ class TrainingReader:
     ('SGD', 0.9, 4, 'cross_entropy')
     """
 
-    def __init__(self, *, keep_examples: bool = False) -> None:
+    def __init__(self, *, keep_examples: bool = False, any_thread: bool = False) -> None:
         self.keep_examples = keep_examples
+        self.any_thread = any_thread
         self.steps: list[StepRead] = []
         self.inputs: dict[bytes, Tensor] = {}
         """The examples by their digests, in the order in which they were first seen; empty where none are kept."""
@@ -89,7 +95,7 @@ class TrainingReader:
         for handle in handles:
             self._open.callback(handle.remove)
         self._open.callback(self._unwatch)
-        self._open.enter_context(_Functions(self))
+        self._open.enter_context(_replaced_losses(self) if self.any_thread else _Functions(self))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -100,8 +106,11 @@ class TrainingReader:
             handle.remove()
         self._watched.clear()
 
+    def _here(self) -> bool:
+        return self.any_thread or threading.get_ident() == self._thread
+
     def _mine(self) -> bool:
-        return threading.get_ident() == self._thread and torch.is_grad_enabled()
+        return torch.is_grad_enabled() and self._here()
 
     # Modules
 
@@ -161,7 +170,7 @@ class TrainingReader:
     # Steps
 
     def _stepping(self, optimiser: Optimizer, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if threading.get_ident() != self._thread:
+        if not self._here():
             return
         closure = len(given) > 1 or options.get("closure") is not None
         groups = optimiser.param_groups
@@ -186,7 +195,7 @@ class TrainingReader:
         return (*whole, bool(torch.allclose(scaled, used, rtol=1e-3, atol=1e-6 * max(whole[1], 1e-30))))
 
     def _stepped(self, optimiser: Optimizer, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if threading.get_ident() != self._thread:
+        if not self._here():
             return
         passes = [each for each in self._passes if each.used]
         losses = [each for each in self._losses if each.used]
@@ -208,6 +217,29 @@ class TrainingReader:
             if self.keep_examples and digest not in self.inputs:
                 self.inputs[digest] = row.clone()
         return rows
+
+
+@contextmanager
+def _replaced_losses(reader: TrainingReader) -> Iterator[None]:
+    """Losses in `torch.nn.functional` that show themselves to a reader, in all threads."""
+
+    def shown(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*given: Any, **options: Any) -> Any:
+            result = function(*given, **options)
+            reader.called(function, given, options, result)
+            return result
+
+        return call
+
+    plain = {function.__name__: function for function in LOSSES}
+    for name, function in plain.items():
+        setattr(F, name, shown(function))
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(F, name, function)
 
 
 def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:

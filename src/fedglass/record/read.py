@@ -1,4 +1,4 @@
-"""What the steps that were seen say about a client's training, as facts of a bundle; what they do not say is left out."""
+"""What the steps that were seen say about a client's training, as facts of a bundle; the rest is left out."""
 
 from __future__ import annotations
 
