@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedglass.bundle import BundleWriter
-from fedglass.record.flower_names import name_of, node_name
-from fedglass.record.flower_strategy import privacy_of, rule_of
+from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of
+from fedglass.record.flower_names import metric_name, name_of, node_name
+from fedglass.record.flower_strategy import defences_asked, rule_of
 
 S = TypeVar("S")
 log = logging.getLogger("fedglass")
@@ -45,6 +46,20 @@ class Recorded:
         self._recorder.received(server_round, answers, self)
         result = super().aggregate_train(server_round, answers)  # type: ignore[misc] # of the strategy
         self._recorder.aggregated(server_round, result[0])
+        return result
+
+    # The same of strategies of the older API, which secure aggregation still needs.
+
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[Any]:
+        calls = list(super().configure_fit(server_round, parameters, client_manager))  # type: ignore[misc] # as above
+        self._recorder.calling(server_round, calls, self)
+        return calls
+
+    def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> Any:
+        self._recorder.fitted(server_round, results, self)
+        result = super().aggregate_fit(server_round, results, failures)  # type: ignore[misc] # as above
+        if result[0] is not None:
+            self._recorder.aggregated(server_round, arrays_of(result[0]))
         return result
 
 
@@ -84,6 +99,14 @@ class StrategyRecorder:
         if arrays is not None:
             self._try(self._aggregated, index, arrays)
 
+    def calling(self, index: int, calls: list[Any], strategy: Any) -> None:
+        """`sending` of the older API."""
+        self._try(self._calling, index, calls, strategy)
+
+    def fitted(self, index: int, results: list[Any], strategy: Any) -> None:
+        """`received` of the older API."""
+        self._try(self._fitted, index, results, strategy)
+
     def _try(self, take: Any, *told: Any) -> None:
         if self._broken:
             return
@@ -96,10 +119,7 @@ class StrategyRecorder:
     def _sending(self, index: int, messages: list[Any], strategy: Any) -> None:
         self._called[index] = [message.metadata.dst_node_id for message in messages]
         self._configs = {m.metadata.dst_node_id: _config(m) for m in messages}
-        privacy = privacy_of(strategy)
         self._writer.facts({"rule": rule_of(strategy), "sees": "each"}, source="read")
-        if privacy:
-            self._writer.facts({"x-flower-privacy": privacy}, source="read")
         records = [_arrays_of(message, strategy) for message in messages]
         common = next((record for record in records if record is not None), None)
         if common is None:
@@ -127,13 +147,40 @@ class StrategyRecorder:
             arrays = self._answers[name] = _numpy(record)
             examples, told = _told(reply, record, strategy)
             # The number of examples is the client's own word.
-            past.received(name, arrays, examples=examples, source="declared")
-            config = {"config": self._configs.get(node) or None}
-            self._writer.training(name, index, {**told, **config}, source="read")
+            config = self._configs.get(node) or None
+            declared = {"defences": defences_asked(config)}
+            past.received(name, arrays, examples=examples, facts=declared, source="declared")
+            self._writer.training(name, index, {**told, "config": config}, source="read")
         for node in self._called.get(index, []):
             if node not in answered:
                 past.absent(self._name(node), "no reply")
         past.facts({"rule": rule_of(strategy, len(self._answers))}, source="read")
+
+    def _calling(self, index: int, calls: list[Any], strategy: Any) -> None:
+        self._called[index] = [client.node_id for client, _ in calls]
+        self._configs = {client.node_id: config_of(told) for client, told in calls}
+        self._writer.facts({"rule": rule_of(strategy)}, source="read")
+        if calls:
+            self._writer.round(index).sent(arrays_of(calls[0][1].parameters))
+
+    def _fitted(self, index: int, results: list[Any], strategy: Any) -> None:
+        past, self._answers = self._writer.round(index), {}
+        secure = aggregated_securely(results)
+        self._writer.facts({"sees": "aggregate" if secure else "each"}, source="read")
+        answered = set()
+        for client, result in results:
+            answered.add(client.node_id)
+            name = self._names[client.node_id] = metric_name(result.metrics or {}, client.node_id)
+            if not secure:
+                arrays = self._answers[name] = arrays_of(result.parameters)
+                past.received(name, arrays)
+            self._writer.training(name, index, {"examples": result.num_examples or "unknown"}, source="declared")
+            told = {"metrics": metrics_of(result), "config": self._configs.get(client.node_id) or None}
+            self._writer.training(name, index, told, source="read")
+        for node in self._called.get(index, []):
+            if node not in answered:
+                past.absent(self._name(node), "no reply")
+        past.facts({"rule": rule_of(strategy, len(results))}, source="read")
 
     def _aggregated(self, index: int, arrays: Any) -> None:
         after = _numpy(arrays)
@@ -189,7 +236,7 @@ def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | str, dict[str, 
 
 
 def _numpy(record: Any) -> dict[str, Any]:
-    return {name: array.numpy() for name, array in record.items()}
+    return {name: array if isinstance(array, np.ndarray) else array.numpy() for name, array in record.items()}
 
 
 def _same(one: Any, other: Any) -> bool:

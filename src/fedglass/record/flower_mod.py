@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedglass.record.client import ClientRecorder, Told, folder_name
 from fedglass.record.flower_names import name_of
+from fedglass.record.flower_strategy import defences_of
 from fedglass.record.hooks import TrainingReader
 
 log = logging.getLogger("fedglass")
@@ -74,22 +74,3 @@ def mods_within(call_next: Any) -> Iterator[Any]:
     if "_mod" in held and "_ffn" in held:
         yield from mods_within(held["_ffn"])
         yield held["_mod"]
-
-
-def defences_of(mods: Sequence[Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What Flower's own mods do to an update, in fedglass's words.
-
-    >>> defences_of([], {})
-    []
-    """
-    found: list[dict[str, Any]] = []
-    for mod in mods:
-        name = getattr(mod, "__name__", type(mod).__name__)
-        if name in ("fixedclipping_mod", "adaptiveclipping_mod") and "clipping_norm" in config:
-            found.append({"name": "clip", "options": {"norm": float(config["clipping_norm"])}})
-        if name == "LocalDpMod":
-            # The Gaussian mechanism's deviation, as that mod has it [Dwork and Roth, 2014, Theorem A.1].
-            std = mod.sensitivity * math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon
-            found.append({"name": "clip", "options": {"norm": float(mod.clipping_norm)}})
-            found.append({"name": "gaussian_noise", "options": {"std": std}})
-    return found

@@ -1,9 +1,9 @@
-"""What a Flower strategy says about itself: its rule with options, and the differential privacy wrapped around it."""
+"""What a Flower strategy says about itself: its rule with options, and what is wrapped around it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Part = dict[str, Any]
@@ -20,29 +20,19 @@ def layers_of(strategy: object) -> Iterator[object]:
 
 
 def rule_of(strategy: object, clients: int | None = None) -> Part:
-    """The innermost strategy's rule, by fedglass's name where it has it, else by its class and plain attributes.
+    """How a strategy makes one model of the replies.
 
-    The class counts that defines how it aggregates: a subclass with a method of its own is another rule.
+    By fedglass's name where it has that rule, else by its class and plain attributes. The class counts that defines how
+    it aggregates: a subclass with a method of its own is another rule. So is a strategy wrapped in another, as that
+    for differential privacy, which changes what comes in or goes out.
     """
-    inner = list(layers_of(strategy))[-1]
-    kind = _aggregating(inner)
+    outer, *inner = layers_of(strategy)
+    if inner:
+        return {"name": _own_class(outer).__name__, "options": {**_attributes(outer), "of": rule_of(inner[0], clients)}}
+    kind = _aggregating(outer)
     known = _KNOWN.get(kind.__name__) if kind.__module__.startswith("flwr.") else None
-    name = type(inner).__name__
-    if known is not None:
-        rule: Part | None = known(inner, clients)
-        if rule is not None:
-            return rule
-    name = kind.__name__ if kind.__name__ != "Recorded" else name
-    return {"name": name, "options": _attributes(inner)}
-
-
-def privacy_of(strategy: object) -> list[Part]:
-    """The wrappers for differential privacy, from the outside in."""
-    return [
-        {"name": _own_class(layer).__name__, "options": _attributes(layer)}
-        for layer in layers_of(strategy)
-        if hasattr(layer, "strategy")
-    ]
+    rule: Part | None = None if known is None else known(outer, clients)
+    return {"name": kind.__name__, "options": _attributes(outer)} if rule is None else rule
 
 
 def _aggregating(strategy: object) -> type:
@@ -96,3 +86,28 @@ _KNOWN: Mapping[str, Any] = {
     "MultiKrum": _krum,
 }
 """Those that define how they aggregate; FedProx inherits it from FedAvg."""
+
+
+def defences_asked(config: Mapping[str, Any] | None) -> list[Part] | None:
+    """What a configuration asks a client to do to its update: whether it does so is its own affair."""
+    norm = (config or {}).get("clipping_norm")
+    return [{"name": "clip", "options": {"norm": float(norm)}}] if isinstance(norm, int | float) else None
+
+
+def defences_of(mods: Sequence[Any], config: Mapping[str, Any]) -> list[Part]:
+    """What Flower's own mods do to an update, in fedglass's words.
+
+    >>> defences_of([], {})
+    []
+    """
+    found: list[Part] = []
+    for mod in mods:
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in ("fixedclipping_mod", "adaptiveclipping_mod"):
+            found += defences_asked(config) or []
+        if name == "LocalDpMod":
+            # The Gaussian mechanism's deviation, as that mod has it [Dwork and Roth, 2014, Theorem A.1].
+            std = mod.sensitivity * math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon
+            found.append({"name": "clip", "options": {"norm": float(mod.clipping_norm)}})
+            found.append({"name": "gaussian_noise", "options": {"std": std}})
+    return found
