@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from fedglass.guard.protected import Protected
 from fedglass.guard.report import Examined, GuardReport, Policy, Reason
 from fedglass.guard.singled_out import decoys_for
 from fedglass.guard.structure import Clip, at_a_glance, too_long
-from fedglass.guard.watched import trained, watching
+from fedglass.guard.watched import trained
 from fedglass.record.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
 
@@ -131,11 +130,9 @@ class Guard:
             report = self._refused(failed(error))
         return self.decided(replace(report, seconds=time.monotonic() - start), before, after, update)
 
-    @contextmanager
-    def watch(self) -> Iterator[TrainingReader]:
-        """Sees what is trained inside, so that `check_watched` needs neither examples nor facts."""
-        with watching() as reader:
-            yield reader
+    def watch(self, *, any_thread: bool = False) -> TrainingReader:
+        """To be entered around the training, so that `check_watched` needs neither examples nor facts."""
+        return TrainingReader(keep_examples=True, any_thread=any_thread)
 
     def check_watched(
         self,

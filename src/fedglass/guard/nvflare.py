@@ -1,8 +1,8 @@
 """The guard as a filter of an NVFlare client. Needs `nvflare`.
 
-It is added twice, for what comes and, as the last one, for what leaves: `recipe.add_client_input_filter` and
-`recipe.add_client_output_filter`, each with `tasks=["train"]`. The training script trains inside of
-`fedglass.guard.watched.watching()`, in the process of the filter: what nobody saw is refused.
+`guard_clients(recipe, ...)` adds it to a job, for what comes and, as the last filter, for what leaves. The training
+must run in the client's own process, as it does unless a recipe is told to launch an external one: what nobody saw is
+refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from fedglass.guard.guard import Guard
 from fedglass.guard.memory import Memory
 from fedglass.guard.report import GuardRefusal, GuardReport, Policy, Reason
-from fedglass.guard.watched import latest
+from fedglass.record.hooks import TrainingReader
 
 META = ("NUM_STEPS_CURRENT_ROUND", "current_round", "start_round", "total_rounds", "initial_metrics")
 """Numbers that may leave beside the arrays, and figures; what else the framework sends along stays."""
@@ -32,8 +32,15 @@ METRICS = ("train_loss", "loss", "val_loss", "accuracy")
 """Figures that may leave beside an update."""
 
 _CAME: dict[str, dict[str, Tensor]] = {}
+_READERS: dict[str, TrainingReader] = {}
 _MEMORIES: dict[str, Memory] = {}
 """By client: the filters for both ways are two objects, and a process may serve several clients."""
+
+
+def guard_clients(recipe: Any, **options: Any) -> None:
+    """Let a recipe's clients check what they send; options are those of `GuardFilter`. Add other filters before."""
+    recipe.add_client_input_filter(GuardFilter(**options), tasks=["train"])
+    recipe.add_client_output_filter(GuardFilter(**options), tasks=["train"])
 
 
 class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
@@ -64,18 +71,32 @@ class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
         """What comes is remembered, and what leaves is checked."""
         client = str(fl_ctx.get_identity_name())
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
-            _CAME[client] = tensors(from_shareable(shareable).data) or {}
+            self._begin(shareable, client)
             return shareable
+        reader = _READERS.pop(client, None)
+        if reader is not None:
+            reader.__exit__(None, None, None)
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
             return make_reply(code)  # the code alone, without what an app put beside it
         try:
-            report, built = self._checked(shareable, client)
+            report, built = self._checked(shareable, client, reader)
         except Exception:  # noqa: BLE001 # it fails closed, and without the exception's text
             report, built = self.guard(client).refused(Reason.FAULT), None
         if not report.allowed:
             raise GuardRefusal
         return built if report.sound and built is not None else shareable
+
+    def _begin(self, shareable: Shareable, client: str) -> None:
+        """From here on the client is watched, in whichever thread it trains."""
+        try:
+            _CAME[client] = tensors(from_shareable(shareable).data) or {}
+            stale, _READERS[client] = _READERS.get(client), self.guard(client).watch(any_thread=True)
+            if stale is not None:
+                stale.__exit__(None, None, None)
+            _READERS[client].__enter__()
+        except Exception:  # noqa: BLE001 # what leaves later is then refused
+            _CAME.pop(client, None)
 
     def guard(self, client: str) -> Guard:
         """That of one client, with what it remembers of earlier rounds."""
@@ -89,16 +110,18 @@ class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
             memory=_MEMORIES.setdefault(client, Memory()),
         )
 
-    def _checked(self, shareable: Shareable, client: str) -> tuple[GuardReport, Shareable | None]:
+    def _checked(
+        self, shareable: Shareable, client: str, reader: TrainingReader | None
+    ) -> tuple[GuardReport, Shareable | None]:
         guard, dxo, came = self.guard(client), from_shareable(shareable), _CAME.pop(client, None)
         left, built = tensors(dxo.data), rebuilt(shareable, dxo)
         if came is None or left is None or built is None or set(left) != set(came):
             return guard.refused(Reason.STRUCTURE), None
         sent = {name: left[name] for name in came}
         if dxo.data_kind == DataKind.WEIGHTS:
-            return guard.check_watched(latest(), came, after=sent), built
+            return guard.check_watched(reader, came, after=sent), built
         if dxo.data_kind == DataKind.WEIGHT_DIFF:
-            return guard.check_watched(latest(), came, update=sent), built
+            return guard.check_watched(reader, came, update=sent), built
         return guard.refused(Reason.STRUCTURE), None
 
 

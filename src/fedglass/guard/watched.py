@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,14 +38,6 @@ class Trained:
     training: Training
     batches: tuple[tuple[int, ...], ...]
     """The rows of each local step."""
-
-
-@contextmanager
-def watching() -> Iterator[TrainingReader]:
-    """Everything that this thread trains inside, also where the training fails; see `latest`."""
-    with TrainingReader(keep_examples=True) as reader:
-        yield reader
-    _hand_over(reader)
 
 
 def trained(reader: TrainingReader, noisy_steps: bool = False) -> Trained:
@@ -101,18 +91,3 @@ def _optimiser(facts: Mapping[str, Any]) -> Optimiser:
     kind, known = OPTIMISERS[name]
     told: dict[str, Any] = {key: options[key] for key in known if key in options}
     return kind(**told)
-
-
-_LATEST: list[TrainingReader] = []
-_LOCK = threading.Lock()
-
-
-def _hand_over(reader: TrainingReader) -> None:
-    with _LOCK:
-        _LATEST[:] = [reader]
-
-
-def latest() -> TrainingReader | None:
-    """What this process watched last, once: for a filter that is called after the training, in another thread."""
-    with _LOCK:
-        return _LATEST.pop() if _LATEST else None

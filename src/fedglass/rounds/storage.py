@@ -16,6 +16,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedglass import __version__
+from fedglass.bundle.truths import FACTS as TRUTH_FACTS
+from fedglass.bundle.truths import TENSORS as TRUTH
+from fedglass.bundle.truths import write_truths
 from fedglass.core.errors import DataError, FedglassError
 from fedglass.core.files import write_atomic
 from fedglass.core.params import Params, buffers_of, weights_of
@@ -23,7 +26,7 @@ from fedglass.rounds.manifest import FORMAT, Held, Manifest, RoundFacts, TermsFa
 from fedglass.rounds.transcript import Message, Round, Terms, Transcript
 from fedglass.rounds.truth import BatchLabels, Examples, Truths
 
-MANIFEST, TRUTH, TRUTH_FACTS = "manifest.json", "truth.safetensors", "truth.json"
+MANIFEST = "manifest.json"
 LONGEST = 64 * 2**20
 """Bytes of a manifest, and of what a file of tensors holds beside these."""
 SEPARATOR = "/"
@@ -61,23 +64,8 @@ def load_transcript(directory: Path, model: nn.Module) -> Transcript:
 def save_truths(truths: Truths, directory: Path) -> None:
     """Write the private side, for the eyes of its owner alone."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"{i}{SEPARATOR}{kind}": tensor.contiguous()
-        for i, own in enumerate(truths.examples.values())
-        for kind, tensor in (("images", own.images), ("labels", own.labels))
-    }
-    data = save(tensors)
-    labels = [{"round": r, "client": client, "batches": told} for (r, client), told in truths.batch_labels.items()]
-    taken = [{"round": r, "client": client, "rows": rows} for (r, client), rows in truths.taken.items()]
-    facts = {
-        "format": FORMAT,
-        "clients": list(truths.examples),
-        "sha256": _sha256(data),
-        "batch_labels": labels,
-        "taken": taken,
-    }
-    write_atomic(directory / TRUTH, data, private=True)
-    write_atomic(directory / TRUTH_FACTS, json.dumps(facts) + "\n", private=True)
+    examples = {name: (own.images, own.labels) for name, own in truths.examples.items()}
+    write_truths(directory, examples, truths.batch_labels, truths.taken)
 
 
 def load_truths(directory: Path) -> Truths:

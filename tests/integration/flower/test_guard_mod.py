@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
-flwr_app = pytest.importorskip("flwr.app", reason="Flower is not installed: pip install flwr")
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
-
-from fedglass.guard import REFUSED, Guard, Reason  # noqa: E402
-from fedglass.guard.apart import Here  # noqa: E402
-from fedglass.guard.flower import CODE, STATE, GuardMod, Quorum, remembered  # noqa: E402
+from fedglass.guard import REFUSED, Guard, Reason
+from fedglass.guard.apart import Here
+from fedglass.guard.flower import CODE, STATE, GuardMod, Quorum, remembered
 
 HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}
 Respond = Callable[[Message, Context], Message]
-
-
-@pytest.fixture(autouse=True)
-def identity() -> Iterator[None]:
-    """Messages can be made inside of a task only."""
-    task = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
-    task.run_id, task.node_id, task.task_id = 1, 1, 1
-    yield
-    task._run_id = task._node_id = task._task_id = None
 
 
 class Net(nn.Sequential):

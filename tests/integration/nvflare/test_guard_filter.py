@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install nvflare")
-from nvflare.apis.dxo import DXO, DataKind, from_shareable  # noqa: E402
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode  # noqa: E402
-from nvflare.apis.fl_context import FLContext  # noqa: E402
-from nvflare.apis.shareable import Shareable, make_reply  # noqa: E402
-
-from fedglass.guard import REFUSED, Counts, GuardRefusal  # noqa: E402
-from fedglass.guard.nvflare import _CAME, _MEMORIES, GuardFilter  # noqa: E402
-from fedglass.guard.watched import latest, watching  # noqa: E402
+from fedglass.guard import REFUSED, Counts, GuardRefusal
+from fedglass.guard.nvflare import _CAME, _MEMORIES, _READERS, GuardFilter
 
 NOISY: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0, "budget_seconds": 600.0}
 IMAGES = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -28,9 +26,10 @@ IMAGES = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     yield
-    _CAME.clear()
-    _MEMORIES.clear()
-    latest()
+    for reader in _READERS.values():
+        reader.__exit__(None, None, None)
+    for kept in (_CAME, _MEMORIES, _READERS):
+        kept.clear()
 
 
 class Net(nn.Sequential):
@@ -55,13 +54,18 @@ def arrays(params: dict[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def update(multiplier: float) -> dict[str, Tensor]:
-    """What a script trains while it is watched, clipped and with noise."""
+    """What a script trains, in a thread of its own as the framework has it, clipped and with noise."""
     model = Net()
     model.load_state_dict(weights())
-    with watching():
+
+    def script() -> None:
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         F.cross_entropy(model(IMAGES), torch.arange(4)).backward()
         optimiser.step()
+
+    thread = threading.Thread(target=script)
+    thread.start()
+    thread.join()
     moved = {name: t - weights()[name] for name, t in model.state_dict().items()}
     norm, draws = float(torch.stack([t.norm() for t in moved.values()]).norm()), torch.Generator().manual_seed(3)
     return {
@@ -70,10 +74,11 @@ def update(multiplier: float) -> dict[str, Tensor]:
     }
 
 
-def answered(guard: GuardFilter, answer: Shareable) -> Shareable:
+def answered(guard: GuardFilter, answer: Callable[[], Shareable]) -> Shareable:
+    """What leaves of an answer that is made between the filters."""
     came = DXO(DataKind.WEIGHTS, arrays(weights())).to_shareable()
     assert guard.process(came, context(FilterKey.IN)) is came
-    return guard.process(answer, context(FilterKey.OUT))
+    return guard.process(answer(), context(FilterKey.OUT))
 
 
 def counts() -> Counts:
@@ -84,9 +89,14 @@ def counts() -> Counts:
 def test_a_protected_update_leaves(kind: str) -> None:
     moved = update(1.0)
     sent = moved if kind == DataKind.WEIGHT_DIFF else {name: weights()[name] + t for name, t in moved.items()}
-    meta = {"NUM_STEPS_CURRENT_ROUND": 1, "site_name": "site-1", "initial_metrics": {"train_loss": 0.5}}
-    answer = DXO(kind, arrays(sent), meta=meta).to_shareable()
-    answer.set_header("current_round", 3)
+
+    def answer() -> Shareable:
+        update(1.0)
+        meta = {"NUM_STEPS_CURRENT_ROUND": 1, "site_name": "site-1", "initial_metrics": {"train_loss": 0.5}}
+        made = DXO(kind, arrays(sent), meta=meta).to_shareable()
+        made.set_header("current_round", 3)
+        return made
+
     left = answered(GuardFilter(**NOISY), answer)
     found = from_shareable(left)
     assert all(np.array_equal(found.data[name], t.numpy()) for name, t in sent.items())
@@ -96,9 +106,8 @@ def test_a_protected_update_leaves(kind: str) -> None:
 
 
 def test_an_update_without_its_noise_stays_and_nothing_is_told() -> None:
-    answer = DXO(DataKind.WEIGHT_DIFF, arrays(update(0.0))).to_shareable()
     with pytest.raises(GuardRefusal) as raised:
-        answered(GuardFilter(**NOISY), answer)
+        answered(GuardFilter(**NOISY), lambda: DXO(DataKind.WEIGHT_DIFF, arrays(update(0.0))).to_shareable())
     assert str(raised.value) == REFUSED
     assert raised.value.__cause__ is None
     assert counts() == Counts(checked=1, refused=1)
@@ -129,19 +138,18 @@ def stowaways() -> Iterator[Any]:
 @pytest.mark.parametrize("answer", list(stowaways()))
 def test_nothing_else_leaves(answer: Any) -> None:
     with pytest.raises(GuardRefusal):
-        answered(GuardFilter(**NOISY), answer())
+        answered(GuardFilter(**NOISY), answer)
 
 
 def test_what_nobody_watched_stays() -> None:
-    sent = update(1.0)
-    latest()
+    sent = DXO(DataKind.WEIGHT_DIFF, arrays(update(1.0))).to_shareable()  # before the filter listens
     with pytest.raises(GuardRefusal):
-        answered(GuardFilter(**NOISY), DXO(DataKind.WEIGHT_DIFF, arrays(sent)).to_shareable())
+        answered(GuardFilter(**NOISY), lambda: sent)
 
 
 def test_an_error_leaves_as_its_code_alone() -> None:
     answer = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     answer["why"] = "patient 4711 has no scan"
-    left = answered(GuardFilter(**NOISY), answer)
+    left = answered(GuardFilter(**NOISY), lambda: answer)
     assert left.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "why" not in left

@@ -111,7 +111,7 @@ class Look:
         training = _common([p.training for p in self.behind])
         long = knows.training or knows.steps
         rates = [p.lr if p.training is None else p.training.lr for p in self.behind]
-        told = knows.examples
+        told = knows.examples and all(p.counted for p in self.behind)
         # Who has not been told how many there are knows of its own, and that there are others.
         least = 1 + (0 if own is None else len(own.labels))
         return Knowledge(

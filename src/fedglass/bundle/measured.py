@@ -1,0 +1,222 @@
+"""What the messages of a bundle tell by themselves, beside what is said of them: nothing here needs the data.
+
+Each check is one-sided: what passes may still have been otherwise, and what fails was not as declared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.bundle.facts import FactSheet, best, disputed, merged
+from fedglass.bundle.manifest import sheet
+from fedglass.bundle.names import COUNTER
+from fedglass.bundle.reader import Bundle, files_of
+
+MEANS = ("mean", "fedavg", "weighted_mean")
+"""Rules that are checked by playing them again."""
+RUNNING = ("running_mean", "running_var", COUNTER)
+SLACK = 1e-3
+"""The share by which a mean or a norm may differ: rounding, and the quantisation of secure aggregation."""
+GRAINS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
+"""The rounding of each type, as a share."""
+WIDTHS = 6.0
+"""Standard deviations by which the size of noise may differ by chance."""
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it was said."""
+
+    round: int
+    client: str
+    """Whose message it is about; empty where it is about the round."""
+    words: str
+
+
+def change(bundle: Bundle, client: str, index: int) -> dict[str, Tensor] | None:
+    """What a client's message adds to what it was sent, in double precision; None where either was not seen."""
+    past, message = bundle.rounds[index], bundle.message(client, index)
+    if message is None or message.received is None:
+        return None
+    got = {name: tensor.double() for name, tensor in bundle.arrays(message.received).items()}
+    if message.received.form == "update":
+        return got
+    start = message.sent or past.sent
+    if start is None:
+        return None
+    before = bundle.arrays(start)
+    return {name: tensor - before[name].double() for name, tensor in got.items() if name in before}
+
+
+def measured(moved: State) -> FactSheet:
+    """The facts that a message tells by itself: BatchNorm's counters count the batches that were seen in train mode."""
+    counts = {round(float(t), 6) for name, t in moved.items() if name.endswith(COUNTER) and t.dim() == 0}
+    if not counts:
+        return {}
+    told: FactSheet = {"batch_norm": {"measured": "batch" if any(counts) else "frozen"}}
+    count = max(counts)
+    if count > 0 and count == int(count):
+        told["steps"] = {"measured": int(count)}
+    return told
+
+
+def facts_with_measured(bundle: Bundle, client: str, index: int, moved: State | None) -> FactSheet:
+    """What is told of a client in a round, and what its message tells beside."""
+    told = bundle.facts_of(client, index)
+    return told if moved is None else merged(told, measured(moved))
+
+
+def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = None) -> list[Finding]:
+    """What of a round is not as it was said; `names` are those of the model, where the arrays have others."""
+    found = [Finding(index, "", words) for words in _of_round(bundle, index)]
+    for message in bundle.rounds[index].messages:
+        moved = change(bundle, message.client, index)
+        if moved is not None and names is not None:
+            moved = {names.get(name, name): tensor for name, tensor in moved.items()}
+        told = facts_with_measured(bundle, message.client, index, moved)
+        found += [Finding(index, message.client, words) for words in _disputes(told)]
+        if moved is not None:
+            defences = best(told, "defences", best(bundle.facts, "defences", []))
+            found += [Finding(index, message.client, words) for words in _defended(moved, defences)]
+            found += [Finding(index, message.client, words) for words in _backwards(moved)]
+    return found
+
+
+def _disputes(told: FactSheet) -> Iterator[str]:
+    for name, values in disputed(told):
+        if name == "config":
+            continue
+        said = ", ".join(f"{json.dumps(value)[:80]} ({source})" for source, value in values.items())
+        yield f"{name} is told differently: {said}"
+    sizes, steps = best(told, "batch_sizes"), best(told, "steps")
+    if sizes is not None and steps is not None and len(sizes) != steps:
+        yield f"{len(sizes)} batch sizes are told, and {steps} local step(s)"
+
+
+def _backwards(moved: State) -> Iterator[str]:
+    back = [name for name, t in moved.items() if name.endswith(COUNTER) and t.dim() == 0 and float(t) < 0]
+    if back:
+        yield f"{back[0]} counts backwards: before and after were swapped"
+
+
+def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
+    """The aggregate beside the mean of what was received, where that is said to have made it."""
+    past = bundle.rounds[index]
+    rule = best(sheet(past.facts), "rule", best(bundle.facts, "rule"))
+    if past.sent is None or past.aggregated is None or rule is None or rule["name"].lower() not in MEANS:
+        return
+    if rule.get("options") or best(bundle.facts, "defences"):
+        return
+    kept = best(sheet(past.facts), "kept", [m.client for m in past.messages if m.absent is None])
+    moves = {client: change(bundle, client, index) for client in kept}
+    known = {client: moved for client, moved in moves.items() if moved is not None}
+    if not known or len(known) < len(kept):
+        return
+    before, after = bundle.arrays(past.sent), bundle.arrays(past.aggregated)
+    step = {
+        name: tensor.double() - (0 if past.aggregated.form == "update" else before[name].double())
+        for name, tensor in after.items()
+        if name in before and tensor.is_floating_point()  # whole numbers have no mean
+    }
+    coarse = max(GRAINS.get(array.dtype, 0.0) for held in files_of(past) for array in held.arrays)
+    rounding = {name: 4 * coarse * float(before[name].double().norm()) for name in step}
+    if not _is_mean(step, known, _weights(bundle, index, list(known)), rounding):
+        yield (
+            f"the aggregate is not the mean of the {len(known)} message(s) that were recorded: before and after were "
+            "swapped, a client is missing, its number of examples is wrong, or another rule made it"
+        )
+
+
+def _weights(bundle: Bundle, index: int, clients: list[str]) -> list[float]:
+    """By what they weigh or by their examples, as far as these are known; else each the same."""
+    sheets = [bundle.facts_of(client, index) for client in clients]
+    told = [best(each, "weight", best(each, "examples")) for each in sheets]
+    known = all(isinstance(number, int | float) for number in told)
+    return [float(number) for number in told] if known else [1.0] * len(clients)
+
+
+def _is_mean(step: State, moves: Mapping[str, State], weights: list[float], rounding: Mapping[str, float]) -> bool:
+    for name, tensor in step.items():
+        known = [moved[name] for moved in moves.values() if name in moved]
+        if len(known) < len(moves):
+            continue
+        mean = sum(moved * (weight / sum(weights)) for moved, weight in zip(known, weights, strict=True))
+        size = max(float(moved.norm()) for moved in known)
+        if not float((tensor - mean).norm()) <= SLACK * size + rounding[name]:
+            return False
+    return True
+
+
+def _defended(moved: State, defences: list[dict[str, object]]) -> Iterator[str]:
+    """The declared bound and noise beside the message's own."""
+    options: dict[str, object] = {}
+    for part in defences:
+        told = part.get("options", {})
+        assert isinstance(told, dict), "the bundle's schema demands it"
+        options |= {f"{part['name']}.{name}": value for name, value in told.items()}
+    clip = _number(options, ("clip.norm",), ("clipping_norm",))
+    std = _number(options, ("gaussian_noise.std",), ("noise_std",))
+    if clip is not None:
+        yield from _bounded(moved, clip, std or 0.0)
+    if std:
+        yield from _noisy(moved, std)
+
+
+def _number(options: Mapping[str, object], exact: tuple[str, ...], last: tuple[str, ...]) -> float | None:
+    for name, value in options.items():
+        if (name in exact or name.rpartition(".")[2] in last) and isinstance(value, int | float) and value > 0:
+            return float(value)
+    return None
+
+
+def _bounded(moved: State, clip: float, std: float) -> Iterator[str]:
+    """|u| <= C, and what is outside of it by name: a clipping that works on arrays may pass over scalars."""
+    entries = sum(t.numel() for t in moved.values())
+    noise = std * math.sqrt(entries) * (1 + WIDTHS / math.sqrt(2 * entries)) if std else 0.0
+    most = (clip + noise) * (1 + SLACK)
+    if _norm(moved) <= most:
+        return
+    scalars = {name: t for name, t in moved.items() if t.dim() == 0}
+    running = {name: t for name, t in moved.items() if name.rpartition(".")[2] in RUNNING}
+    for outside, what in ((scalars, "0-d tensors"), ({**scalars, **running}, "0-d tensors and running statistics")):
+        rest = {name: t for name, t in moved.items() if name not in outside}
+        if outside and rest and _norm(rest) <= most:
+            loud = [name for name, t in outside.items() if _norm({name: t}) > most] or list(outside)
+            yield (
+                f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: {what} escaped the "
+                f"clipping ({_some(loud)})"
+            )
+            return
+    yield f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: it was not clipped so"
+
+
+def _noisy(moved: State, std: float) -> Iterator[str]:
+    """Whatever the data are, entries with independent noise are not smaller than it."""
+    bare = []
+    for name, tensor in moved.items():
+        n = tensor.numel()
+        if n == 1 and float(tensor) == round(float(tensor)):
+            bare.append(name)
+        elif n > 1 and 1 - WIDTHS / math.sqrt(2 * n) > 0:
+            size = float(tensor.square().mean().sqrt())
+            if size < std * (1 - WIDTHS / math.sqrt(2 * n)):
+                bare.append(name)
+    if bare:
+        yield f"noise of standard deviation {std:g} is declared, and {len(bare)} tensor(s) hold less ({_some(bare)})"
+
+
+def _norm(tensors: State) -> float:
+    return float(torch.stack([t.norm() for t in tensors.values()]).norm())
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
