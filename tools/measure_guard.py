@@ -36,7 +36,8 @@ from fedglass.guard.quick_attack import one_run
 from fedglass.models.network import Network
 from fedglass.verdict.gate import Gate
 
-PHOTOS = load("photos", size=32)
+SIDE = 16
+PHOTOS = load("photos", size=SIDE)
 STEP = Training(lr=0.1)
 LONG = Training(lr=0.05, epochs=5, batch_size=8)
 SHORT = Training(lr=0.05, epochs=2, batch_size=4)
@@ -69,7 +70,7 @@ KINDS = (
     Kind("declared noise missing", 10, (2,), STEP, CLIPPED, Protected(clip=1.0)),
     Kind("declared noise halved", 10, (2,), STEP, CLIPPED, replace(CLIPPED, noise_multiplier=5.0)),
     Kind("declared noise missing in one bias", 10, (2,), STEP, CLIPPED, forgets="fc3.bias"),
-    Kind("no defence, 15 steps over 24 images", 4, (24,), LONG, judged=True),
+    Kind("no defence, 15 steps over 24 images", 10, (24,), LONG, judged=True),
 )
 
 
@@ -81,7 +82,7 @@ def updates(kind: Kind) -> Iterator[tuple[Outbound, float]]:
         rows, rest = order[:n], order[n:]
         with torch.random.fork_rng():
             torch.manual_seed(index)
-            model = build("lenet_tanh", shape=(3, 32, 32), classes=10)
+            model = build("lenet_tanh", shape=(3, SIDE, SIDE), classes=10)
         inputs, labels = PHOTOS.whitening.whiten(PHOTOS.images), PHOTOS.labels
         start = time.process_time()
         after, batches = trained(kind, model, inputs[rows], labels[rows], index)

@@ -113,10 +113,16 @@ class Outbound:
 
     def on_cpu(self) -> Outbound:
         """The same without anything of the devices on which it was made."""
-        own = {"inputs": self.inputs.detach().cpu(), "labels": self.labels.detach().cpu()}
-        others = None if self.others is None else self.others.detach().cpu()
         before, after = ({name: t.detach().cpu() for name, t in params.items()} for params in (self.before, self.after))
-        return replace(self, model=copy.deepcopy(self.model).cpu(), before=before, after=after, others=others, **own)
+        return replace(
+            self,
+            model=copy.deepcopy(self.model).cpu(),
+            before=before,
+            after=after,
+            inputs=self.inputs.detach().cpu(),
+            labels=self.labels.detach().cpu(),
+            others=None if self.others is None else self.others.detach().cpu(),
+        )
 
     @property
     def norm(self) -> float:
