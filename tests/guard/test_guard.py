@@ -128,6 +128,16 @@ def test_a_tensor_without_an_axis_that_escapes_the_noise_is_told(world: World, c
     assert report.examined.escaped == ("scale",)
 
 
+def test_noise_without_its_clipping_is_told(world: World) -> None:
+    world.before = {name: 4 * t for name, t in world.before.items()}  # an update far longer than the bound
+    update = {name: t - world.before[name] for name, t in world.trained().items()}
+    noise = GaussianNoise(0.1 * MULTIPLIER).release(Outgoing(update, stream(2, "release")))
+    guard = Guard(clip=0.1, noise_multiplier=MULTIPLIER, **HERE)
+    assert float(torch.cat([t.flatten() for t in update.values()]).norm()) > 10 * 0.1
+    after = {name: world.before[name] + t for name, t in noise.items()}
+    assert world.report(guard, after).reasons == (Reason.NOT_EXPLAINED,)
+
+
 def test_clipping_counts_tensors_without_an_axis(world: World) -> None:
     after = world.released(Protected(CLIP))
     guard = Guard(clip=CLIP, attacks={}, false_alarms=0, **HERE)
@@ -163,8 +173,9 @@ def test_what_the_declared_examples_do_not_explain_is_refused(toy: Any, world: W
     ],
     ids=["one more", "one less", "type", "shape", "no tensor", "order", "sparse"],
 )
-def test_nothing_but_the_models_tensors_leaves(world: World, spoil: Any) -> None:
-    assert world.report(Guard(**HERE), spoil(world.trained())).reasons == (Reason.STRUCTURE,)
+@pytest.mark.parametrize("policy", ["block", "log"])
+def test_nothing_but_the_models_tensors_leaves(world: World, spoil: Any, policy: Any) -> None:
+    assert world.report(Guard(policy, **HERE), spoil(world.trained())).reasons == (Reason.STRUCTURE,)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -204,9 +215,10 @@ def test_an_error_inside_refuses_and_tells_nothing(world: World, caplog: pytest.
     assert not any(letter.isdigit() for letter in REFUSED)
 
 
+@pytest.mark.parametrize("policy", ["block", "warn"])
 @pytest.mark.parametrize("given", [{"labels": None}, {"training": None}, {"examples": "nothing"}, {"batches": 3}])
-def test_arguments_of_any_kind_do_not_raise(world: World, given: dict[str, Any]) -> None:
-    report = world.report(Guard(**HERE), world.trained(), **given)
+def test_arguments_of_any_kind_do_not_raise(world: World, given: dict[str, Any], policy: Any) -> None:
+    report = world.report(Guard(policy, **HERE), world.trained(), **given)
     assert report.reasons == (Reason.FAULT,)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from scipy.stats import binom
 
 from fedglass.core.rng import stream
-from fedglass.guard.singled_out import decoys_for, rank_of_first
+from fedglass.core.types import Training
+from fedglass.guard.outbound import Outbound
+from fedglass.guard.singled_out import decoys_for, decoys_of, rank_of_first
 
 TRIALS, LEVEL, ENTRIES = 600, 0.05, 200
 
@@ -44,3 +48,17 @@ def test_candidates_that_all_send_the_same_tell_nothing() -> None:
 def test_a_decoy_that_diverges_fits_nothing() -> None:
     messages = torch.tensor([[1.0, 0.0], [float("inf"), 0.0], [0.0, 1.0]], dtype=torch.float64)
     assert rank_of_first(messages[0], messages) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("others", [0, 1, 3, 40])
+def test_decoys_are_all_different_and_none_is_the_truth(toy: Any, others: int) -> None:
+    inputs = toy.images(2, "true")
+    given = torch.cat([inputs, toy.images(others, "others")]) if others else None
+    model = toy.dense()
+    before = {name: t.detach() for name, t in model.named_parameters()}
+    out = Outbound(model, before, before, inputs, torch.tensor([0, 1]), Training(lr=0.1), others=given)
+    found = [out.colours.whiten(images) for images in decoys_of(out, 19, 0)]
+    assert len({images.numpy().tobytes() for images in found}) == 19
+    for images in found:
+        assert images.shape == inputs.shape
+        assert all(float((image - true).abs().max()) > 1e-3 for image in images for true in inputs)

@@ -29,6 +29,8 @@ from fedglass.record.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
 
 LOG = logging.getLogger("fedglass.guard")
+BROKEN = {Reason.STRUCTURE, Reason.FAULT, Reason.UNWATCHED}
+"""Reasons after which nothing is known of what left."""
 POLICIES: tuple[Policy, ...] = ("block", "warn", "log")
 
 
@@ -190,7 +192,7 @@ class Guard:
             counts.alone + (Reason.ALONE in report.reasons),
         )
         memory.forget()
-        if report.allowed and before is not None:
+        if report.allowed and before is not None and not BROKEN & set(report.reasons):
             sent = update if update is not None else {n: after[n] - before[n] for n in before} if after else None
             if sent is not None:
                 memory.keep(before, sent)

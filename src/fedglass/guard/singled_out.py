@@ -8,6 +8,7 @@ the rank of the true ones is then uniform, and the share of false alarms is what
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -33,15 +34,31 @@ def decoys_for(false_alarms: float) -> int:
 def p_value(out: Outbound, declared: Declared, protected: Protected, decoys: int, seed: int, clock: Clock) -> float:
     """The chance of so good a rank if the message told nothing of the images, labels given."""
     quiet = replace(declared, parts=tuple(replace(p, protection=protected.noiseless) for p in declared.parts))
-    knows, others = out.seen().knows, None if out.others is None else out.colours.unwhiten(out.others).clamp(0, 1)
     messages = [_message(quiet)]
-    for i in range(decoys):
+    for images in decoys_of(out, decoys, seed):
         clock.check()
-        # Others of the client's own where it gave some, mirrored or made up beyond these.
-        images = decoy_images(knows, others, derive(seed, "singled out", i))
         messages.append(_message(replace(quiet, parts=tuple(replace(part, images=images) for part in quiet.parts))))
     sent = torch.cat([declared.update[name].double().flatten() for name in declared.before])
     return rank_of_first(sent, torch.stack(messages))
+
+
+def decoys_of(out: Outbound, count: int, seed: int) -> Iterator[Tensor]:
+    """Different sets of images, none of them the true one: from others of the client's own, or made up.
+
+    Where there are few others a set would come up again, and a rank among fewer would pass for one among many.
+    # (n, c, h, w) each
+    """
+    knows, true = out.seen().knows, {_bytes(image) for image in out.inputs}
+    given = [] if out.others is None else [image for image in out.others if _bytes(image) not in true]
+    others = out.colours.unwhiten(torch.stack(given)).clamp(0, 1) if given else None
+    known = set[bytes]()
+    for i in range(count):
+        own = derive(seed, "singled out", i)
+        images = decoy_images(knows, others, own)
+        if _bytes(images) in known:
+            images = decoy_images(knows, None, own)
+        known.add(_bytes(images))
+        yield images
 
 
 def rank_of_first(sent: Tensor, messages: Tensor) -> float:
@@ -65,3 +82,7 @@ def rank_of_first(sent: Tensor, messages: Tensor) -> float:
 
 def _message(declared: Declared) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in message_of(declared, 0)])
+
+
+def _bytes(image: Tensor) -> bytes:
+    return image.detach().cpu().contiguous().numpy().tobytes()

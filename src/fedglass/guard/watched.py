@@ -22,7 +22,7 @@ OPTIMISERS: Mapping[str, tuple[type[SGD | Adam | AdamW], tuple[str, ...]]] = {
     "AdamW": (AdamW, ("betas", "eps", "weight_decay")),
 }
 """Those that can be played again, with the options that count."""
-OTHERWISE = ("amsgrad", "maximize", "decoupled_weight_decay")
+OTHERWISE = ("amsgrad", "maximize")
 """Options that make another optimiser of them."""
 CHANGED = "Gradients were changed between backward and the step"
 """How a reader begins to say so: what DP-SGD does, if it is declared."""
@@ -82,12 +82,11 @@ def _training(facts: Mapping[str, Any], examples: int, steps: list[StepRead]) ->
 
 
 def _optimiser(facts: Mapping[str, Any]) -> Optimiser:
-    name, options = str(facts.get("optimiser")).removeprefix("DP"), facts.get("options", {})
-    name = "SGD" if name == "Optimizer" else name
-    if name not in OPTIMISERS or any(
-        options.get(each) for each in OTHERWISE if name != "AdamW" or each != OTHERWISE[-1]
-    ):
-        raise UsageError(f"The training can not be played again: the optimiser {name} is not one of those known.")
+    name, options = str(facts.get("optimiser")), facts.get("options", {})
+    if options.get("decoupled_weight_decay"):
+        name = "AdamW"  # what torch makes of Adam then
+    if name not in OPTIMISERS or any(options.get(each) for each in OTHERWISE):
+        raise UsageError(f"The training can not be played again: the optimiser {name}, with its options, is not known.")
     kind, known = OPTIMISERS[name]
     told: dict[str, Any] = {key: options[key] for key in known if key in options}
     return kind(**told)
