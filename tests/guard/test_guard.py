@@ -128,8 +128,8 @@ def test_a_tensor_without_an_axis_that_escapes_the_noise_is_told(world: World, c
     assert report.examined.escaped == ("scale",)
 
 
-def test_noise_without_its_clipping_is_told(world: World) -> None:
-    world.before = {name: 4 * t for name, t in world.before.items()}  # an update far longer than the bound
+def test_noise_without_its_clipping_is_told(toy: Any) -> None:
+    world = World(toy, training=Training(lr=5.0))
     update = {name: t - world.before[name] for name, t in world.trained().items()}
     noise = GaussianNoise(0.1 * MULTIPLIER).release(Outgoing(update, stream(2, "release")))
     guard = Guard(clip=0.1, noise_multiplier=MULTIPLIER, **HERE)
