@@ -38,7 +38,11 @@ def train_diffusion(request: Request, kind: str, autoencoder: bool, size: str, o
     from fedglass.train.diffusion import PICTURE, Teaching
     from fedglass.train.diffusion import train_diffusion as run
 
-    teaching, images, place = Teaching(request.course(MINUTES), kind, size, autoencoder), request.images(), request.place
+    teaching, images, place = (
+        Teaching(request.course(MINUTES), kind, size, autoencoder),
+        request.images(),
+        request.place,
+    )
     with watched(output.quiet) as screen:
         state = run(images, teaching, place, screen)
     weights = sum(p.numel() for p in state.network.parameters())

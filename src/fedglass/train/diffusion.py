@@ -182,4 +182,3 @@ class Keeper:
         contact_sheet((images + 1) / 2).save(self.folder / PICTURE)
         state.network.load_state_dict(trained)
         state.network.train()
-
