@@ -69,7 +69,7 @@ def test_pixels_stay_inside_the_bounds_however_large_the_codes(toy: Any) -> None
     seen = with_own(toy, toy.images(3))
     bound = Latent(QUICK).bind(seen, stream(0, "x"), None)
     pixels = seen.knows.whitening.unwhiten(bound.decode([100 * bound.unknowns[0].start]))
-    assert -1e-6 <= float(pixels.min())
+    assert float(pixels.min()) >= -1e-6
     assert float(pixels.max()) <= 1 + 1e-6
 
 
@@ -122,7 +122,7 @@ def test_it_learns_once_and_nobody_can_change_what_others_see(toy: Any) -> None:
     assert not any(p.requires_grad for p in network.parameters())
     part = Latent(QUICK)
     part.bind(seen, stream(0, "x"), None).decode([torch.zeros(4, 4, 1, 1)])
-    assert all(map(torch.equal, weights(QUICK, seen), [t for t in network.state_dict().values()]))
+    assert all(map(torch.equal, weights(QUICK, seen), list(network.state_dict().values())))
 
 
 def test_to_ask_whether_an_attack_can_run_trains_nothing(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
