@@ -12,7 +12,7 @@ import torch
 
 from fedglass.attack.attack import part
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.attack.needs import needs_of
+from fedglass.attack.needs import uses_of
 from fedglass.attack.parts import Progress
 from fedglass.audit.consistency import contradictions
 from fedglass.audit.controls import controlled
@@ -81,7 +81,7 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         energy_labels=energy_at(attack, seen, truth.images, found.labels, found) if wrong else None,
         label_errors=judged.label_errors,
         defended=asked.target.defended,
-        batch_statistics=asked.target.batch_statistics and Fact.STATISTICS not in needs_of(attack),
+        batch_statistics=asked.target.batch_statistics and Fact.STATISTICS not in uses_of(attack),
         further=asked.target.further,
         **_explained(asked.target),
     )

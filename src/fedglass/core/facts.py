@@ -108,8 +108,7 @@ _WORDS = {
     ),
     Fact.STATISTICS: (
         "running statistics of BatchNorm layers that the clients' training has moved",
-        'attack with another recipe; where the clients train with batch_norm = "batch" a recording needs '
-        "recording.buffers_after",
+        'give recording.buffers_after, where the clients train with batch_norm = "batch"',
     ),
     Fact.EXAMPLES: (
         "the number of examples behind the message",

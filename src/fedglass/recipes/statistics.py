@@ -19,7 +19,7 @@ from fedglass.recipes.coarse_to_fine import MINIMUM_RULE, PAPER, coarse_to_fine_
     paper=PAPER,
 )
 def coarse_to_fine_statistics(
-    labels: Labels = MINIMUM_RULE, weight: float = 0.1, iterations: int = 500, restarts: int = 1
+    labels: Labels = MINIMUM_RULE, weight: float = 1.0, iterations: int = 500, restarts: int = 1
 ) -> Attack:
     """For clients that train BatchNorm by the batch: their layers' statistics tell mean and contrast of the pictures.
 

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.attack.forward.target import local_steps, network_of
 from fedglass.attack.needs import NOTHING, Reads
 from fedglass.attack.parts import BoundForward, Forward
-from fedglass.core.errors import UsageError
-from fedglass.core.facts import Fact, refusal
+from fedglass.core.facts import Fact
 from fedglass.core.statistics import COUNTER, MEAN, VARIANCE, moved_statistics
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
-from fedglass.models.network import Network
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,10 @@ class BesideStatistics:
     r' tells the mean of s over T steps, (r' - (1 - m)^T r) / (1 - (1 - m)^T). Defences of the update leave it as it is.
     Exact for one step of one client on all of its examples. For more steps s is taken half way along the update; the
     variance within a client's batches is not that of all examples behind an aggregate, of which the mean alone is read.
+    Where no statistics have moved it is `forward` alone.
     """
 
-    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STATISTICS})
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.STATISTICS})
 
     forward: Forward
 
@@ -37,15 +37,23 @@ class BesideStatistics:
         return self.forward.reads(observation) if isinstance(self.forward, Reads) else NOTHING
 
     def bind(self, observation: Observation) -> BoundForward:
-        inner, seen = self.forward.bind(observation), batch_statistics(observation)
+        inner, told = self.forward.bind(observation), batch_statistics(observation)
+        if not told:
+            return inner
         network = network_of(_by_the_batch(observation))
         steps = steps_taken(observation)
         travelled = (steps - 1) / (2 * steps)  # the mean of 0, 1, ... T - 1 over T
         before, update = observation.before, observation.update
         weights = [before[name] + travelled * update[name] for name in network.names]
+        with torch.no_grad():  # a layer that runs twice in a pass, or never, tells nothing that could be matched
+            once = network.statistics(weights, weights[0].new_zeros(2, *observation.knows.shape))
+        seen = {name: tensor for name, tensor in told.items() if name.rpartition(".")[0] in once}
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            return [*inner.predict(candidate, unknowns), *_predicted(network, weights, candidate, seen)]
+            found = network.statistics(weights, candidate.images[0])
+            rows = (name.rpartition(".") for name in seen)
+            moments = [found[layer][0 if kind == MEAN else 1] for layer, _, kind in rows]
+            return [*inner.predict(candidate, unknowns), *moments]
 
         return replace(inner, target=(*inner.target, *seen.values()), names=(*inner.names, *seen), predict=predict)
 
@@ -72,28 +80,12 @@ def batch_statistics(observation: Observation) -> Mapping[str, Tensor]:
         if isinstance(layer, _BatchNorm) and layer.momentum
     }
     kinds = (MEAN, VARIANCE) if observation.knows.clients == 1 else (MEAN,)
-    moved = {
+    return {
         name: (after[name] - kept[layer] * before[name]) / (1 - kept[layer])
         for name in moved_statistics(before, after)
         for layer, _, kind in [name.rpartition(".")]
         if layer in kept and kind in kinds
     }
-    if not moved:
-        raise refusal("BesideStatistics", [Fact.STATISTICS])
-    return moved
-
-
-def _predicted(
-    network: Network, weights: Sequence[Tensor], candidate: Candidate, seen: Mapping[str, Tensor]
-) -> list[Tensor]:
-    found = network.statistics(weights, candidate.images[0])
-    rows = [name.rpartition(".") for name in seen]
-    if any(layer not in found for layer, _, _ in rows):
-        raise UsageError(
-            "A BatchNorm layer of the model runs more than once or not at all in a pass, so that its running "
-            "statistics can not be told apart: attack with another recipe."
-        )
-    return [found[layer][0 if kind == MEAN else 1] for layer, _, kind in rows]
 
 
 def _by_the_batch(observation: Observation) -> Observation:

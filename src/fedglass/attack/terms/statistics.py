@@ -25,7 +25,7 @@ class WithStatistics(Term):
     """
 
     objective: Term
-    weight: float = 0.1
+    weight: float = 1.0
 
     def weakened(self, factor: float) -> Term:
         return replace(self, objective=self.objective.weakened(factor))
@@ -33,6 +33,8 @@ class WithStatistics(Term):
     def bind(self, binding: Binding) -> BoundTerm:
         kinds = [name.rpartition(".")[2] for name in binding.names]
         told = [i for i, kind in enumerate(kinds) if kind in (MEAN, VARIANCE)]
+        if not told:
+            return self.objective.bind(binding)
         rest = [i for i in range(len(kinds)) if i not in told]
         names, target = binding.names, binding.target
         spread = {names[i].rpartition(".")[0]: target[i] for i in told if kinds[i] == VARIANCE}
