@@ -65,6 +65,18 @@ def test_smoothed_labels_are_seen(toy: Any) -> None:
     assert watched(toy, lambda p: torch.optim.SGD(p, lr=0.1), loss=smooth).sound
 
 
+def test_running_statistics_that_leave_are_attacked_too(toy: Any) -> None:
+    guard, net = Guard(**{**HERE, "attacks": None, "starts": 1}), toy.normalised()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    moving = sgd(net.parameters())
+    with guard.watch() as reader:
+        F.cross_entropy(net.train()(toy.images(2, 1)), torch.tensor([0, 1])).backward()
+        moving.step()
+    report = guard.check_watched(reader, before, after=dict(net.state_dict()))
+    assert report.reasons in ((), (Reason.RECOVERED,))
+    assert report.examined.attack == "coarse_to_fine_statistics"
+
+
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 

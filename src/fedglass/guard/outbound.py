@@ -97,7 +97,9 @@ class Outbound:
             training=self.training,
             labels=labels,
         )
-        return Observation(self.model, self.weights, self.buffers, self.update, knows)
+        own = {name for name, _ in self.model.named_buffers()}
+        statistics = {name: tensor.detach().cpu() for name, tensor in self.after.items() if name in own}
+        return Observation(self.model, self.weights, self.buffers, self.update, knows, buffers_after=statistics)
 
     def truth(self) -> Truth:
         return Truth(self.pixels, self.labels.detach().cpu(), (CLIENT,), owners=(CLIENT,) * len(self.labels))

@@ -17,6 +17,7 @@ from fedglass.audit.assessment import Question, shown_by
 from fedglass.audit.isolation import isolated
 from fedglass.audit.looks import Effort
 from fedglass.audit.target import Target
+from fedglass.core.facts import Fact
 from fedglass.core.rng import derive
 from fedglass.core.types import Observation
 from fedglass.guard.clock import Clock, OutOfTime
@@ -43,9 +44,11 @@ class Read:
 
 def attacks_for(out: Outbound) -> dict[str, AnyAttack]:
     """One that is fast on a message of this kind; the true labels are told, so that no search fails for theirs."""
-    if out.steps == 1:
-        return {"inverting_gradients": recipe("inverting_gradients", labels=OracleLabels())}
-    return {"sme": recipe("sme", labels=OracleLabels())}
+    if out.steps > 1:
+        name = "sme"
+    else:
+        name = "coarse_to_fine_statistics" if Fact.STATISTICS in out.seen().facts else "inverting_gradients"
+    return {name: recipe(name, labels=OracleLabels())}
 
 
 def read(
