@@ -84,6 +84,7 @@ def test_an_attack_that_reads_the_update_stops_it(world: World) -> None:
     report = world.report(Guard(false_alarms=0, **HERE), world.trained())
     assert report.reasons == (Reason.RECOVERED,)
     assert report.examined.shown
+    assert report.examined.oracle, "it was told the labels"
     with pytest.raises(GuardRefusal, match=f"^{re.escape(REFUSED)}$"):
         report.enforce()
 
@@ -176,6 +177,17 @@ def test_what_the_declared_examples_do_not_explain_is_refused(toy: Any, world: W
 @pytest.mark.parametrize("policy", ["block", "log"])
 def test_nothing_but_the_models_tensors_leaves(world: World, spoil: Any, policy: Any) -> None:
     assert world.report(Guard(policy, **HERE), spoil(world.trained())).reasons == (Reason.STRUCTURE,)
+
+
+def test_an_update_is_checked_as_what_it_leads_to_is(world: World) -> None:
+    guard, told = Guard(attacks={}, false_alarms=0, **HERE), {"examples": world.inputs, "labels": world.labels}
+    facts: dict[str, Any] = {**told, "training": world.training}
+    update = {name: t - world.before[name] for name, t in world.trained().items()}
+    assert guard.check(world.model, world.before, update=update, **facts).sound
+    spoiled = {**update, "scale": update["scale"].double()}
+    assert guard.check(world.model, world.before, update=spoiled, **facts).reasons == (Reason.STRUCTURE,)
+    both = guard.check(world.model, world.before, update=update, after=world.trained(), **facts)
+    assert both.reasons == (Reason.FAULT,)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

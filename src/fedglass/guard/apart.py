@@ -13,6 +13,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from queue import Empty, Queue
+from threading import Thread
 from typing import Protocol
 
 import torch
@@ -49,25 +51,42 @@ class Apart:
     """
 
     def run(self, errand: Errand, seconds: float) -> Examined:
-        clock = Clock(seconds)
+        clock, answers = Clock(seconds), Queue[Examined]()
         packed = pickle.dumps(replace(errand, out=errand.out.on_cpu()))
-        warm(__name__)
-        start = context()
-        ours, theirs = start.Pipe()
-        process = start.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
-        process.start()
-        theirs.close()
+        # In a thread, since a process is started only after what it is forked from has imported all it needs.
+        Thread(target=_sent, args=(packed, clock, answers), daemon=True).start()
         try:
-            ours.send_bytes(pickle.dumps(max(0.0, clock.left) * (1 - MARGIN)))
-            ours.send_bytes(packed)
-            if not ours.poll(max(0.0, clock.left)):
-                return Examined(reasons=(Reason.OUT_OF_TIME,))
-            found: Examined = pickle.loads(ours.recv_bytes())
-            return found
-        finally:
-            ours.close()
-            process.kill()
-            process.join()
+            return answers.get(timeout=max(0.0, clock.left))
+        except Empty:
+            return Examined(reasons=(Reason.OUT_OF_TIME,))
+
+
+def _sent(packed: bytes, clock: Clock, answers: Queue[Examined]) -> None:
+    try:
+        answers.put(_asked(packed, clock))
+    except Exception as error:  # noqa: BLE001 # whatever it is, the update must not leave
+        answers.put(failed(error))
+
+
+def _asked(packed: bytes, clock: Clock) -> Examined:
+    """What a new process says of an errand before the time is over; it is ended in any case."""
+    warm(__name__)
+    start = context()
+    ours, theirs = start.Pipe()
+    process = start.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        ours.send_bytes(pickle.dumps(max(0.0, clock.left) * (1 - MARGIN)))
+        ours.send_bytes(packed)
+        if not ours.poll(max(0.0, clock.left)):
+            return Examined(reasons=(Reason.OUT_OF_TIME,))
+        found: Examined = pickle.loads(ours.recv_bytes())
+        return found
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
 
 
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:

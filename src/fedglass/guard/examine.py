@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fedglass.attack.hypotheses import AnyAttack
+from fedglass.audit.isolation import oracle_facts
 from fedglass.audit.machine import one_thread
 from fedglass.audit.replay import as_declared
 from fedglass.guard.clock import Clock, OutOfTime
@@ -82,4 +83,6 @@ def _read(errand: Errand, found: Examined, clock: Clock) -> Examined:
     if told is None:
         raise OutOfTime
     reasons = (Reason.RECOVERED,) if told.shown else ()
-    return replace(found, reasons=reasons, attack=told.attack, starts=told.starts, shown=told.shown, best=told.best)
+    oracle = any(oracle_facts(attack) for attack in attacks.values())
+    found = replace(found, reasons=reasons, attack=told.attack, starts=told.starts, oracle=oracle)
+    return replace(found, shown=told.shown, best=told.best)

@@ -21,9 +21,8 @@ from fedglass.guard.memory import Counts, Memory
 from fedglass.guard.names import under_own_names, unwrapped
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.protected import Protected
-from fedglass.guard.report import Examined, GuardReport, Policy, Reason
-from fedglass.guard.singled_out import decoys_for
-from fedglass.guard.structure import Clip, at_a_glance, too_long
+from fedglass.guard.report import GuardReport, Policy, Reason
+from fedglass.guard.structure import Clip, at_a_glance, misfit, too_long
 from fedglass.guard.watched import trained
 from fedglass.record.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
@@ -84,8 +83,6 @@ class Guard:
                 f"Guard needs 1 <= min_examples <= max_examples and starts >= 1, got {self.min_examples}, "
                 f"{self.max_examples} and {self.starts}."
             )
-        if self.false_alarms > 0:
-            decoys_for(self.false_alarms)
         self.protected  # noqa: B018 # refuses what can not be declared
 
     @property
@@ -121,15 +118,17 @@ class Guard:
         def made() -> Outbound:
             if (after is None) == (update is None):
                 raise UsageError("Guard.check needs either `after` or `update`.")
-            leaving = {name: before[name] + update[name] for name in update} if update is not None else after
-            rows = None if batches is None else tuple(tuple(int(i) for i in rows) for rows in batches)
+            leaving = after if update is None else update
             assert leaving is not None, "one of both is given"
+            if update is not None and not misfit(before, update):  # what does not fit is refused as it is
+                leaving = {name: before[name] + tensor for name, tensor in update.items()}
+            rows = None if batches is None else tuple(tuple(int(i) for i in rows) for rows in batches)
             return Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
 
         try:
             report = self._checked(made(), distinct, start)
         except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
-            report = self._refused(failed(error))
+            report = GuardReport(self.policy, (Reason.FAULT,), examined=failed(error))
         return self.decided(replace(report, seconds=time.monotonic() - start), before, after, update)
 
     def watch(self, *, any_thread: bool = False) -> TrainingReader:
@@ -215,16 +214,11 @@ class Guard:
             reasons += [Reason.CLIPPING] * too_long(out, self.clip)
         if reasons:
             return replace(report, reasons=tuple(reasons))
-        errand = Errand(out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, self._fresh(out))
+        # Another seed in each round: a message that one start does not read, the next may.
+        seed = self.seed + self.counts.checked
+        errand = Errand(out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, seed)
         examined = self.runner.run(errand, self.budget_seconds - (time.monotonic() - start))
         return replace(report, reasons=examined.reasons, examined=examined)
-
-    def _fresh(self, out: Outbound) -> int:
-        """Another seed in each round: a message that one start does not read, the next may."""
-        return self.seed + self.memory.counts.checked
-
-    def _refused(self, examined: Examined) -> GuardReport:
-        return GuardReport(self.policy, examined.reasons, examined=examined)
 
 
 def _distinct(out: Outbound) -> int:

@@ -73,8 +73,8 @@ class Examined:
     """How many private images it recovers, or shows so that they may be recognised; None where none was run."""
     best: float | None = None
     """The gate's metric of the image that it shows best."""
-    oracle: bool = True
-    """The attacks were told the true labels, which an adversary has to read off the message."""
+    oracle: bool = False
+    """Whether the attacks were told what an adversary has to guess, such as the true labels."""
     fault: str = field(default="", repr=False)
     """What went wrong in the guard. Like all of this it stays at the client."""
 
