@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
-from fedglass.core.types import Training
+from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.fl.local import schedule, train
 from fedglass.fl.release import Outgoing
 from fedglass.guard import REFUSED, Guard, GuardRefusal, GuardReport, Reason
 from fedglass.guard.apart import Apart, Here
+from fedglass.guard.outbound import Outbound
 from fedglass.guard.protected import Protected
 from fedglass.models.network import Network
 
@@ -177,6 +179,24 @@ def test_what_the_declared_examples_do_not_explain_is_refused(toy: Any, world: W
 @pytest.mark.parametrize("policy", ["block", "log"])
 def test_nothing_but_the_models_tensors_leaves(world: World, spoil: Any, policy: Any) -> None:
     assert world.report(Guard(policy, **HERE), spoil(world.trained())).reasons == (Reason.STRUCTURE,)
+
+
+def test_inputs_of_any_range_are_pixels_in_their_own(toy: Any) -> None:
+    world = World(toy, 3)
+    world.inputs = torch.cat([7 * world.inputs - 3, torch.zeros_like(world.inputs)], dim=1)
+    out = Outbound(world.model, world.before, world.before, world.inputs, world.labels, STEP)
+    assert torch.allclose(out.colours.whiten(out.pixels), world.inputs, atol=1e-5)
+    assert (float(out.pixels[:, 0].min()), float(out.pixels[:, 0].max())) == pytest.approx((0, 1), abs=1e-5)
+    wrong = replace(out, whitening=Whitening((0.5, 0.5), (0.5, 0.5)))
+    with pytest.raises(DataError, match="whitening"):
+        wrong.pixels  # noqa: B018
+
+
+@pytest.mark.parametrize("factor", [1.0, 5.0])
+def test_what_leaks_does_so_in_any_range(toy: Any, factor: float) -> None:
+    world = World(toy)
+    world.inputs = factor * (world.inputs - 0.5)
+    assert world.report(Guard(false_alarms=0, **HERE), world.trained()).reasons == (Reason.RECOVERED,)
 
 
 def test_an_update_is_checked_as_what_it_leads_to_is(world: World) -> None:

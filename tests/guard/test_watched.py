@@ -117,6 +117,18 @@ def test_an_update_that_was_changed_after_the_training_is_not_explained(toy: Any
     assert guard.check_watched(reader, before, after=after).reasons == (Reason.NOT_EXPLAINED,)
 
 
+@pytest.mark.parametrize("policy", ["block", "log"])
+def test_what_came_may_be_anything(toy: Any, policy: Any) -> None:
+    guard, net = Guard(policy, **HERE), toy.dense()
+    with guard.watch() as reader:
+        F.cross_entropy(net(toy.images(2, 1)), torch.tensor([0, 1])).backward()
+        sgd(net.parameters()).step()
+    state: Any = dict(net.state_dict())
+    assert guard.check_watched(reader, dict.fromkeys(state, "text"), after=state).reasons == (Reason.UNWATCHED,)
+    assert guard.check_watched(reader, {}, after=state).reasons == (Reason.STRUCTURE,)
+    assert guard.check_watched(reader, state).reasons == (Reason.STRUCTURE,)
+
+
 def test_one_image_under_two_labels_is_two_examples(toy: Any) -> None:
     net, image = toy.dense(), toy.images(1, 1)
     with Guard(**HERE).watch() as reader:

@@ -154,6 +154,9 @@ class Guard:
             came, left, moved = (
                 None if arrays is None else under_own_names(arrays, model) for arrays in (before, after, update)
             )
+            # As it is loaded: a mean over clients comes with counters of batches that are no whole numbers any more.
+            kinds = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+            came = None if came is None else {name: tensor.to(kinds[name]) for name, tensor in came.items()}
         except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
             return self.decided(GuardReport(self.policy, (Reason.UNWATCHED,), examined=failed(error)))
         if came is None or (left is None) == (moved is None):

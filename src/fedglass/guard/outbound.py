@@ -70,7 +70,7 @@ class Outbound:
         channels = self.inputs.transpose(0, 1).flatten(1)
         low, high = channels.amin(1), channels.amax(1)
         spread = torch.where(high > low, high - low, torch.ones_like(low))
-        return Whitening(tuple(low.tolist()), tuple(spread.tolist()))
+        return Whitening(tuple((-low / spread).tolist()), tuple((1 / spread).tolist()))
 
     @property
     def pixels(self) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
 from torch import nn
 from torch.nn import functional as F
 
@@ -182,3 +183,23 @@ def test_a_reason_is_written_down_for_the_client_alone(caplog: pytest.LogCapture
     with caplog.at_level("INFO", logger="fedglass.guard"):
         GuardMod(Guard(**HERE))(instruction(), context(), honest)
     assert Reason.SINGLED_OUT.value in caplog.text
+
+
+def test_a_whole_federation_trains_behind_its_guards(federation: Callable[..., Any]) -> None:
+    """Real strategy and apps: momentum, batches in another order each epoch, batch normalisation by the batch."""
+    figures = ("num-examples", "partition-id")
+    plain, guarded = federation(), federation([GuardMod(Guard(attacks={}, false_alarms=0, **HERE), metrics=figures)])
+    expected, found = (each.play(FedAvg(fraction_evaluate=0.0)) for each in (plain, guarded))
+    assert list(found) == list(expected)
+    assert all((found[name] == expected[name]).all() for name in expected)
+    assert [len(turn) for turn in guarded.answers] == [5, 5]
+
+
+def test_a_federation_whose_clients_all_refuse_learns_nothing(federation: Callable[..., Any]) -> None:
+    class Strategy(Quorum, FedAvg):
+        pass
+
+    silent = federation([GuardMod(Guard(clip=0.01, **HERE), metrics=("num-examples", "partition-id"))])
+    after = silent.play(Strategy(fraction_evaluate=0.0), rounds=1)
+    assert silent.answers == []
+    assert not after, "there is no aggregate"
