@@ -79,7 +79,8 @@ class GuardMod:
         self, reader: TrainingReader, came: dict[str, Tensor] | None, reply: Message, msg: Message, ctxt: Context
     ) -> tuple[GuardReport, Message | None]:
         guard = replace(self.guard, memory=remembered(ctxt))
-        leaving, built = _arrays(reply), self._built(reply, msg)
+        leaving = _arrays(reply)
+        built = self._built(leaving, reply, msg)
         if came is None or leaving is None or built is None or list(came) != list(leaving):
             report = guard.refused(Reason.STRUCTURE)
         else:
@@ -89,14 +90,12 @@ class GuardMod:
         remember(ctxt, guard.memory)
         return report, built
 
-    def _built(self, reply: Message, msg: Message) -> Message | None:
-        """The answer out of its one record of arrays and allowed figures; None where it holds anything else."""
-        figures = self._figures(reply)
-        arrays = list(reply.content.array_records.items())
-        if figures is None or len(arrays) != 1 or arrays[0][0] not in {"arrays", *msg.content.array_records}:
+    def _built(self, leaving: dict[str, Tensor] | None, reply: Message, msg: Message) -> Message | None:
+        """The answer out of the arrays that are checked and allowed figures; None where it holds anything else."""
+        figures, names = self._figures(reply), set(reply.content.array_records)
+        if figures is None or leaving is None or not names <= {"arrays", *msg.content.array_records}:
             return None
-        tensors = arrays[0][1].to_torch_state_dict()
-        return Message(RecordDict({arrays[0][0]: ArrayRecord(tensors), **figures}), reply_to=msg)
+        return Message(RecordDict({names.pop(): ArrayRecord(dict(leaving)), **figures}), reply_to=msg)
 
     def _figures_only(self, reply: Message, msg: Message) -> Message | None:
         figures = self._figures(reply)
