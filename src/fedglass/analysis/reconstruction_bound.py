@@ -128,7 +128,8 @@ def _slope(first: Tensor, other: Tensor, way: float) -> float:
 
 def lengths(images: Tensor) -> Tensor:
     """The norm of each image.  # (n, c, h, w) -> (n,)"""
-    return torch.linalg.vector_norm(images.flatten(1), dim=1)
+    found: Tensor = torch.linalg.vector_norm(images.flatten(1), dim=1)
+    return found
 
 
 def smoothness(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
