@@ -61,6 +61,8 @@ class Target:
     """What poisoners do, in words."""
     public: Public | None = None
     """What the adversary has of such data beside the message."""
+    swept: Mapping[str, float] = field(default_factory=dict)
+    """What a sweep changes from one federation to the next, and its value here."""
     batch_statistics: bool = False
     """Whether a client behind the message trained BatchNorm layers with the statistics of its batches."""
 

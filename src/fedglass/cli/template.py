@@ -71,6 +71,11 @@ knows_labels = false       # ORACLE: the true labels; a real adversary has to re
 # ---- What protects the clients: `fedglass list defences` --------------------------------------------------------
 # Federations with `defended = false` go without, for comparison. With `test_examples` in [federation] the audit
 # also says how well the model that was trained with them does its work, and how well it would without.
+# A sweep plays the federation once for each value, and the report draws what is read over them:
+# [federation.sweep]
+# defence = "dpsgd"
+# option = "noise_multiplier"
+# values = [0.0, 0.01, 0.1, 1.0]
 # [[defences]]
 # name = "..."
 

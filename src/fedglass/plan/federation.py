@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -48,7 +48,12 @@ def behaviour_of(tables: Sequence[BehaviourTable]) -> Behaviour:
 
 
 def simulated(
-    table: FederationTable, adversary: AdversaryTable, seed: int, folder: Path, protection: Protection
+    table: FederationTable,
+    adversary: AdversaryTable,
+    seed: int,
+    folder: Path,
+    protection: Protection,
+    swept: Mapping[str, float] | None = None,
 ) -> Simulated:
     """A federation of the plan with the adversary's views of it."""
     own_seed = seed if table.seed is None else table.seed
@@ -72,7 +77,17 @@ def simulated(
     public = public_of(adversary, data.shape, folder)
     if public is None and dealt.unused:
         public = Public.of(data.images, data.labels, dealt.unused)
-    return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test, public)
+    return Simulated(
+        federation,
+        table.rounds,
+        views,
+        knows_of(adversary),
+        table.name,
+        data.class_names,
+        test,
+        public,
+        swept or {},
+    )
 
 
 def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
