@@ -16,7 +16,7 @@ from fedglass.audit.replay import Declared
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import identity_text
 from fedglass.core.types import BatchNorm, Observation
-from fedglass.rounds.transcript import Participant, Transcript
+from fedglass.rounds.transcript import Participant, Round, Transcript
 from fedglass.rounds.truth import Truth, Truths
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.view import Knows, Named, Seen, View
@@ -189,9 +189,18 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         behind=seen.behind,
         participants=tuple(p.name for p in past.participants),
         kept=past.kept,
-        behaviours=terms.behaviours,
+        behaviours=(*terms.behaviours, *_come_back(past, view.rounds()[-1])),
         batch_statistics=_batch_statistics(transcript.model, [p for p in past.participants if p.name in seen.behind]),
     )
+
+
+def _come_back(past: Round, index: int) -> list[str]:
+    """Who was known to the server under a new name in that round, in words."""
+    return [
+        f"Round {index + 1}: the server knew {p.name} as {p.known_as!r}, under which it had come back after rejections."
+        for p in past.participants
+        if p.known_as
+    ]
 
 
 def _batch_statistics(model: nn.Module, behind: Sequence[Participant]) -> bool:

@@ -24,13 +24,14 @@ from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
 from fedglass.plan.code import code_named
 from fedglass.plan.defences import defences_of, made
-from fedglass.plan.federation_table import BehaviourTable, FederationTable, GroupTable
+from fedglass.plan.federation_table import FederationTable, GroupTable
 from fedglass.plan.public import public_of
 from fedglass.plan.recording import knows_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.behaviour.behaviour import Behaviour
 from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound
+from fedglass.rounds.behaviour.rejoin import Rejoin
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.transcript import Attendance
@@ -41,10 +42,11 @@ from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import View
 
 
-def behaviour_of(tables: Sequence[BehaviourTable]) -> Behaviour:
-    """Honest where nothing is said; of several, one for each round."""
-    found = [cast(Behaviour, made("behaviours", table)) for table in tables]
-    return Honest() if not found else found[0] if len(found) == 1 else PerRound(tuple(found))
+def behaviour_of(group: GroupTable) -> Behaviour:
+    """Honest where nothing is said; of several, one for each round; under new names where a client comes back."""
+    found = [cast(Behaviour, made("behaviours", table)) for table in group.behaviour]
+    acting = Honest() if not found else found[0] if len(found) == 1 else PerRound(tuple(found))
+    return acting if group.rejoins_after is None else Rejoin(acting, group.rejoins_after)
 
 
 def simulated(
@@ -112,7 +114,7 @@ def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Prote
         group = groups.get(i, GroupTable(clients=[i]))
         own = protection if group.defences is None else defences_of(group.defences)
         training = None if group.training is None else group.training.value()
-        behaviour = behaviour_of(group.behaviour)
+        behaviour = behaviour_of(group)
         found.append(Client(f"client {i}", part.images, part.labels, own.gradient, own.release, behaviour, training))
     return found
 

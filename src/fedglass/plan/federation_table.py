@@ -43,6 +43,8 @@ class GroupTable(Table):
     """Their positions."""
     behaviour: Annotated[list[BehaviourTable], Field(max_length=1000)] = []
     """One, or one for each round, of which the last stays; honest where nothing is said."""
+    rejoins_after: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Rejected updates in a row after which each of them comes back under a new name; never where it is left out."""
     defences: Defences | None = None
     """In place of the plan's; an empty list is none."""
     training: TrainingTable | None = None
