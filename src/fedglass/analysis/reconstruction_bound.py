@@ -91,7 +91,8 @@ def objective_gap(first: float, later: float) -> float | None:
 
 
 def terms(of: Federated, index: int, steep: float, gap: float | None, base: float, longest: float) -> Terms:
-    """The terms in the round `index`, counted from 0, in which nothing but the base error is left.
+    """The terms in the round `index`, counted from 0. In the first one nothing but the base error is left, of whatever
+    gap: the proof takes no step from there.
 
     >>> first = terms(Federated(0.5, 4, 2, 8), 0, steep=1.0, gap=0.3, base=1.0, longest=5.0)
     >>> first.gap, first.noise, first.total
@@ -102,7 +103,8 @@ def terms(of: Federated, index: int, steep: float, gap: float | None, base: floa
     """
     slope = 2 * steep * math.sqrt(2 * index / of.lr)
     noise = 2 * math.sqrt(2 * of.parameters) * steep * of.clip * index / (math.sqrt(of.clients) * of.batch) * of.noise
-    return Terms(base, None if gap is None else slope * gap, noise, 2 * longest)
+    of_gap = 0.0 if index == 0 else None if gap is None else slope * gap
+    return Terms(base, of_gap, noise, 2 * longest)
 
 
 def steepness(found: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
