@@ -156,7 +156,7 @@ def sweep_chart(
     known = [value for values in (*series.values(), blind) for value in values if value is not None]
     x, y = Axis(-0.4, len(places) - 0.6, left, WIDTH - EDGE), _linear(known, bottom, top)
     parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, left), _line("axis", left, bottom, WIDTH, bottom)]
-    parts += [_text("tick", x.at(i), bottom + 15, _number(place), "middle") for i, place in enumerate(places)]
+    parts += [_text("tick", x.at(i), bottom + 15, f"{place:g}", "middle") for i, place in enumerate(places)]
     parts += [_polyline("blind", _placed(blind, x, y))]
     for number, values in enumerate(series.values()):
         dots = _placed(values, x, y)
