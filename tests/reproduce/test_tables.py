@@ -54,6 +54,8 @@ ROWS = {
     "curious-lemma1": 12,
     "curious-release": 1,
     "curious-search": 6,
+    "malicious-theorem1": 4,
+    "malicious-budgets": 9,
 }
 SPOTS = [
     ("dlfa-table1", 4, "prior", "recovered", Printed(65.5)),
@@ -91,6 +93,8 @@ SPOTS = [
     ("c2f-figure16", 4, "ours", "psnr", None),
     ("curious-lemma1", 1, "divergence", "expectation", Printed(2.0)),
     ("curious-lemma1", 8, "divergence", "expectation", Printed(-1.0)),
+    ("malicious-budgets", 1, "clt", "epsilon", Printed(3.3)),
+    ("malicious-budgets", 3, "clt", "epsilon", Printed(1.2)),
     ("curious-release", 1, "ours", "objective_1", Printed(4.8)),
     ("curious-release", 1, "ours", "objective_99", Printed(0.582)),
     ("curious-figure5", 1, "ours", "lpips", None),
@@ -105,7 +109,7 @@ def test_every_table_has_the_papers_rows(name: str, rows: int) -> None:
     found = table(name)
     assert len(found.rows) == rows
     assert [row.number for row in found.rows] == list(range(1, rows + 1))
-    assert found.source.startswith(("Dimitrov", "Zhu", "Wilson"))
+    assert found.source.startswith(("Dimitrov", "Zhu", "Wilson", "Yue"))
     for row in found.rows:
         assert set(row.values) == set(found.methods)
         assert all(set(values) == set(found.measures) for values in row.values.values())

@@ -19,13 +19,13 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import factory, make, takes
 from fedglass.diffusion.stored import located_model
-from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric, why_not
 from fedglass.plan.defences import defences_of
 from fedglass.plan.federation import simulated
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
+from fedglass.plan.sweep import points
 from fedglass.recipes.catalogue import recipe
 
 
@@ -42,10 +42,11 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
-    protection = defences_of(plan.defences)
+    defences_of(plan.defences)  # also where no federation has them
     sources: list[Source] = [
-        simulated(table, plan.adversary, plan.seed, folder, protection if table.defended else Protection())
+        simulated(point.table, plan.adversary, plan.seed, folder, defences_of(point.defences), point.swept)
         for table in plan.federation
+        for point in points(table, plan.defences)
     ]
     sources += [recorded(table, plan.adversary, folder) for table in plan.recording]
     _check_batch_labels(plan.adversary, attacks)

@@ -18,7 +18,7 @@ from fedglass.core.types import Whitening
 from fedglass.data.catalogue import load
 from fedglass.data.dataset import Dataset
 from fedglass.data.photos import photos
-from fedglass.data.whitening import CIFAR10, CIFAR100, FEMNIST
+from fedglass.data.whitening import CIFAR10, CIFAR100, FASHION_MNIST, FEMNIST, MNIST
 from fedglass.reproduce.request import CURIOUS_SIDES, PUBLISHED, REDUCED
 from fedglass.reproduce.samples import read_samples
 
@@ -79,6 +79,10 @@ KINDS = {
     "cifar100": Kind("CIFAR100", (3, 32, 32), 100, CIFAR100, "cifar10_10k.npz", "CIFAR-10 images", "photos"),
     "cifar10": Kind(
         "CIFAR-10", (3, 32, 32), 10, CIFAR10, "cifar10_10k.npz", "CIFAR-10", "photos", genuine=True, split="test"
+    ),
+    "mnist": Kind("MNIST", (1, 28, 28), 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True),
+    "fashion": Kind(
+        "F-MNIST", (1, 28, 28), 10, FASHION_MNIST, "fashion_mnist_10k.npz", "Fashion-MNIST", "glyphs", genuine=True
     ),
     **_photographs(PUBLISHED),
     **_photographs(REDUCED),
