@@ -110,6 +110,8 @@ def _backwards(moved: State) -> Iterator[str]:
 def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
     """The aggregate beside the mean of what was received, where that is said to have made it."""
     past = bundle.rounds[index]
+    if past.sent is not None and past.aggregated is not None and _stands(bundle, index):
+        yield "the aggregate is the model that was sent, although clients sent others: one of them is of another round"
     rule = best(sheet(past.facts), "rule", best(bundle.facts, "rule"))
     if past.sent is None or past.aggregated is None or rule is None or rule["name"].lower() not in MEANS:
         return
@@ -133,6 +135,22 @@ def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
             f"the aggregate is not the mean of the {len(known)} message(s) that were recorded: before and after were "
             "swapped, a client is missing, its number of examples is wrong, or another rule made it"
         )
+
+
+def _stands(bundle: Bundle, index: int) -> bool:
+    """Whether a round changed nothing although a client did: a mean does not tell what it started from."""
+    past = bundle.rounds[index]
+    assert past.sent is not None, "asked of rounds that have both"
+    assert past.aggregated is not None, "asked of rounds that have both"
+    before, after = bundle.arrays(past.sent), bundle.arrays(past.aggregated)
+    if past.aggregated.form == "update":
+        before = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+    if not all(
+        name in before and torch.equal(tensor.double(), before[name].double()) for name, tensor in after.items()
+    ):
+        return False
+    moves = (change(bundle, message.client, index) for message in past.messages)
+    return any(bool(tensor.any()) for moved in moves if moved is not None for tensor in moved.values())
 
 
 def _weights(bundle: Bundle, index: int, clients: list[str]) -> list[float]:
