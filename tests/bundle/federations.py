@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Real:
     model: Callable[[], nn.Module] = lambda: build("lenet", shape=SHAPE, classes=CLASSES)
     sends: Callable[[State], Arrays] = named
     leaves: Callable[[State, State], State] = lambda before, after: after
-    form: str = "state"
+    form: Literal["state", "update"] = "state"
 
     def record(self, folder: Path, **facts: Any) -> BundleWriter:
         writer = BundleWriter(folder, writer="server", facts={**TERMS, **facts})
@@ -57,14 +57,10 @@ class Real:
             for i, (images, labels) in enumerate(data):
                 after = self.leaves(state, self._trained(model, state, images, labels))
                 told = after if self.form == "state" else {k: t - state[k] for k, t in after.items()}
-                turn.received(f"client {i}", self.sends(told), form=self.form, examples=len(labels))  # type: ignore[arg-type] # one of two
-                facts_read = {
-                    "optimiser": "SGD",
-                    "lr": self.lr,
-                    "steps": self.steps,
-                    "batch_sizes": [len(labels)] * self.steps,
-                }
-                writer.training(f"client {i}", index, facts_read, source="read")
+                turn.received(f"client {i}", self.sends(told), form=self.form, examples=len(labels))
+                sizes = [len(labels)] * self.steps
+                read = {"optimiser": "SGD", "lr": self.lr, "steps": self.steps, "batch_sizes": sizes}
+                writer.training(f"client {i}", index, read, source="read")
                 sent.append(after)
             state = mean(sent, self.sizes)
             turn.aggregated(self.sends(state))
@@ -92,11 +88,10 @@ def examples(seed: int, count: int) -> tuple[Tensor, Tensor]:
 
 def mean(states: Sequence[State], sizes: Sequence[int]) -> State:
     """As Flower's FedAvg: whole numbers become float64."""
-    total = sum(sizes)
-    return {
-        name: sum(
-            (state[name].double() if not state[name].is_floating_point() else state[name]) * (n / total)
-            for state, n in zip(states, sizes, strict=True)
-        )  # type: ignore[misc] # never an empty sum
-        for name in states[0]
-    }
+    total, found = sum(sizes), {}
+    for name, first in states[0].items():
+        whole = not first.is_floating_point()
+        tensors = [state[name].double() if whole else state[name] for state in states]
+        parts = [tensor * (n / total) for tensor, n in zip(tensors, sizes, strict=True)]
+        found[name] = torch.stack(parts).sum(0)
+    return found

@@ -231,6 +231,8 @@ def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int,
         assert sent is not None, "rounds without it are not chosen"
         names = names_of([(a.name, tuple(a.shape)) for a in sent.arrays], model, str(bundle.folder / sent.file))
         for found in findings_of(bundle, index, names.model):
+            if found.aside:
+                continue
             key = (found.round - base_of(bundle), found.client)
             doubts[key] = (*doubts.get(key, ()), found.words)
     return doubts
