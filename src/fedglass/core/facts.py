@@ -113,7 +113,8 @@ _WORDS = {
     ),
     Fact.EXAMPLES: (
         "the number of examples behind the message",
-        "set adversary.knows_examples = true, or search for it with curious_client_search",
+        "set adversary.knows_examples = true (for a bundle that does not tell it, give recording.examples), or search "
+        "for it with curious_client_search",
     ),
     Fact.GROUPS: (
         "the true labels of each client",

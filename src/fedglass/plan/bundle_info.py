@@ -61,7 +61,9 @@ def _missing(choice: Choice) -> dict[str, tuple[Fact, ...]]:
     known = [knowledge.facts for knowledge in _knowledge(choice)]
     found = {}
     for name in built_in("attacks"):
-        needed = needs_of(recipe(name))
+        attack = recipe(name)
+        # All unknowns hang on it, unless an attack searches for it.
+        needed = needs_of(attack) | (set() if Fact.EXAMPLES in getattr(attack, "supplies", ()) else {Fact.EXAMPLES})
         lacking = {fact for facts in known for fact in needed - facts}
         found[name] = tuple(sorted(lacking, key=list(Fact).index))
     return found

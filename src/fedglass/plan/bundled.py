@@ -164,15 +164,17 @@ def _names(told: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _told(past: Round, table: BundleTable) -> Round:
-    """The round with the training that the plan gives in place of what the bundle tells."""
-    if table.training is None:
-        return past
-    training = table.training.value()
+    """The round with what the plan gives: a training in place of the bundle's, and examples where it tells none."""
+    training = None if table.training is None else table.training.value()
 
-    def trained(person: Participant) -> Participant:
-        return replace(person, training=training, lr=None, steps=None)
+    def told(person: Participant) -> Participant:
+        if training is not None:
+            person = replace(person, training=training, lr=None, steps=None)
+        if table.examples is not None and not person.counted:
+            person = replace(person, examples=table.examples, counted=True)
+        return person
 
-    return replace(past, participants=tuple(map(trained, past.participants)))
+    return replace(past, participants=tuple(map(told, past.participants)))
 
 
 def _defences(

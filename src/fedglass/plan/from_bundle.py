@@ -12,7 +12,7 @@ from fedglass.audit.recorded import Recorded
 from fedglass.bundle.facts import best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.types import BatchNorm, Knowledge
+from fedglass.core.types import BatchNorm, Knowledge, Observation
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import opened, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
@@ -81,21 +81,28 @@ def draft(
 
 
 def attacks_for(sources: Sequence[Recorded]) -> Chosen:
-    """The attacks that can be played on every message of the sources."""
+    """The attacks that can be played on every message of the sources, and say more than others on one of them."""
     seen = [found.observation for source in sources for found in source.rehearse()]
     left: dict[str, str] = {}
     for name in ORDER:
-        attack = recipe(name)
-        for observation in seen:
-            try:
-                reason = _needless(name, observation.knows)
-                attack.check(observation)
-            except UsageError as error:
-                reason = str(error)
-            if reason:
-                left[name] = reason
-                break
+        needless = [_needless(name, observation.knows) for observation in seen]
+        reason = _refused(name, seen) or (needless[0] if all(needless) else "")
+        if reason:
+            left[name] = reason
+    if len(left) == len(ORDER):
+        raise UsageError(f"No attack can be played on every message: {left[ORDER[0]]}")
     return Chosen(tuple(name for name in ORDER if name not in left), left)
+
+
+def _refused(name: str, seen: Sequence[Observation]) -> str:
+    """Why an attack can not be played on one of the messages."""
+    attack = recipe(name)
+    for observation in seen:
+        try:
+            attack.check(observation)
+        except UsageError as error:
+            return str(error)
+    return ""
 
 
 def _needless(name: str, knows: Knowledge) -> str:
