@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fedglass.audit.declared import Heard
 from fedglass.audit.public import Public
-from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
+from fedglass.audit.target import Said, Section, Target, TargetInfo, further, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
@@ -83,6 +83,7 @@ class Recorded:
         return replace(
             found,
             public=self.public,
+            further=further(view, found.behind, self.transcript.attendance),
             declared=declared,
             statement=heard.statement(),
             doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),

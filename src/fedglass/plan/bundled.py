@@ -33,6 +33,7 @@ from fedglass.rounds.transcript import Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import View
 
 
@@ -59,6 +60,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     choice = chosen(bundle, adversary.view if "view" in adversary.model_fields_set else None, table.rounds, table.whose)
     transcript, protections = _transcript(table, reading, settled, choice)
     views = _views(choice, transcript.terms.clients, base_of(bundle))
+    views = _together(views) if adversary.together else views
     known = [view for view, clients in views if truths is not None and set(clients) <= set(truths.examples)]
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
@@ -223,6 +225,14 @@ def _views(choice: Choice, clients: Sequence[str], base: int) -> list[tuple[View
             own = choice.whose(index)
             found += [(ServerView(clients.index(client), index - base), (client,)) for client in own]
     return found
+
+
+def _together(views: Sequence[tuple[View, tuple[str, ...]]]) -> list[tuple[View, tuple[str, ...]]]:
+    """The rounds of the same client, or of the same clients, as one view."""
+    groups: dict[tuple[str, ...], list[View]] = {}
+    for view, people in views:
+        groups.setdefault(people, []).append(view)
+    return [(Together(tuple(alike)), people) for people, alike in groups.items()]
 
 
 def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:
