@@ -89,6 +89,7 @@ class ParticipantFacts(_Table):
     steps: Count | None
     weight: Count | None = None
     known_as: Text = ""
+    counted: bool = True
 
     @classmethod
     def of(cls, known: Participant) -> ParticipantFacts:
