@@ -65,6 +65,7 @@ view = "server"            # sees a client's update; "aggregate": what the rule 
                            # "peer": a client that sees the global model before and after a round
 client = "all"             # whose updates it looks at, or which ones the peer is: "all" (the default), 0 or [0, 3]
 round = 0                  # in which round, counted from 0, or in several: [0, 24] (then rounds = 25)
+# together = false         # if true, several rounds are explained by the same examples at once
 knows_training = true      # learning rate, epochs and batch size
 knows_labels = false       # ORACLE: the true labels; a real adversary has to recover them
 # knows_batch_labels = false
