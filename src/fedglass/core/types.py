@@ -243,9 +243,12 @@ class Observation:
     @property
     def facts(self) -> frozenset[Fact]:
         """What is known beside the message, the adversary's own contribution included."""
-        if self.own is None or self.own.share == 0:
+        if self.own is None:
             return self.knows.facts
-        return self.knows.facts | {Fact.OWN} | (set() if self.own.share is None else {Fact.OWN_SHARE})
+        known = self.knows.facts | ({Fact.OWN_EXAMPLES} if len(self.own.labels) else set())
+        if self.own.share == 0:
+            return known
+        return known | {Fact.OWN} | (set() if self.own.share is None else {Fact.OWN_SHARE})
 
 
 @dataclass(frozen=True, eq=False)

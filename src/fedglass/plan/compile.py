@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedglass.attack.hypotheses import AnyAttack, refined_by
+from fedglass.attack.images.decoders import located_decoder
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.needs import needs_of, uses_of
@@ -57,7 +58,7 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
 
 def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
     """The attack with its options and refinements, whose models lie in folders beside the plan."""
-    attack = _composed(table, adversary)
+    attack = _composed(table, adversary, folder)
     parts = tuple(_refinement(each, folder) for each in table.refine)
     return refined_by(attack, parts) if parts else attack
 
@@ -71,10 +72,12 @@ def _refinement(table: RefineTable, folder: Path) -> Refine:
     return part
 
 
-def _composed(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
+def _composed(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
     """The attack with its options; oracle labels where the adversary knows them and the recipe can use them."""
     makes, where = factory("attacks", table.name), f"attack {table.name!r}"
     options = checked_options(where, makes, table.options)
+    if isinstance(decoder := options.get("decoder"), str):
+        options["decoder"] = located_decoder(decoder, folder)
     takes_labels = takes(makes, "labels")
     if table.labels is not None:
         if not takes_labels:
