@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fedglass.audit.public import Public
 from fedglass.audit.target import Target, target_of
 from fedglass.audit.utility import accuracy, after
 from fedglass.core.errors import UsageError
@@ -53,7 +54,7 @@ class Played:
         view = PeerView(0, index) if setup.sizes else ServerView(0, index)
         transcript = Transcript(federation.model, federation.terms, {index: past})
         found = target_of(transcript, view, self.experiment.knows, federation.truths([index]))
-        return replace(found, utility=utility)
+        return replace(found, utility=utility, public=Public.of(test.images, test.labels))
 
 
 def federation_of_course(setup: Setup, population: Population, index: int, seed: int) -> Federation:
