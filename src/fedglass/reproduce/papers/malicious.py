@@ -161,8 +161,9 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     clients = sorted({len(cell.experiment.setup.sizes) for cell in read_})
     iterations = sorted({probe.iterations for cell in read_ if isinstance(probe := cell.experiment.probe, Read)})
     return [
-        f"Here {_listed(clients)} clients with {_listed(sizes)} images each, where the paper has {CLIENTS} "
-        f"with {BATCH}; {_listed(iterations)} iterations, of which the paper says nothing; seen in round {_listed(rounds)}."
+        f"Here {_listed(clients)} clients with {_listed(sizes)} images each, where the paper has {CLIENTS} with "
+        f"{BATCH}; {_listed(iterations)} iterations, a number that the paper does not give; seen in round "
+        f"{_listed(rounds)}."
     ]
 
 
