@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from fedglass.attack.needs import needs_of
 from fedglass.audit.audit import Job
 from fedglass.audit.simulated import Simulated
-from fedglass.core.rng import stream
 from fedglass.core.facts import Fact
+from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Own, Training, Whitening
 from fedglass.fl.local import schedule
 from fedglass.models.catalogue import build

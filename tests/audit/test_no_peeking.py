@@ -23,7 +23,6 @@ from fedglass.rounds.truth import Truth
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.view import Knows
 
-
 LABELS = torch.tensor([3, 3])
 
 

@@ -204,7 +204,7 @@ def test_a_plan_that_asks_for_nothing_special_is_sound(name: str) -> None:
 
 
 def test_who_has_no_examples_can_not_train_a_decoder_on_them() -> None:
-    with pytest.raises(UsageError, match='OwnDecoder needs examples of the adversary\'s own.*view = "peer"'):
+    with pytest.raises(UsageError, match=r'OwnDecoder needs examples of the adversary.s own.*view = "peer"'):
         plan('name = "maliciously_curious_client_published"')
 
 

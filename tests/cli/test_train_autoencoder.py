@@ -17,6 +17,7 @@ from fedglass.diffusion.checkpoint import STATE
 from fedglass.diffusion.folder import WEIGHTS, load_autoencoder
 from fedglass.diffusion.provenance import TRAINED_ON, TrainedOn
 from fedglass.train import autoencoder as training
+from fedglass.train.places import PICTURE
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_the_folder_holds_a_network_what_it_has_seen_and_a_picture(data: str, tm
     assert "on 20 images of d, which come back with RMSE" in said
     assert load_autoencoder(tmp_path / "m").shape == (3, 8, 8)
     assert TrainedOn.read(tmp_path / "m") == TrainedOn("d", 20)
-    with Image.open(tmp_path / "m" / training.PICTURE) as picture:
+    with Image.open(tmp_path / "m" / PICTURE) as picture:
         assert picture.size == (160, 120)  # 8 x 6 images of 8 pixels with a border, twice as large
 
 

@@ -118,7 +118,8 @@ def guesses(
 
 
 def _imagined(seen: Observation, truth: Truth, attack: object) -> list[Guess]:
-    """What the decoders that an attack uses draw of random codes; those of several rules are the same."""
+    """What the decoders that an attack uses draw of random codes; one that is used under several rules is one."""
     decoders = dict.fromkeys(part for part in parts_of(attack) if isinstance(part, Imagines))
     drawn = [part.imagined(seen, len(truth.images), stream(0, "imagined")).cpu() for part in decoders]
-    return [Guess(IMAGINED, images, paired(images, truth)) for images in drawn[:1]]
+    named = [IMAGINED, *(f"{IMAGINED} ({i + 2})" for i in range(len(drawn) - 1))]
+    return [Guess(name, images, paired(images, truth)) for name, images in zip(named, drawn, strict=False)]

@@ -30,8 +30,8 @@ def train_autoencoder(request: Request, output: Output) -> None:
       fedglass train autoencoder npz:public.npz -o codes --steps 2000
       fedglass train autoencoder folder:faces --side 64 -o face_codes --json
     """
-    from fedglass.train.autoencoder import PICTURE
     from fedglass.train.autoencoder import train_autoencoder as run
+    from fedglass.train.places import PICTURE
 
     images, place = request.images(), request.place
     with watched(output.quiet) as screen:
@@ -44,5 +44,11 @@ def train_autoencoder(request: Request, output: Output) -> None:
         f"{place / PICTURE}"
     )
     told = {"weights": weights, "steps": state.step, "seconds": state.seconds, "images": len(images)}
-    told |= {"code": list(code), "rmse": trained.error}
-    output.answer({**told, "paths": {"model": str(place), "samples": str(place / PICTURE)}})
+    output.answer(
+        {
+            **told,
+            "code": list(code),
+            "rmse": trained.error,
+            "paths": {"model": str(place), "samples": str(place / PICTURE)},
+        }
+    )

@@ -35,8 +35,9 @@ def train_diffusion(request: Request, kind: str, autoencoder: bool, size: str, o
       fedglass train diffusion idx:mnist -o mnist_mdt --kind transformer --minutes 20
       fedglass train diffusion folder:faces --side 64 --size medium --steps 20000 -o faces_ddpm
     """
-    from fedglass.train.diffusion import PICTURE, Teaching
+    from fedglass.train.diffusion import Teaching
     from fedglass.train.diffusion import train_diffusion as run
+    from fedglass.train.places import PICTURE
 
     teaching, images, place = (
         Teaching(request.course(MINUTES), kind, size, autoencoder),

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.one_gradient import OneGradient
 from fedglass.attack.images import decoders
-from fedglass.attack.images.decoders import OwnDecoder, decoder_named, located_decoder
+from fedglass.attack.images.decoders import OwnDecoder, copies, decoder_named, located_decoder
 from fedglass.attack.images.latent import Latent
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.own import SubtractOwn
@@ -69,7 +69,7 @@ def test_pixels_stay_inside_the_bounds_however_large_the_codes(toy: Any) -> None
     seen = with_own(toy, toy.images(3))
     bound = Latent(QUICK).bind(seen, stream(0, "x"), None)
     pixels = seen.knows.whitening.unwhiten(bound.decode([100 * bound.unknowns[0].start]))
-    assert -1e-6 <= float(pixels.min())
+    assert float(pixels.min()) >= -1e-6
     assert float(pixels.max()) <= 1 + 1e-6
 
 
@@ -115,6 +115,19 @@ def test_an_own_decoder_depends_on_own_examples_alone(toy: Any) -> None:
     assert not all(map(torch.equal, first, weights(replace(QUICK, seed=1), seen)))
 
 
+def test_few_examples_are_multiplied_and_many_are_not(toy: Any) -> None:
+    few = toy.images(3)
+    many = copies(few, stream(0, "copies"))
+    assert torch.equal(many[:3], few)
+    assert len({tuple(image.flatten().tolist()) for image in many}) > 20
+    values = few.flatten(1).sort().values
+    assert all(any(torch.equal(own, image.flatten().sort().values) for own in values) for image in many[::50])
+    enough = torch.zeros(700, 1, 8, 8)
+    assert copies(enough, stream(0, "copies")) is enough
+    large = torch.zeros(2, 1, 1, 1).expand(2, 3, 4000, 4000)
+    assert len(copies(large, stream(0, "copies"))) == 2
+
+
 def test_it_learns_once_and_nobody_can_change_what_others_see(toy: Any) -> None:
     seen = with_own(toy, toy.images(3))
     network = QUICK.network(seen)
@@ -122,7 +135,7 @@ def test_it_learns_once_and_nobody_can_change_what_others_see(toy: Any) -> None:
     assert not any(p.requires_grad for p in network.parameters())
     part = Latent(QUICK)
     part.bind(seen, stream(0, "x"), None).decode([torch.zeros(4, 4, 1, 1)])
-    assert all(map(torch.equal, weights(QUICK, seen), [t for t in network.state_dict().values()]))
+    assert all(map(torch.equal, weights(QUICK, seen), list(network.state_dict().values())))
 
 
 def test_to_ask_whether_an_attack_can_run_trains_nothing(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

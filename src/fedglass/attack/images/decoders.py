@@ -13,7 +13,7 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import of_tensor
-from fedglass.core.rng import derive
+from fedglass.core.rng import derive, stream
 from fedglass.core.types import Knowledge, Observation
 from fedglass.diffusion.folder import CONFIG, WEIGHTS, Shape, Wanted, digest_of_files, load_autoencoder, network_folder
 from fedglass.diffusion.latent_space import LatentSpace, lesson_of, settled
@@ -25,6 +25,10 @@ OWN, NONE = "own", "none"
 """In place of a folder: the adversary trains one itself, or does without."""
 QUICK = Course(steps=1, lr=5e-3, batch_size=16, average=0.98)
 """How the adversary trains its own: everything is faster than where there are thousands of steps."""
+ENOUGH = 500
+"""Images to learn from, of which fewer are multiplied."""
+MOST_NUMBERS = 2**25
+"""Pixels of all of them together, beyond which they are not."""
 AUTOENCODER = Wanted("autoencoder", "train one with `fedglass train autoencoder DATA -o DIR`")
 
 
@@ -84,8 +88,10 @@ class StoredDecoder:
 class OwnDecoder:
     """An autoencoder that the adversary trains on its own examples, which a participant has.
 
-    [Yue et al., 2025] does not say what its autoencoder has seen: its attacker is given nothing but its own data.
-    Small and quick, since every attack begins with it; the same examples and seed give the same network.
+    [Yue et al., 2025] does not say what its autoencoder has seen: its attacker is given nothing but its own data. Of
+    few examples moved and mirrored copies are learned from too: of two digits alone a network learns to draw these two,
+    of their copies what strokes look like. Small and quick, since every attack begins with it; the same examples and
+    seed give the same network.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN_EXAMPLES})
@@ -159,8 +165,25 @@ def _taught(spec: OwnDecoder, examples: _Examples) -> LatentSpace:
     """Trained on the examples alone: nothing else goes in but the seed."""
     course = replace(QUICK, steps=spec.steps, seed=spec.seed)
     channels, height, width = examples.images.shape[1:]
+    images = copies(examples.images, stream(spec.seed, "copies"))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(derive(spec.seed, "own decoder"))
         network = ThreeLayers((channels, height, width), spec.latent, spec.width)
-        state = train(beginning(network, course), lesson_of(examples.images), course)
-    return settled(network, state, examples.images).eval().requires_grad_(False)
+        state = train(beginning(network, course), lesson_of(images), course)
+    return settled(network, state, images).eval().requires_grad_(False)
+
+
+def copies(images: Tensor, generator: torch.Generator) -> Tensor:
+    """The images, and so many copies that there are enough: moved by up to a seventh of their sides, and mirrored.
+
+    >>> [len(copies(torch.zeros(n, 1, 8, 8), stream(0, "copies"))) for n in (3, 600)]
+    [500, 600]
+    """
+    count = min(ENOUGH, MOST_NUMBERS // images[0].numel()) - len(images)
+    sides = torch.tensor(images.shape[-2:])
+    moved = []
+    for i in range(count):
+        steps = ((sides / 7).ceil() * (2 * torch.rand(2, generator=generator) - 1)).round().int().tolist()
+        mirrored = [axis for axis in (-2, -1) if torch.rand((), generator=generator) < 0.5]
+        moved.append(images[i % len(images)].roll(steps, (-2, -1)).flip(mirrored))
+    return torch.cat([images, torch.stack(moved)]) if moved else images
