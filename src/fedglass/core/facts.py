@@ -35,6 +35,8 @@ class Fact(enum.Enum):
     """What the adversary's own update weighs in the message."""
     OWN_EXAMPLES = "own_examples"
     """Examples of the adversary's own, whether its update is in the message or not."""
+    STATISTICS = "statistics"
+    """Running statistics of BatchNorm layers that the training has moved."""
     EXAMPLES = "examples"
     """How many examples stand behind the message."""
     GROUPS = "groups"
@@ -109,6 +111,10 @@ _WORDS = {
     Fact.OWN_EXAMPLES: (
         "examples of the adversary's own",
         'set adversary.view = "peer", or name a decoder that was trained on public images',
+    ),
+    Fact.STATISTICS: (
+        "running statistics of BatchNorm layers that the clients' training has moved",
+        'give recording.buffers_after, where the clients train with batch_norm = "batch"',
     ),
     Fact.EXAMPLES: (
         "the number of examples behind the message",
