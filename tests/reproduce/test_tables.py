@@ -56,6 +56,17 @@ ROWS = {
     "curious-search": 6,
     "malicious-theorem1": 4,
     "malicious-budgets": 9,
+    "malicious-table1": 2,
+    "malicious-table2": 4,
+    "malicious-table3": 6,
+    "malicious-table4": 6,
+    "malicious-table5": 12,
+    "malicious-figure2": 32,
+    "malicious-figure3": 64,
+    "malicious-figure4": 120,
+    "malicious-figure5": 120,
+    "malicious-figure6": 2,
+    "malicious-rounds": 32,
 }
 SPOTS = [
     ("dlfa-table1", 4, "prior", "recovered", Printed(65.5)),
@@ -99,6 +110,13 @@ SPOTS = [
     ("curious-release", 1, "ours", "objective_99", Printed(0.582)),
     ("curious-figure5", 1, "ours", "lpips", None),
     ("curious-figure7", 2, "ddrm", "gain", "20 to 30"),
+    ("malicious-table1", 2, "flip", "accuracy", Printed(46.7)),
+    ("malicious-table2", 4, "dp7", "accuracy", Printed(16.5)),
+    ("malicious-table3", 3, "freqfed", "accuracy", Printed(72.5)),
+    ("malicious-table4", 4, "krum-dp", "accuracy", Printed(17.6)),
+    ("malicious-table5", 4, "published", "rmse", Printed(0.392)),
+    ("malicious-figure6", 1, "invertgrad", "rmse", Printed(0.41)),
+    ("malicious-figure2", 1, "published", "rmse", None),
 ]
 MISPRINTED = {("sme-table6", 5), ("sme-table7", 21)}
 """Rows whose printed difference is not that of their columns."""
