@@ -86,6 +86,7 @@ def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
         "participants": list(target.participants),
         "kept": list(target.kept),
         "behind": list(target.behind),
+        "swept": dict(target.swept),
     }
 
 

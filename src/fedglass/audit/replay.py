@@ -55,22 +55,18 @@ class Part:
     protection: Protection = PLAIN
     weight: int | None = None
     """In the mean with others, where that is not the number of examples."""
-    batches: tuple[Batch, ...] | None = None
-    """The examples of each local step in their order, where somebody recorded it."""
+    order: tuple[tuple[int, ...], ...] | None = None
+    """Which examples each local step took, where that was recorded."""
 
     @property
     def steps(self) -> int:
-        return self.training.local_steps(len(self.labels)) if self.batches is None else len(self.batches)
-
-    def order(self, generator: torch.Generator) -> Iterable[Batch]:
-        """The recorded order, or one that is drawn."""
-        return schedule(self.training, len(self.labels), generator) if self.batches is None else self.batches
+        return self.training.local_steps(len(self.labels)) if self.order is None else len(self.order)
 
     @property
     def has_no_order(self) -> bool:
-        """Whether there is nothing to draw: the order is known, or there is only one."""
-        alone = len(self.training.batches(len(self.labels))) == 1
-        return self.batches is not None or alone or not self.training.shuffle
+        """Whether there is nothing to draw: the order was recorded, or there is only one."""
+        fixed = self.order is not None or not self.training.shuffle
+        return fixed or len(self.training.batches(len(self.labels))) == 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +193,7 @@ def message_of(declared: Declared, order: int, draw: int | None = None) -> list[
     for i, part in enumerate(declared.parts):
         network = Network(declared.model, declared.buffers, part.training.batch_norm)
         start = [declared.before[name] for name in network.names]
-        batches = part.order(stream(order, "replay", i))
+        batches = _batches(part, stream(order, "replay", i))
         inputs = declared.whitening.whiten(part.images)
         noise, leaving = (stream(order if draw is None else draw, use, i) for use in ("noise", "release"))
         after = train(network, start, inputs, part.labels, batches, part.training, part.protection.gradient, noise)
@@ -206,6 +202,14 @@ def message_of(declared: Declared, order: int, draw: int | None = None) -> list[
         share = weights[i] / sum(weights)
         total = [t + sent[name].double() * share for t, name in zip(total, network.names, strict=True)]
     return total
+
+
+def _batches(part: Part, generator: torch.Generator) -> Iterable[Batch]:
+    """The recorded ones, or a draw of those that the declared training makes."""
+    if part.order is None:
+        return schedule(part.training, len(part.labels), generator)
+    each = len(part.training.batches(len(part.labels)))
+    return [Batch(i // each, torch.tensor(rows), i % each) for i, rows in enumerate(part.order)]
 
 
 def _others(declared: Declared) -> Iterator[tuple[str, Declared]]:

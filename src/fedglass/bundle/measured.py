@@ -6,29 +6,22 @@ Each check is one-sided: what passes may still have been otherwise, and what fai
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedglass.bundle.facts import FactSheet, best, disputed, merged
+from fedglass.bundle.defended import SLACK, State, defended, unbounded, without_running
+from fedglass.bundle.facts import SOURCES, FactSheet, best, disputed, merged
 from fedglass.bundle.manifest import sheet
 from fedglass.bundle.names import COUNTER
 from fedglass.bundle.reader import Bundle, files_of
 
 MEANS = ("mean", "fedavg", "weighted_mean")
 """Rules that are checked by playing them again."""
-RUNNING = ("running_mean", "running_var", COUNTER)
-SLACK = 1e-3
-"""The share by which a mean or a norm may differ: rounding, and the quantisation of secure aggregation."""
 GRAINS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
 """The rounding of each type, as a share."""
-WIDTHS = 6.0
-"""Standard deviations by which the size of noise may differ by chance."""
-
-State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,6 +32,8 @@ class Finding:
     client: str
     """Whose message it is about; empty where it is about the round."""
     words: str
+    aside: bool = False
+    """Whether it is about running statistics alone, which no attack on the weights depends on."""
 
 
 def change(bundle: Bundle, client: str, index: int) -> dict[str, Tensor] | None:
@@ -85,7 +80,8 @@ def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = No
         found += [Finding(index, message.client, words) for words in _disputes(told)]
         if moved is not None:
             defences = best(told, "defences", best(bundle.facts, "defences", []))
-            found += [Finding(index, message.client, words) for words in _defended(moved, defences)]
+            found += [Finding(index, message.client, words) for words in defended(without_running(moved), defences)]
+            found += [Finding(index, message.client, words, aside=True) for words in unbounded(moved, defences)]
             found += [Finding(index, message.client, words) for words in _backwards(moved)]
     return found
 
@@ -94,7 +90,7 @@ def _disputes(told: FactSheet) -> Iterator[str]:
     for name, values in disputed(told):
         if name == "config":
             continue
-        said = ", ".join(f"{json.dumps(value)[:80]} ({source})" for source, value in values.items())
+        said = ", ".join(f"{json.dumps(values[source])[:80]} ({source})" for source in SOURCES if source in values)
         yield f"{name} is told differently: {said}"
     sizes, steps = best(told, "batch_sizes"), best(told, "steps")
     if sizes is not None and steps is not None and len(sizes) != steps:
@@ -110,6 +106,8 @@ def _backwards(moved: State) -> Iterator[str]:
 def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
     """The aggregate beside the mean of what was received, where that is said to have made it."""
     past = bundle.rounds[index]
+    if past.sent is not None and past.aggregated is not None and _stands(bundle, index):
+        yield "the aggregate is the model that was sent, although clients sent others: one of them is of another round"
     rule = best(sheet(past.facts), "rule", best(bundle.facts, "rule"))
     if past.sent is None or past.aggregated is None or rule is None or rule["name"].lower() not in MEANS:
         return
@@ -135,6 +133,22 @@ def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
         )
 
 
+def _stands(bundle: Bundle, index: int) -> bool:
+    """Whether a round changed nothing although a client did: a mean does not tell what it started from."""
+    past = bundle.rounds[index]
+    assert past.sent is not None, "asked of rounds that have both"
+    assert past.aggregated is not None, "asked of rounds that have both"
+    before, after = bundle.arrays(past.sent), bundle.arrays(past.aggregated)
+    if past.aggregated.form == "update":
+        before = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+    if not all(
+        name in before and torch.equal(tensor.double(), before[name].double()) for name, tensor in after.items()
+    ):
+        return False
+    moves = (change(bundle, message.client, index) for message in past.messages)
+    return any(bool(tensor.any()) for moved in moves if moved is not None for tensor in moved.values())
+
+
 def _weights(bundle: Bundle, index: int, clients: list[str]) -> list[float]:
     """By what they weigh or by their examples, as far as these are known; else each the same."""
     sheets = [bundle.facts_of(client, index) for client in clients]
@@ -153,70 +167,3 @@ def _is_mean(step: State, moves: Mapping[str, State], weights: list[float], roun
         if not float((tensor - mean).norm()) <= SLACK * size + rounding[name]:
             return False
     return True
-
-
-def _defended(moved: State, defences: list[dict[str, object]]) -> Iterator[str]:
-    """The declared bound and noise beside the message's own."""
-    options: dict[str, object] = {}
-    for part in defences:
-        told = part.get("options", {})
-        assert isinstance(told, dict), "the bundle's schema demands it"
-        options |= {f"{part['name']}.{name}": value for name, value in told.items()}
-    clip = _number(options, ("clip.norm",), ("clipping_norm",))
-    std = _number(options, ("gaussian_noise.std",), ("noise_std",))
-    if clip is not None:
-        yield from _bounded(moved, clip, std or 0.0)
-    if std:
-        yield from _noisy(moved, std)
-
-
-def _number(options: Mapping[str, object], exact: tuple[str, ...], last: tuple[str, ...]) -> float | None:
-    for name, value in options.items():
-        if (name in exact or name.rpartition(".")[2] in last) and isinstance(value, int | float) and value > 0:
-            return float(value)
-    return None
-
-
-def _bounded(moved: State, clip: float, std: float) -> Iterator[str]:
-    """|u| <= C, and what is outside of it by name: a clipping that works on arrays may pass over scalars."""
-    entries = sum(t.numel() for t in moved.values())
-    noise = std * math.sqrt(entries) * (1 + WIDTHS / math.sqrt(2 * entries)) if std else 0.0
-    most = (clip + noise) * (1 + SLACK)
-    if _norm(moved) <= most:
-        return
-    scalars = {name: t for name, t in moved.items() if t.dim() == 0}
-    running = {name: t for name, t in moved.items() if name.rpartition(".")[2] in RUNNING}
-    for outside, what in ((scalars, "0-d tensors"), ({**scalars, **running}, "0-d tensors and running statistics")):
-        rest = {name: t for name, t in moved.items() if name not in outside}
-        if outside and rest and _norm(rest) <= most:
-            loud = [name for name, t in outside.items() if _norm({name: t}) > most] or list(outside)
-            yield (
-                f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: {what} escaped the "
-                f"clipping ({_some(loud)})"
-            )
-            return
-    yield f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: it was not clipped so"
-
-
-def _noisy(moved: State, std: float) -> Iterator[str]:
-    """Whatever the data are, entries with independent noise are not smaller than it."""
-    bare = []
-    for name, tensor in moved.items():
-        n = tensor.numel()
-        if n == 1 and float(tensor) == round(float(tensor)):
-            bare.append(name)
-        elif n > 1 and 1 - WIDTHS / math.sqrt(2 * n) > 0:
-            size = float(tensor.square().mean().sqrt())
-            if size < std * (1 - WIDTHS / math.sqrt(2 * n)):
-                bare.append(name)
-    if bare:
-        yield f"noise of standard deviation {std:g} is declared, and {len(bare)} tensor(s) hold less ({_some(bare)})"
-
-
-def _norm(tensors: State) -> float:
-    return float(torch.stack([t.norm() for t in tensors.values()]).norm())
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -13,7 +13,6 @@ from fedglass.audit.replay import Declared, Part
 from fedglass.core.errors import DataError
 from fedglass.core.params import Params
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
-from fedglass.fl.local import Batch
 from fedglass.fl.protection import Protection
 from fedglass.models.network import Network
 from fedglass.rounds.truth import Truth
@@ -82,8 +81,7 @@ class Outbound:
 
     def declared(self, protection: Protection) -> Declared:
         """What is said to have made the message."""
-        rows = None if self.batches is None else tuple(Batch(0, torch.tensor(rows)) for rows in self.batches)
-        part = Part(self.pixels, self.labels.detach().cpu(), self.training, protection, batches=rows)
+        part = Part(self.pixels, self.labels.detach().cpu(), self.training, protection, order=self.batches)
         return Declared(self.model, self.weights, self.buffers, self.update, self.colours, (part,))
 
     def seen(self) -> Observation:

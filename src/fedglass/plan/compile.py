@@ -13,19 +13,23 @@ from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Job
 from fedglass.audit.looks import Effort
+from fedglass.audit.recorded import Recorded
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import factory, make, takes
 from fedglass.diffusion.stored import located_model
-from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric, why_not
+from fedglass.plan.bundle_table import BundleTable
+from fedglass.plan.bundled import recorded_bundle
 from fedglass.plan.defences import defences_of
 from fedglass.plan.federation import simulated
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
+from fedglass.plan.recording_table import RecordingTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
+from fedglass.plan.sweep import points
 from fedglass.recipes.catalogue import recipe
 
 
@@ -42,18 +46,26 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
-    protection = defences_of(plan.defences)
+    defences_of(plan.defences)  # also where no federation has them
     sources: list[Source] = [
-        simulated(table, plan.adversary, plan.seed, folder, protection if table.defended else Protection())
+        simulated(point.table, plan.adversary, plan.seed, folder, defences_of(point.defences), point.swept)
         for table in plan.federation
+        for point in points(table, plan.defences)
     ]
-    sources += [recorded(table, plan.adversary, folder) for table in plan.recording]
+    sources += [source for table in plan.recording for source in recordings(table, plan.adversary, folder)]
     _check_batch_labels(plan.adversary, attacks)
     check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))
     job = Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text, Effort(plan.effort))
     rehearse(sources, attacks)
     return job
+
+
+def recordings(table: RecordingTable | BundleTable, adversary: AdversaryTable, folder: Path) -> list[Recorded]:
+    """What a recording's table names: one message, or those of a bundle."""
+    if isinstance(table, BundleTable):
+        return recorded_bundle(table, adversary, folder)
+    return [recorded(table, adversary, folder)]
 
 
 def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
