@@ -35,6 +35,8 @@ class Fact(enum.Enum):
     """The adversary's own examples and update, which are a part of the message."""
     OWN_SHARE = "own_share"
     """What the adversary's own update weighs in the message."""
+    OWN_EXAMPLES = "own_examples"
+    """Examples of the adversary's own, whether its update is in the message or not."""
     STATISTICS = "statistics"
     """Running statistics of BatchNorm layers that the training has moved."""
     EXAMPLES = "examples"
@@ -112,6 +114,10 @@ _WORDS = {
     Fact.OWN_SHARE: (
         "what the adversary's own update weighs in the message",
         'set adversary.view = "peer" and adversary.knows_examples = true, with the rule "mean"',
+    ),
+    Fact.OWN_EXAMPLES: (
+        "examples of the adversary's own",
+        'set adversary.view = "peer", or name a decoder that was trained on public images',
     ),
     Fact.STATISTICS: (
         "running statistics of BatchNorm layers that the clients' training has moved",

@@ -250,7 +250,10 @@ class Observation:
     def facts(self) -> frozenset[Fact]:
         """What is known beside the message, the adversary's own contribution included."""
         known = self.knows.facts | ({Fact.STATISTICS} if moved_statistics(self.buffers, self.buffers_after) else set())
-        if self.own is None or self.own.share == 0:
+        if self.own is None:
+            return known
+        known |= {Fact.OWN_EXAMPLES} if len(self.own.labels) else set()
+        if self.own.share == 0:
             return known
         return known | {Fact.OWN} | (set() if self.own.share is None else {Fact.OWN_SHARE})
 

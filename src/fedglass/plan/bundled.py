@@ -29,7 +29,7 @@ from fedglass.plan.recording import defended_in_words, knows_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.bundled import Reading, rule_in_words
 from fedglass.rounds.private import truths_beside
-from fedglass.rounds.transcript import Participant, Round, Terms, Transcript
+from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
@@ -65,10 +65,12 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
     doubts = _doubts(bundle, reading.model, choice)
+    present = {index - base_of(bundle): choice.people(index) for index in bundle.rounds}
+    everywhere = Attendance(transcript.terms.clients, present)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
-        return Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts)
+        return Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
 
     scored = [source(name, known, truths)] if known else []
     return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])

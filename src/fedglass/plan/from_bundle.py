@@ -12,7 +12,8 @@ from fedglass.audit.recorded import Recorded
 from fedglass.bundle.facts import best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.types import BatchNorm, Knowledge, Observation
+from fedglass.core.facts import Fact
+from fedglass.core.types import BatchNorm, Observation
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import opened, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
@@ -22,6 +23,7 @@ ORDER = (
     "inverting_gradients",
     "idlg",
     "coarse_to_fine_batchnorm",
+    "coarse_to_fine_statistics",
     "dlfa",
     "sme",
 )
@@ -85,7 +87,7 @@ def attacks_for(sources: Sequence[Recorded]) -> Chosen:
     seen = [found.observation for source in sources for found in source.rehearse()]
     left: dict[str, str] = {}
     for name in ORDER:
-        needless = [_needless(name, observation.knows) for observation in seen]
+        needless = [_needless(name, observation) for observation in seen]
         reason = _refused(name, seen) or (needless[0] if all(needless) else "")
         if reason:
             left[name] = reason
@@ -105,8 +107,9 @@ def _refused(name: str, seen: Sequence[Observation]) -> str:
     return ""
 
 
-def _needless(name: str, knows: Knowledge) -> str:
+def _needless(name: str, seen: Observation) -> str:
     """Why an attack that could be played says no more than another."""
+    knows, told = seen.knows, Fact.STATISTICS in seen.facts
     steps = knows.local_steps
     batch = knows.training is not None and knows.training.batch_norm is BatchNorm.BATCH
     if name == "idlg" and (knows.examples != 1 or knows.clients != 1 or steps != 1):
@@ -117,6 +120,10 @@ def _needless(name: str, knows: Knowledge) -> str:
         return f"{steps} local steps are dear to simulate; name it in a plan if you want it"
     if name == "coarse_to_fine_batchnorm" and not batch:
         return "no client is known to train BatchNorm by its batch"
+    if name == "coarse_to_fine_batchnorm" and told:
+        return "coarse_to_fine_statistics reads the running statistics too"
+    if name == "coarse_to_fine_statistics" and not told:
+        return "no running statistics that have moved were recorded"
     if name == "dlfa" and math.prod(knows.shape) > LARGE:
         return "images of that size are dear to simulate; name it in a plan if you want it"
     return ""

@@ -180,7 +180,10 @@ class Plan(Table):
     @property
     def cases(self) -> int:
         """How many there are if all clients take part in every round: known before anything is built."""
-        messages = len(self.recording) + sum(self.adversary.views(table.clients) for table in self.federation)
+        messages = len(self.recording) + sum(
+            self.adversary.views(table.clients) * (1 if table.sweep is None else len(table.sweep.values))
+            for table in self.federation
+        )
         return messages * len(self.attacks) * self.repeats
 
 

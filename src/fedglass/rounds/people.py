@@ -45,7 +45,7 @@ def participant_of(
         best(told, "lr") if training is None and _optimiser(told) == OPTIMISERS["sgd"]() else None,
         (best(told, "steps") or None) if training is None else None,
         int(weight) if whole and int(weight) != examples else None,
-        counted,
+        counted=counted,
     )
 
 

@@ -99,8 +99,8 @@ class Look:
     behind: tuple[Participant, ...]
     """Whose examples are in the message, the adversary's own last."""
     update: Update
-    buffers_after: Params
-    """The running statistics that came with it."""
+    buffers_after: Params = field(default_factory=dict)
+    """The running statistics that came with it; empty where they were not seen."""
 
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
         past = self.transcript.rounds[self.round]
