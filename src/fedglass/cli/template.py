@@ -54,8 +54,10 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }    # normalisation; none: mean 0.0, std 1.0
 # training = { lr = 0.1, epochs = 1, batch_size = 8 }    # or lr = 0.1 and steps = 40, where no more is known
 # defended = false                 # or true; left out: nobody knows, and nothing is put down to a defence
-# # or, in place of these keys, the folder of a recorded federation (`fedglass init --from DIR` writes such a plan):
-# # bundle = "recorded", with rounds = [1, 5] and whose = ["hospital a"], the first and last and everybody if left out
+# ... or the messages of a federation that was recorded (docs/bundles.md; `fedglass init --from DIR` fills this in):
+# [recording]
+# bundle = "recorded"
+# rounds = [1, 5]                  # the first and the last where it is left out; whose = ["hospital a"]: whose messages
 
 # ---- Against whom -----------------------------------------------------------------------------------------------
 [adversary]
