@@ -40,6 +40,8 @@ from fedglass.attack.images.generator import GeneratorWeights
 from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.kept import AllOthers, Everybody, OneOther, SomeOthers, TryKept
+from fedglass.attack.labels.assigned import AssignedLabels
 from fedglass.attack.labels.bias_counts import BiasCounts
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
@@ -134,6 +136,7 @@ LABELS = [
     OracleBatchLabels(),
     LabelsBesideOwn(OracleLabels()),
     LabelsOfOthers(OracleLabels()),
+    AssignedLabels(OracleLabels(), Unroll(), Cosine(), trials=20),
 ]
 EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
 LOW = [LowResolution(2), BoundedLowResolution(2), BesideOwn(LowResolution(4))]
@@ -232,6 +235,8 @@ WHOLES = [
     SubtractOwn(Attack(OracleLabels(), (STAGE,))),
     OwnAsSent(Attack(OracleLabels(), (STAGE,))),
     TryRules((("mean", Attack(OracleLabels(), (STAGE,))), ("other", OwnAsSent(Attack(OracleLabels(), (STAGE,)))))),
+    *(TryKept(Attack(OracleLabels(), (STAGE,)), who) for who in (Everybody(), AllOthers(), OneOther(), SomeOthers())),
+    *(Everybody(), AllOthers(), OneOther(), SomeOthers()),
     SearchByOwn(Attack(OracleLabels(), (STAGE,)), SubtractOwn(Attack(OracleLabels(), (STAGE,))), (0.1,), (5, 6), 1),
 ]
 

@@ -156,7 +156,7 @@ def test_who_is_told_has_nothing_to_guess(toy: Any) -> None:
     seen, _ = seen_by(toy, Median(), Knows(labels=True))
     names = {name for name, _ in reading()._possible(seen)}
     assert names == {"mean", "median", "trimmed_mean", "soft_median", "one_client"}
-    with pytest.raises(UsageError, match="adversary.knows_kept = false"):
+    with pytest.raises(UsageError, match=r"adversary\.knows_kept = false"):
         reading("mean_without_own").run(seen)
 
 

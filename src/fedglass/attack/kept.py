@@ -80,8 +80,8 @@ class TryKept:
 
     A participant knows who took part, and not whose updates a robust rule dropped. Others of the same size and, where
     an oracle has told them, the same labels can not be told apart: one of them stands for all. Of several guesses, the
-    first `most`, each is tried with a quarter of a `share` of the attack's iterations, the best quarter with all of that
-    share, and the best one is played. Where it is known whose updates got through, there is nothing to guess.
+    first `most`, each is tried with a quarter of a `share` of the attack's iterations, the best quarter with all
+    of it, and the best one is played. Where it is known whose updates got through, there is nothing to guess.
     """
 
     attack: AnyAttack
