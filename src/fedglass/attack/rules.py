@@ -18,21 +18,21 @@ from fedglass.core.types import Observation, Reconstruction
 class TryRules:
     """The same attack under each of some rules; the lowest energy wins [Yue et al., 2025, Eq. 22].
 
-    All of them measure the same message in the same units, so that their energies can be compared. Where there are more
-    than `finalists`, each is tried with a `share` of its iterations first, and the best are played: what supposes
-    another rule than the server's stays behind from the first iterations on.
+    All of them measure the same message in the same units, so that their energies can be compared. Where `finalists`
+    are asked for and there are more, each is tried with a `share` of its iterations first, and the best are played:
+    what supposes another rule than the server's stays behind from the first iterations on.
     """
 
     attacks: tuple[tuple[str, AnyAttack], ...]
     """By the name of the rule that each supposes."""
-    finalists: int = 2
+    finalists: int | None = None
     share: float = 0.1
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.attacks]
         if not names or len(set(names)) != len(names):
             raise UsageError(f"Rules to try need different names, at least one, got {names}.")
-        if self.finalists < 1 or not 0 < self.share <= 1:
+        if (self.finalists is not None and self.finalists < 1) or not 0 < self.share <= 1:
             raise UsageError(
                 f"rules.finalists must be at least 1, rules.share above 0 and at most 1, got {self.finalists} and "
                 f"{self.share}."
@@ -43,13 +43,14 @@ class TryRules:
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
         possible = self._possible(observation)
-        brief = len(possible) if len(possible) > self.finalists else 0
-        parts = brief + min(len(possible), self.finalists)
+        most = len(possible) if self.finalists is None else self.finalists
+        brief = len(possible) if len(possible) > most else 0
+        parts = brief + min(len(possible), most)
         tried = [
             (rank(attack.shortened(self.share).run(observation, seed, part(progress, i, parts)).energy), i)
             for i, (_, attack) in enumerate(possible[:brief])
         ]
-        final = [possible[i] for _, i in sorted(tried)[: self.finalists]] if brief else possible
+        final = [possible[i] for _, i in sorted(tried)[:most]] if brief else possible
         runs = [
             replace(attack.run(observation, seed, part(progress, brief + i, parts)), rule=name)
             for i, (name, attack) in enumerate(final)

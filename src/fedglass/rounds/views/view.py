@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedglass.core.facts import Fact
 from fedglass.core.identity import LATER
-from fedglass.core.params import Update
+from fedglass.core.params import Params, Update
 from fedglass.core.types import Knowledge, Observation, Own
 from fedglass.rounds.transcript import Attendance, Participant, Transcript
 from fedglass.rounds.truth import Truths
@@ -101,21 +101,26 @@ class Look:
     behind: tuple[Participant, ...]
     """Whose examples are in the message, the adversary's own last."""
     update: Update
+    buffers_after: Params = field(default_factory=dict)
+    """The running statistics that came with it; empty where they were not seen."""
     present: bool = False
     """Whether they are only known to have taken part: not all of them need be in the message."""
 
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
         past = self.transcript.rounds[self.round]
+        facts = self.knowledge(knows, truths, own)
         return Observation(
-            self.transcript.model, past.before, past.buffers, self.update, self._facts(knows, truths, own), own
+            self.transcript.model, past.before, past.buffers, self.update, facts, own, self.buffers_after
         )
 
-    def _facts(self, knows: Knows, truths: Truths | None, own: Own | None) -> Knowledge:
+    def knowledge(self, knows: Knows, truths: Truths | None = None, own: Own | None = None) -> Knowledge:
+        """What the adversary knows beside the message."""
         terms, sizes = self.transcript.terms, tuple(p.examples for p in self.behind)
         training = _common([p.training for p in self.behind])
         long = knows.training or knows.steps
         rates = [p.lr if p.training is None else p.training.lr for p in self.behind]
-        told = knows.examples and not self.present
+        counted = knows.examples and all(p.counted for p in self.behind)
+        told = counted and not self.present
         # Who has not been told how many there are knows of its own, and that there are others.
         least = 1 + (0 if own is None else len(own.labels))
         return Knowledge(
@@ -131,7 +136,7 @@ class Look:
             labels=self._labels(truths) if knows.labels and truths is not None else None,
             batch_labels=self._batch_labels(truths) if knows.batch_labels and truths is not None else None,
             counted=told,
-            present=sizes if knows.examples and self.present else None,
+            present=sizes if counted and self.present else None,
         )
 
     def _labels(self, truths: Truths) -> Tensor:
