@@ -14,6 +14,7 @@ from fedglass.audit.utility import accuracy, after
 from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
+from fedglass.core.notes import AFTER_ROUND
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.types import Training
 from fedglass.rounds.federation import Federation
@@ -83,7 +84,8 @@ class Simulated:
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
             more = further(view, found.behind, attendance)
-            found = replace(found, utility=utility, bare=without, public=self.public, simulated=True)
+            now = {**utility, **self._utility_after(transcript.rounds[view.rounds()[-1]])}
+            found = replace(found, utility=now, bare=without, public=self.public, simulated=True)
             return replace(found, swept=self.swept, further=more)
 
         return [target(view) for view in self.views]
@@ -147,6 +149,13 @@ class Simulated:
             *_, last = bare.play(self.rounds, progress)
             utility["test accuracy, undefended"] = accuracy(after(bare.model, last), bare.whitening, self.test)
         return utility
+
+    def _utility_after(self, past: Round) -> dict[str, float]:
+        """The accuracy of the model that a round has made, where several rounds are looked at."""
+        if self.test is None or len(self._looked_at()) < 2:
+            return {}
+        federation = self.federation
+        return {AFTER_ROUND: accuracy(after(federation.model, past), federation.whitening, self.test)}
 
     def threat(self) -> list[Section]:
         f, named = self.federation, f" {self.name!r}" if self.name else ""
