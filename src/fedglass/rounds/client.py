@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -91,6 +91,15 @@ def respond(client: Client, call: Call) -> Message:
         client.release.release(Outgoing(update, outer, call.round, call.before)),
         running_statistics(call, training, trained, [inputs[batch.rows] for batch in batches]),
     )
+
+
+Answers = Callable[[Sequence[Client], Call], Sequence[Message]]
+"""How clients are had to respond to one call; their messages come in the order of the clients."""
+
+
+def one_by_one(clients: Sequence[Client], call: Call) -> list[Message]:
+    """Here, one client after another."""
+    return [respond(client, call) for client in clients]
 
 
 def local_batches(client: Client, training: Training, seed: int, index: int) -> list[Batch]:

@@ -17,7 +17,7 @@ from fedglass.core.types import Training, Whitening
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.fl.aggregate.rule import Aggregator, Limited
 from fedglass.fl.local import Batch
-from fedglass.rounds.client import Call, Client, local_batches, respond
+from fedglass.rounds.client import Answers, Call, Client, local_batches, one_by_one, respond
 from fedglass.rounds.server import Server
 from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Examples, Truths
@@ -116,24 +116,29 @@ class Federation:
         """How many clients take part in a round."""
         return max(1, round(self.participation * len(self.clients)))
 
-    def play(self, rounds: int = 1, progress: Callable[[int, int], None] | None = None) -> Iterator[Round]:
-        """One round after another; nothing is kept of those that are over."""
+    def play(
+        self, rounds: int = 1, progress: Callable[[int, int], None] | None = None, answers: Answers = one_by_one
+    ) -> Iterator[Round]:
+        """One round after another; nothing is kept of those that are over.
+
+        What a client says depends on seed, name, round and model alone, so that it does not matter where it trains.
+        """
         if rounds < 1:
             raise UsageError(f"federation.rounds must be at least 1, got {rounds}.")
         server = Server(self.aggregator, weights_of(self.model), buffers_of(self.model), self.seed)
         for index in range(rounds):
-            yield self._round(server, index)
+            yield self._round(server, index, answers)
             if progress is not None:
                 progress(index + 1, rounds)
 
-    def again(self, index: int, past: Round) -> Round:
+    def again(self, index: int, past: Round, answers: Answers = one_by_one) -> Round:
         """One round from the model that another federation's had, by a rule that remembers nothing."""
-        return self._round(Server(self.aggregator, past.before, past.buffers, self.seed), index)
+        return self._round(Server(self.aggregator, past.before, past.buffers, self.seed), index, answers)
 
-    def _round(self, server: Server, index: int) -> Round:
+    def _round(self, server: Server, index: int, answers: Answers) -> Round:
         call = Call(self.model, server.weights, server.buffers, self.training, self.whitening, self.seed, index)
         called = self.called(index)
-        messages = [respond(client, call) for client in called]
+        messages = answers(called, call)
         own = None if self.server is None else respond(self.server, call)
         return server.combine(index, [self.participant(client) for client in called], messages, own)
 
@@ -142,9 +147,10 @@ class Federation:
         rounds: int = 1,
         progress: Callable[[int, int], None] | None = None,
         keep: Collection[int] | None = None,
+        answers: Answers = one_by_one,
     ) -> Transcript:
         """Train for some rounds and keep what was said in all of them, or in those asked for."""
-        played = enumerate(self.play(rounds, progress))
+        played = enumerate(self.play(rounds, progress, answers))
         return Transcript(self.model, self.terms, {i: past for i, past in played if keep is None or i in keep})
 
     def truths(self, rounds: Iterable[int] = (0,)) -> Truths:
