@@ -1,0 +1,62 @@
+"""Workers killed at random and a killed command cost no record, double none, and change no bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedglass.ledger.records import RECORDS
+
+from .conftest import CASES, alive, by_key, descendants, lines, wait_for
+
+Start = Callable[..., "subprocess.Popen[str]"]
+KILLS = max(3, CASES // 16)
+
+
+def test_killed_workers_cost_nothing(plan: Path, start: Start, tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    process = start("audit", plan, "-o", there, "--executor", "ray", "--workers", 2, "--device", "cpu", "-q")
+    killed, chance = 0, random.Random(0)
+    while process.poll() is None and killed < KILLS:
+        time.sleep(chance.uniform(0.2, 1.0))
+        busy = [pid for pid, name in descendants(process.pid).items() if name.startswith("ray::fedglass")]
+        if busy and lines(there / RECORDS) < CASES - 4:
+            os.kill(chance.choice(busy), signal.SIGKILL)
+            killed += 1
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert killed == KILLS, "the audit ended before enough workers were killed"
+    assert start("audit", plan, "-o", here, "--workers", 2, "--device", "cpu", "-q").wait(600) == 0
+    found = by_key(there)
+    assert len(found) == CASES
+    assert found == by_key(here)
+    assert pictures(there) == pictures(here)
+
+
+def test_a_killed_command_leaves_nothing_running_and_continues(plan: Path, start: Start, tmp_path: Path) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    command = ("audit", plan, "-o", out, "--executor", "ray", "--workers", 2, "--device", "cpu", "-q")
+    process = start(*command)
+    wait_for(lambda: True if lines(out / RECORDS) >= CASES // 4 or process.poll() is not None else None, 300)
+    family = descendants(process.pid)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, "the audit ended before it could be killed"
+    assert any("raylet" in name for name in family.values())
+    wait_for(lambda: True if not any(map(alive, family)) else None)
+    survived = lines(out / RECORDS)
+    assert 0 < survived < CASES
+    again = start(*command)
+    _, said = again.communicate(timeout=600)
+    assert again.returncode == 0, said
+    assert start("audit", plan, "-o", whole, "--workers", 2, "--device", "cpu", "-q").wait(600) == 0
+    assert by_key(out) == by_key(whole)
+
+
+def pictures(directory: Path) -> dict[str, bytes]:
+    kinds = (".png", ".safetensors")
+    return {str(f.relative_to(directory)): f.read_bytes() for f in directory.rglob("*") if f.suffix in kinds}
