@@ -109,10 +109,10 @@ class SubmititCluster:
         utils = _submitit().core.utils
         try:
             return handle.job.result()
+        except utils.FailedJobError as error:  # also an UncompletedJobError, so it goes first
+            raise Failed(_raised(error)) from error
         except utils.UncompletedJobError as error:
             raise Crashed(f"job {handle.job.job_id} ended without a result, {handle.job.state}") from error
-        except utils.FailedJobError as error:
-            raise Failed(_raised(error)) from error
 
     def forget(self, handle: Handle) -> None:
         shutil.rmtree(handle.place, ignore_errors=True)
@@ -142,10 +142,9 @@ def _make_private(root: Path) -> None:
 
 
 def _raised(error: BaseException) -> str:
-    """What was raised, from the middle of submitit's report."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith(("-", "You can check", "Job (task"))]
-    return next((line for line in reversed(told[:-2]) if line), type(error).__name__)
+    """What was raised: the last line of the trace between the rules of submitit's report."""
+    trace = str(error).partition("---\n")[2].partition("\n---")[0]
+    return (trace.strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _last_line(error: BaseException) -> str:
