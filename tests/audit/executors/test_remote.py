@@ -67,6 +67,10 @@ def told(job: Errand, progress: object) -> tuple[str, int, str | None]:
     return job.key, torch.get_num_threads(), os.environ.get("FEDGLASS_TEST_OF_REMOTE")
 
 
+def nothing(job: Errand, progress: object) -> None:
+    """Has no result, which is one too."""
+
+
 def heard(started: list[str]) -> Watch[Errand]:
     return Watch(lambda job: started.append(job.key), lambda job, done, total: None)
 
@@ -105,6 +109,10 @@ def test_a_job_that_kills_every_worker_is_given_up() -> None:
     assert f"{ATTEMPTS} workers" in lost.why
     assert "WorkerCrashedError" in lost.why
     assert not any(isinstance(result, Lost) for result in found.values())
+
+
+def test_no_result_is_a_result() -> None:
+    assert [result for _, result in run_on(Unreliable(), nothing, JOBS, heard([]))] == [None] * len(JOBS)
 
 
 def test_a_fault_is_not_tried_again() -> None:

@@ -85,7 +85,7 @@ def run_on(
             for handle in cluster.ended(list(running)):
                 sending = running.pop(handle)
                 found = _result(cluster, handle, sending)
-                if found is None:
+                if isinstance(found, _Again):
                     cluster.forget(handle)
                     waiting.appendleft(sending)
                     send()
@@ -107,8 +107,12 @@ class _Sending(Generic[Job]):
     crashes: int = 0
 
 
+class _Again:
+    """In place of a result: the job is to be sent once more."""
+
+
 def _result(cluster: Cluster, handle: Any, sending: _Sending[Job]) -> Any:
-    """The job's result, `Lost`, or None where it is to be sent once more."""
+    """The job's result, `Lost` or `_Again`."""
     try:
         answer: Answer = cluster.answer(handle)
     except Failed as error:
@@ -116,7 +120,7 @@ def _result(cluster: Cluster, handle: Any, sending: _Sending[Job]) -> Any:
     except Crashed as error:
         sending.crashes += 1
         if sending.crashes < ATTEMPTS:
-            return None
+            return _Again()
         return Lost(
             f"{ATTEMPTS} workers of the cluster were lost with this case, the last one so: {error}. Use smaller "
             "batches or workers with more memory, then run the same command again."
