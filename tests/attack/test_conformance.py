@@ -32,6 +32,7 @@ from fedglass.attack.forward.each_client import EachClient
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import AlongSegment, OnSegment
+from fedglass.attack.forward.statistics import BesideStatistics
 from fedglass.attack.forward.super_client import SuperClient
 from fedglass.attack.forward.through import Through
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
@@ -59,6 +60,7 @@ from fedglass.attack.refine.start_search import StartSearch
 from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, WhiteStart
 from fedglass.attack.rules import TryRules
 from fedglass.attack.search import SearchByOwn
+from fedglass.attack.several_rounds import EachRound, MeanOverRounds
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
 from fedglass.attack.solvers.lbfgs import LBFGS
@@ -77,6 +79,7 @@ from fedglass.attack.terms.partial_match import PartialMatch
 from fedglass.attack.terms.relative_variation import RelativeVariation, UsualContrast
 from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
+from fedglass.attack.terms.statistics import WithStatistics
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Scaled, Sum
 from fedglass.attack.terms.total_variation import CircularTotalVariation, PixelVariation, TotalVariation
@@ -153,6 +156,8 @@ FORWARDS = [
     SuperClient(),
     EachClient(),
     *(Through(each) for each in COMBINATIONS),
+    BesideStatistics(OneGradient()),
+    EachRound(Unroll()),
 ]
 DISTANCES = [
     SquaredError(),
@@ -195,6 +200,8 @@ COMPOSED = [
     After(Cosine() + SquaredError(), 0.5),
     ScaleRule(PixelVariation()),
     ScaleRule(TotalVariation(), offset=0.1, slope=0.2),
+    WithStatistics(Cosine() + TotalVariation(), 0.5),
+    MeanOverRounds(Cosine()),
 ]
 SCHEDULES = [Constant(), StepDecay(), StepDecay(at=(0.5,), by=0.2), ExponentialDecay(0.99, 10), CosineDecay(0.2, 0.1)]
 KEEPS = [Last(), Lowest(), LowestFrom(0.6)]

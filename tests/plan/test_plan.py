@@ -25,6 +25,7 @@ from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
 from fedglass.rounds.transcript import Attendance
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
 
 SMALL = """
 [federation]
@@ -115,6 +116,10 @@ def test_clients_to_look_at(client: object, views: list[int]) -> None:
     attendance = Attendance(names, {0: names, 1: ("a", "c")})
     assert views_of(adversary, attendance) == tuple(ServerView(i) for i in views)
     assert views_of(AdversaryTable(view="aggregate", round=2), attendance) == (AggregateView(2),)
+    both = views_of(AdversaryTable(client=[0, 1], round=[0, 2], together=True), attendance)
+    assert both == tuple(Together((ServerView(client, 0), ServerView(client, 2))) for client in (0, 1))
+    joined = views_of(AdversaryTable(view="aggregate", round=[0, 2], together=True), attendance)
+    assert joined == (Together((AggregateView(0), AggregateView(2))),)
 
 
 def test_all_are_those_that_take_part() -> None:

@@ -79,6 +79,7 @@ PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "coarse_to_fine_published": (FEDSGD, [3], {"iterations": 100}),
     "coarse_to_fine_pruned": (FEDSGD, [3], {"iterations": 100}),
     "coarse_to_fine_batchnorm": (FEDSGD, [3], {"iterations": 100}),
+    "coarse_to_fine_statistics": (FEDSGD, [3], {"iterations": 100}),
     "coarse_stage_published": (FEDSGD, [3], {"iterations": 150}),
     "coarse_stage": (FEDSGD, [3], {"iterations": 150}),
     "invg_scaled": (FEDSGD, [3], {"iterations": 150}),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fedglass.audit.declared import Heard
 from fedglass.audit.public import Public
-from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
+from fedglass.audit.target import Said, Section, Target, TargetInfo, further, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
@@ -79,6 +79,7 @@ class Recorded:
         return replace(
             found,
             public=self.public,
+            further=further(view, found.behind, self.transcript.attendance),
             declared=declared,
             statement=heard.statement(),
             unplayable=heard.unplayable(self.defences),

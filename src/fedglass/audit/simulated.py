@@ -9,7 +9,7 @@ import torch
 
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
 from fedglass.audit.public import Public
-from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, infos_of, target_of
+from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, further, infos_of, target_of
 from fedglass.audit.utility import accuracy, after
 from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
@@ -73,7 +73,7 @@ class Simulated:
     def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Unseen]:
         transcript, last = self._played(progress, answers)
         truths, utility = self.truths(), self._utility(last, progress, answers)
-        bare = self._bare(transcript, answers)
+        bare, attendance = self._bare(transcript, answers), self.federation.attendance(self.rounds)
 
         def target(view: View) -> Target | Unseen:
             try:
@@ -81,7 +81,8 @@ class Simulated:
                 without = None if bare is None else view.see(bare, self.knows, truths).observation
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
-            return replace(found, utility=utility, bare=without, public=self.public, simulated=True)
+            more = further(view, found.behind, attendance)
+            return replace(found, utility=utility, bare=without, public=self.public, simulated=True, further=more)
 
         return [target(view) for view in self.views]
 

@@ -33,6 +33,8 @@ class Fact(enum.Enum):
     """The adversary's own examples and update, which are a part of the message."""
     OWN_SHARE = "own_share"
     """What the adversary's own update weighs in the message."""
+    STATISTICS = "statistics"
+    """Running statistics of BatchNorm layers that the training has moved."""
     EXAMPLES = "examples"
     """How many examples stand behind the message."""
     GROUPS = "groups"
@@ -103,6 +105,10 @@ _WORDS = {
     Fact.OWN_SHARE: (
         "what the adversary's own update weighs in the message",
         'set adversary.view = "peer" and adversary.knows_examples = true, with the rule "mean"',
+    ),
+    Fact.STATISTICS: (
+        "running statistics of BatchNorm layers that the clients' training has moved",
+        'give recording.buffers_after, where the clients train with batch_norm = "batch"',
     ),
     Fact.EXAMPLES: (
         "the number of examples behind the message",

@@ -38,6 +38,7 @@ from fedglass.rounds.truth import Examples
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import View
 
 
@@ -106,9 +107,14 @@ def views_of(adversary: AdversaryTable, attendance: Attendance) -> tuple[View, .
     """One view for each round, and for each client where it looks at one, or is one."""
     rounds = dict.fromkeys(adversary.round if isinstance(adversary.round, list) else [adversary.round])
     if adversary.view == "aggregate":
-        return tuple(AggregateView(index) for index in rounds)
+        alike: list[View] = [AggregateView(index) for index in rounds]
+        return (Together(tuple(alike)),) if adversary.together else tuple(alike)
     kind = PeerView if adversary.view == "peer" else ServerView
-    return tuple(kind(client, index) for index in rounds for client in _looked_at(adversary, attendance, index))
+    views = [kind(client, index) for index in rounds for client in _looked_at(adversary, attendance, index)]
+    if not adversary.together:
+        return tuple(views)
+    people = dict.fromkeys(view.client for view in views)
+    return tuple(Together(tuple(view for view in views if view.client == client)) for client in people)
 
 
 def _looked_at(adversary: AdversaryTable, attendance: Attendance, index: int) -> Sequence[int]:

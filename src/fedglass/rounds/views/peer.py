@@ -40,7 +40,7 @@ class PeerView:
         past, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
         others, mine = _behind(name, past)
         own = replace(_own(name, self.round, past, truths), share=_share(transcript, others, mine, knows))
-        look = Look(transcript, self.round, (*others, *mine), past.step)
+        look = Look(transcript, self.round, (*others, *mine), past.step, past.buffers_after)
         names = tuple(p.name for p in others)
         return Seen(look.observation(knows, truths, own), names, name if mine else None)
 

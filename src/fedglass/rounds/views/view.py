@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedglass.core.facts import Fact
 from fedglass.core.identity import LATER
-from fedglass.core.params import Update
+from fedglass.core.params import Params, Update
 from fedglass.core.types import Knowledge, Observation, Own
 from fedglass.rounds.transcript import Attendance, Participant, Transcript
 from fedglass.rounds.truth import Truths
@@ -99,11 +99,14 @@ class Look:
     behind: tuple[Participant, ...]
     """Whose examples are in the message, the adversary's own last."""
     update: Update
+    buffers_after: Params
+    """The running statistics that came with it."""
 
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
         past = self.transcript.rounds[self.round]
+        facts = self._facts(knows, truths, own)
         return Observation(
-            self.transcript.model, past.before, past.buffers, self.update, self._facts(knows, truths, own), own
+            self.transcript.model, past.before, past.buffers, self.update, facts, own, self.buffers_after
         )
 
     def _facts(self, knows: Knows, truths: Truths | None, own: Own | None) -> Knowledge:
