@@ -83,6 +83,12 @@ def start(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
     return started
 
 
+def finish(process: subprocess.Popen[str]) -> None:
+    """Wait for a command that passes its gate."""
+    _, said = process.communicate(timeout=900)
+    assert process.returncode == 0, said
+
+
 def by_key(directory: Path) -> dict[str, dict[str, object]]:
     """The records without what depends on the day; each case has exactly one."""
     history = RecordFile(directory / RECORDS).history()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import alive, by_key, descendants, wait_for
+from .conftest import alive, by_key, descendants, finish, wait_for
 
 Start = Callable[..., "subprocess.Popen[str]"]
 TOKEN = "5f" * 32
@@ -108,7 +108,7 @@ def test_a_cluster_is_joined_by_its_token_and_by_nothing_else(
 ) -> None:
     code, said = audited(start, plan, tmp_path / "out", head.address, RAY_AUTH_TOKEN=TOKEN)
     assert code == 0, said
-    assert start("audit", plan, "-o", tmp_path / "here", "--workers", 1, "--device", "cpu", "-q").wait(300) == 0
+    finish(start("audit", plan, "-o", tmp_path / "here", "--workers", 1, "--device", "cpu", "-q"))
     assert by_key(tmp_path / "out") == by_key(tmp_path / "here")
     assert alive(head.process), "it is not ours to end"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedglass.ledger.records import RECORDS
 
-from .conftest import CASES, alive, by_key, descendants, lines, wait_for
+from .conftest import CASES, alive, by_key, descendants, finish, lines, wait_for
 
 Start = Callable[..., "subprocess.Popen[str]"]
 KILLS = max(3, CASES // 16)
@@ -28,10 +28,9 @@ def test_killed_workers_cost_nothing(plan: Path, start: Start, tmp_path: Path) -
         if busy and lines(there / RECORDS) < CASES - 4:
             os.kill(chance.choice(busy), signal.SIGKILL)
             killed += 1
-    _, said = process.communicate(timeout=600)
-    assert process.returncode == 0, said
+    finish(process)
     assert killed == KILLS, "the audit ended before enough workers were killed"
-    assert start("audit", plan, "-o", here, "--workers", 2, "--device", "cpu", "-q").wait(600) == 0
+    finish(start("audit", plan, "-o", here, "--workers", 2, "--device", "cpu", "-q"))
     found = by_key(there)
     assert len(found) == CASES
     assert found == by_key(here)
@@ -45,15 +44,14 @@ def test_a_killed_command_leaves_nothing_running_and_continues(plan: Path, start
     wait_for(lambda: True if lines(out / RECORDS) >= CASES // 4 or process.poll() is not None else None, 300)
     family = descendants(process.pid)
     process.kill()
-    assert process.wait() == -signal.SIGKILL, "the audit ended before it could be killed"
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "the audit ended before it could be killed"
     assert any("raylet" in name for name in family.values())
     wait_for(lambda: True if not any(map(alive, family)) else None)
     survived = lines(out / RECORDS)
     assert 0 < survived < CASES
-    again = start(*command)
-    _, said = again.communicate(timeout=600)
-    assert again.returncode == 0, said
-    assert start("audit", plan, "-o", whole, "--workers", 2, "--device", "cpu", "-q").wait(600) == 0
+    finish(start(*command))
+    finish(start("audit", plan, "-o", whole, "--workers", 2, "--device", "cpu", "-q"))
     assert by_key(out) == by_key(whole)
 
 
