@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from fedglass.attack.parts import Progress
 from fedglass.audit.executors.executor import Executor, Job, Lost, Ready, Result, Throttled, Watch
 from fedglass.audit.executors.fork_server import context, refuse_while_loading, warm
 from fedglass.audit.executors.in_process import InProcess
-from fedglass.audit.executors.packing import packed
+from fedglass.audit.executors.packing import packed, unpacked
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 
@@ -168,7 +167,7 @@ class _Worker:
     def hear(self) -> _Moved | _Ended | Lost:
         """Progress, the result, or `Lost` from a worker that is no more."""
         try:
-            heard: _Moved | _Ended = pickle.loads(self.pipe.recv_bytes())
+            heard: _Moved | _Ended = unpacked(self.pipe.recv_bytes())
         except (EOFError, OSError):
             self.process.join(PATIENCE)
             code = self.process.exitcode
@@ -198,9 +197,9 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     torch.set_num_threads(1)
 
     def say(done: int, total: int) -> None:
-        pipe.send_bytes(pickle.dumps(_Moved(done, total)))
+        pipe.send_bytes(packed(_Moved(done, total)))
 
     with contextlib.suppress(EOFError, OSError):
         while True:
-            work, job = pickle.loads(pipe.recv_bytes())
-            pipe.send_bytes(pickle.dumps(_Ended(work(job, Throttled(say)))))
+            work, job = unpacked(pipe.recv_bytes())
+            pipe.send_bytes(packed(_Ended(work(job, Throttled(say)))))

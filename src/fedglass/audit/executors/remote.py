@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pickle
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import torch
 from fedglass import __version__
 from fedglass.attack.parts import Progress, silent
 from fedglass.audit.executors.executor import Job, Lost, Ready, Result, Watch
-from fedglass.audit.executors.packing import packed
+from fedglass.audit.executors.packing import packed, unpacked
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest
 from fedglass.integrations.cluster import Cluster, Crashed, Failed
@@ -58,10 +57,10 @@ def perform(task: Task) -> Answer:
     os.environ.update(task.environment)
     torch.set_num_threads(1)
     try:
-        work, job = pickle.loads(task.job)
+        work, job = unpacked(task.job)
     except (ImportError, AttributeError) as error:
         return Answer(refusal=f"a worker can not load the case ({error})")
-    return Answer(pickle.dumps(work(job, silent)))
+    return Answer(packed(work(job, silent)))
 
 
 def run_on(
@@ -127,7 +126,7 @@ def _result(cluster: Cluster, handle: Any, sending: _Sending[Job]) -> Any:
         )
     if answer.refusal:
         raise UsageError(f"On the cluster {answer.refusal}: install there what is installed here.")
-    return pickle.loads(answer.result)
+    return unpacked(answer.result)
 
 
 def _task(work: Callable[[Job, Progress], Any], job: Job) -> Task:
