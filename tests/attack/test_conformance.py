@@ -37,7 +37,9 @@ from fedglass.attack.forward.super_client import SuperClient
 from fedglass.attack.forward.through import Through
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
+from fedglass.attack.images.decoders import OwnDecoder, StoredDecoder
 from fedglass.attack.images.generator import GeneratorWeights
+from fedglass.attack.images.latent import Latent
 from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
@@ -89,7 +91,9 @@ from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unk
 from fedglass.diffusion.ddrm import Chain
 from fedglass.diffusion.degradation import Bicubic, BlockMean, Enlarged, Noise
 from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion.three_layers import ThreeLayers
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+from fedglass.models.init import PyTorchDefault
 from fedglass.rounds.views.view import Knows
 
 
@@ -119,8 +123,27 @@ class FlatClassModel:
         return self
 
 
-DIFFUSION = (FlatModel, FlatClassModel, Chain, BlockMean, Bicubic, Enlarged, Noise)
-"""What a refinement by a diffusion model is made of."""
+@dataclasses.dataclass(frozen=True)
+class UntrainedDecoder:
+    """One that has learned nothing, and is the same every time."""
+
+    words: str = "nothing"
+
+    def latent_shape(self, knows: Knowledge) -> tuple[int, int, int]:
+        return self._network(knows).latent_shape
+
+    def network(self, observation: Observation) -> ThreeLayers:
+        return self._network(observation.knows)
+
+    def _network(self, knows: Knowledge) -> ThreeLayers:
+        network = ThreeLayers(knows.shape, latent=3, width=4).requires_grad_(False)
+        with torch.no_grad():
+            PyTorchDefault().apply(network, stream(3, "decoder"))
+        return network
+
+
+DIFFUSION = (FlatModel, FlatClassModel, UntrainedDecoder, Chain, BlockMean, Bicubic, Enlarged, Noise)
+"""What a refinement by a diffusion model is made of, and a decoder."""
 LABELS = [
     SignRule(),
     MinimumRule(),
@@ -140,7 +163,8 @@ LABELS = [
 ]
 EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
 LOW = [LowResolution(2), BoundedLowResolution(2), BesideOwn(LowResolution(4))]
-IMAGES = [Pixels(), FreePixels(), *EPOCHS, *LOW, GeneratorWeights(width=4, code=3)]
+DECODERS = [OwnDecoder(), OwnDecoder(5, latent=2, width=4, seed=1), StoredDecoder("codes", "1f", "2 images of x")]
+IMAGES = [Pixels(), FreePixels(), *EPOCHS, *LOW, GeneratorWeights(width=4, code=3), Latent(UntrainedDecoder())]
 COMBINATIONS = [SupposedMean(), SupposedMedian(), SupposedTrimmedMean(0), SoftMedian(), OneClient()]
 FORWARDS = [
     OneGradient(),
@@ -245,6 +269,7 @@ WHOLES = [
 PARTS: list[Any] = [
     *LABELS,
     *IMAGES,
+    *DECODERS,
     *FORWARDS,
     *DISTANCES,
     *PRIORS,
@@ -316,7 +341,8 @@ NEEDS: dict[type, set[Fact]] = {
     **{part: {Fact.SIZE} for part in SIZE},
     **{part: {Fact.SIZE} for part in (CountsBefore, CountsAfter, InterpolatedCounts, BiasCounts)},
     **{part: {Fact.SIZE} for part in (InstanceCounts, OwnCounts, LastLayerCounts)},
-    **{part: {Fact.TRAINING, Fact.EQUAL_CLIENTS} for part in (Unroll, UnrollEpochs, RepeatedGradient)},
+    Unroll: {Fact.TRAINING, Fact.CLIENT_SIZES},
+    **{part: {Fact.TRAINING, Fact.EQUAL_CLIENTS} for part in (UnrollEpochs, RepeatedGradient)},
     **{part: {Fact.TRAINING} for part in (EpochPixels, BoundedEpochPixels)},
     OrderedEpochPixels: {Fact.TRAINING, Fact.BATCH_LABELS},
     OracleLabels: {Fact.LABELS},
@@ -326,6 +352,7 @@ NEEDS: dict[type, set[Fact]] = {
     EachClient: {Fact.TRAINING, Fact.GROUPS},
     Through: {Fact.TRAINING, Fact.EXAMPLES},
     OracleEpoch: {Fact.EYE},
+    OwnDecoder: {Fact.OWN_EXAMPLES},
     SearchByOwn: {Fact.STEPS},
 }
 """What parts can not do without; those that are not here need nothing."""

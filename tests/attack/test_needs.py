@@ -39,7 +39,7 @@ def attack(forward: Forward, objective: Term, labels: Labels) -> Attack:
 
 def test_an_attack_needs_what_its_parts_do() -> None:
     whole = attack(Unroll(), 0.5 * SquaredError() + Cosine(), OracleLabels())
-    assert needs_of(whole) == {Fact.TRAINING, Fact.EQUAL_CLIENTS, Fact.SIZE, Fact.LABELS}
+    assert needs_of(whole) == {Fact.TRAINING, Fact.CLIENT_SIZES, Fact.SIZE, Fact.LABELS}
     assert needs_of(attack(OneGradient(), Cosine(), SignRule())) == frozenset()
     assert uses_of(whole) == {Fact.BATCH_LABELS}
     assert uses_of(attack(OneGradient(), Cosine(), SignRule())) == frozenset()
@@ -47,7 +47,7 @@ def test_an_attack_needs_what_its_parts_do() -> None:
 
 def test_what_is_supplied_inside_need_not_be_known() -> None:
     tried = TryEpochs(attack(Unroll(), SquaredError(), CountsBefore()))
-    assert needs_of(tried) == {Fact.STEPS, Fact.LR, Fact.EQUAL_CLIENTS}
+    assert needs_of(tried) == {Fact.STEPS, Fact.LR, Fact.CLIENT_SIZES}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_without_a_bias_or_after_several_steps_there_is_no_size_to_read(toy: Any
 
 
 @pytest.mark.parametrize("name", built_in("attacks"))
-def test_every_recipe_can_be_played_by_who_knows_what_it_needs(toy: Any, name: str) -> None:
+def test_every_recipe_can_be_played_by_who_knows_what_it_needs(toy: Any, name: str, equipped: Any) -> None:
     whole = recipe(name)
     assert not any(fact.oracle for fact in needs_of(whole))
-    check_needs(whole, toy.observation(Training(0.1, 2, 2), Knows()))
+    check_needs(whole, equipped(whole, toy.observation(Training(0.1, 2, 2), Knows()), toy.images(2)))
     if not needs_of(whole):
         check_needs(whole, toy.observation(Training(0.1, 2, 2), NOTHING))

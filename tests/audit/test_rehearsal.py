@@ -14,10 +14,12 @@ from torch import nn
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
+from fedglass.attack.needs import needs_of
 from fedglass.audit.audit import Job, run
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.optimisers import Adam
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
@@ -58,8 +60,16 @@ def unequal(make_federation: Make, *sizes: int) -> Federation:
     return replace(federation, clients=cut, training=LOCAL)
 
 
-@pytest.mark.parametrize("attack", ["dlfa", "dlfa_published", "dlfa_fedsgd_epoch", "dlfa_unknown_epochs"])
-def test_an_aggregate_of_unequal_clients_is_not_simulated(attack: str, make_federation: Make) -> None:
+@pytest.mark.parametrize("attack", ["dlfa", "dlfa_published", "dlfa_unknown_epochs"])
+def test_an_aggregate_of_unequal_clients_is_simulated_by_their_sizes(attack: str, make_federation: Make) -> None:
+    federation = Simulated(unequal(make_federation, 3, 1), views=(AggregateView(),))
+    rehearse([federation], {attack: recipe(attack)})
+    with pytest.raises(UsageError, match="examples"):
+        rehearse([replace(federation, knows=Knows(examples=False))], {attack: recipe(attack)})
+
+
+@pytest.mark.parametrize("attack", ["dlfa_fedsgd_epoch"])
+def test_an_aggregate_of_unequal_clients_has_no_epoch_in_common(attack: str, make_federation: Make) -> None:
     chosen = {attack: recipe(attack)}
     for sizes, views in (((3, 3), AggregateView()), ((3, 1), ServerView(1))):
         rehearse([Simulated(unequal(make_federation, *sizes), views=(views,))], chosen)
@@ -196,7 +206,14 @@ def test_a_filter_that_is_wider_than_the_pictures_is_found() -> None:
 
 @pytest.mark.parametrize("name", built_in("attacks"))
 def test_a_plan_that_asks_for_nothing_special_is_sound(name: str) -> None:
-    assert plan(f'name = "{name}"', training="lr = 0.1, epochs = 2, batch_size = 1").cases
+    view = 'view = "peer"' if Fact.OWN_EXAMPLES in needs_of(recipe(name)) else ""
+    members = "examples = 2\nclients = 2" if view else "examples = 2"
+    assert plan(f'name = "{name}"', view, members, training="lr = 0.1, epochs = 2, batch_size = 1").cases
+
+
+def test_who_has_no_examples_can_not_train_a_decoder_on_them() -> None:
+    with pytest.raises(UsageError, match=r'OwnDecoder needs examples of the adversary.s own.*view = "peer"'):
+        plan('name = "maliciously_curious_client_published"')
 
 
 def test_a_rehearsal_leaves_the_federation_as_it_was(make_federation: Make) -> None:
@@ -262,7 +279,9 @@ def test_each_client_of_a_recorded_aggregate_keeps_its_own_labels(make_federatio
 def test_a_recording_says_what_is_missing_for_a_simulation(make_federation: Make, tmp_path: Path) -> None:
     record(tmp_path, make_federation(clients=2, examples=3))
     assert recorded(tmp_path, "dlfa", clients=3).cases
-    with pytest.raises(UsageError, match=r"attack 'dlfa': Unroll needs .*equally many examples.*recording.clients"):
+    with pytest.raises(
+        UsageError, match=r"attack 'dlfa': Simulating.* needs .*equally many examples.*recording.clients"
+    ):
         recorded(tmp_path, "dlfa", clients=4)
     with pytest.raises(UsageError, match=r"attack 'dlfa': Unroll needs .*batch size.*give recording.training"):
         recorded(tmp_path, "dlfa", clients=2, training="")

@@ -63,8 +63,13 @@ def test_every_setting_that_the_template_comments_out_is_sound() -> None:
     assert plan.federation[0].relabel_classes == 100
     assert plan.federation[0].rule is not None
     assert [(g.clients, g.behaviour[0].name, g.defences) for g in plan.federation[0].group] == [([1], "sign_flip", [])]
-    recording = "".join(line.removeprefix("# ") for line in PLAN[start:end].splitlines(keepends=True))
-    assert parse_plan(recording + '[[attacks]]\nname = "idlg"').recording[0].after == "after.safetensors"
+    message, federation = (
+        "".join(line.removeprefix("# ") for line in part.splitlines(keepends=True) if not line.startswith("# ..."))
+        for part in PLAN[start:end].split("# ... or the messages", 1)
+    )
+    assert parse_plan(message + '[[attacks]]\nname = "idlg"').recording[0].after == "after.safetensors"
+    _, _, bundle = federation.partition("\n")
+    assert parse_plan(bundle + '[[attacks]]\nname = "idlg"').recording[0].bundle == "recorded"
 
 
 def test_a_plan_becomes_the_federation_that_it_describes() -> None:

@@ -96,7 +96,7 @@ def _scored(
 ) -> Findings:
     """The findings with the scores of guesses and of a refinement's controls, and what is shown in another way."""
     raw = {} if judged.scores_raw is None else judged.scores_raw.values
-    blind = best_guess(asked.seen, asked.truth, found.labels, asked.metrics, asked.target.public)
+    blind = best_guess(asked.seen, asked.truth, found.labels, asked.metrics, asked.target.public, asked.attack)
     control = controlled(asked.attack, seen, found, asked.truth, judged.scores, asked.seed)
     scores = ImageScores(judged.scores.values, raw, blind.values, blind.names, control.values, control.kept)
     versions = [images for images in (found.images, found.raw) if images is not None]
@@ -128,7 +128,7 @@ def _unknown(target: Target, found: Replay) -> str:
 
 def contradictions_in(target: Target) -> tuple[str, ...]:
     """What of a recorded message can not be as declared, whatever the data are."""
-    return () if target.statement is None else contradictions(target.statement)
+    return target.doubts + (() if target.statement is None else contradictions(target.statement))
 
 
 def _looked_closer(asked: Question, findings: Findings) -> Findings:

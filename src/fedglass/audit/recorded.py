@@ -13,7 +13,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.fl.protection import Protection
 from fedglass.rounds.client import Answers, one_by_one
-from fedglass.rounds.transcript import Transcript
+from fedglass.rounds.transcript import Attendance, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows, Seen, View
@@ -32,6 +32,12 @@ class Recorded:
     """What the adversary has of such data."""
     defences: Mapping[str, Protection] = field(default_factory=dict)
     """What protects each client, to be played again; nothing of those of whom it is not known."""
+    doubts: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
+    """By round and client, what was recorded and is not as it was said; of the round itself under no name."""
+    everywhere: Attendance | None = None
+    """Who took part in which of all rounds that are known of; those of the transcript where nobody says."""
+    dealt: bool = False
+    """Whether nobody has said how many examples each client has, and their sum was dealt out as evenly as it goes."""
 
     def __post_init__(self) -> None:
         if not self.views:
@@ -79,9 +85,10 @@ class Recorded:
         return replace(
             found,
             public=self.public,
-            further=further(view, found.behind, self.transcript.attendance),
+            further=further(view, found.behind, self.everywhere or self.transcript.attendance),
             declared=declared,
             statement=heard.statement(),
+            doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),
             unplayable=heard.unplayable(self.defences),
             bare=heard.bare(declared) if declared is not None and found.defended else None,
         )
@@ -95,8 +102,17 @@ class Recorded:
         facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
         facts += [] if self.public is None else [self.public.words]
         sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
-        return [
+        told = [
             Section(f"Recording{named}", lines),
             Section("What the adversary sees", sees),
             Section("What it knows beside", facts),
+        ]
+        return [*told, Section("What is not as it was said", self.doubted())] if self.doubts else told
+
+    def doubted(self) -> list[str]:
+        """What is not as it was said, in words."""
+        return [
+            f"{f'Client {name}' if name else 'All'}, round {index + 1}: {said}."
+            for (index, name), words in self.doubts.items()
+            for said in words
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -41,6 +41,8 @@ class Simulated:
     """Examples of no client, on which the trained model is measured."""
     public: Public | None = None
     """What the adversary has of such data."""
+    swept: Mapping[str, float] = field(default_factory=dict)
+    """What a sweep changes from one federation to the next, and its value here."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -82,7 +84,8 @@ class Simulated:
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
             more = further(view, found.behind, attendance)
-            return replace(found, utility=utility, bare=without, public=self.public, simulated=True, further=more)
+            found = replace(found, utility=utility, bare=without, public=self.public, simulated=True)
+            return replace(found, swept=self.swept, further=more)
 
         return [target(view) for view in self.views]
 

@@ -17,7 +17,7 @@ from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
 from fedglass.core.types import BatchNorm, Observation
 from fedglass.rounds.client import Answers, one_by_one
-from fedglass.rounds.transcript import Attendance, Participant, Transcript
+from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
 from fedglass.rounds.truth import Truth, Truths
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.view import Knows, Named, Seen, View
@@ -53,6 +53,8 @@ class Target:
     """The same without the data, to be checked for contradictions."""
     unplayable: str = ""
     """What of a recorded message can not be played again, in words."""
+    doubts: tuple[str, ...] = ()
+    """What was recorded of the message and is not as it was said, found by looking at the message alone."""
     behind: tuple[str, ...] = ()
     """The anonymity set: the clients whose examples are in the message, the adversary's own left out."""
     participants: tuple[str, ...] = ()
@@ -62,6 +64,8 @@ class Target:
     """What poisoners do, in words."""
     public: Public | None = None
     """What the adversary has of such data beside the message."""
+    swept: Mapping[str, float] = field(default_factory=dict)
+    """What a sweep changes from one federation to the next, and its value here."""
     batch_statistics: bool = False
     """Whether a client behind the message trained BatchNorm layers with the statistics of its batches."""
     further: int = 0
@@ -196,9 +200,18 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         behind=seen.behind,
         participants=tuple(p.name for p in past.participants),
         kept=past.kept,
-        behaviours=terms.behaviours,
+        behaviours=(*terms.behaviours, *_come_back(past, view.rounds()[-1])),
         batch_statistics=_batch_statistics(seen, [p for p in past.participants if p.name in seen.behind]),
     )
+
+
+def _come_back(past: Round, index: int) -> list[str]:
+    """Who was known to the server under a new name in that round, in words."""
+    return [
+        f"Round {index + 1}: the server knew {p.name} as {p.known_as!r}, under which it had come back after rejections."
+        for p in past.participants
+        if p.known_as
+    ]
 
 
 def _batch_statistics(seen: Seen, behind: Sequence[Participant]) -> bool:

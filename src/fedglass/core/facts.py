@@ -25,6 +25,8 @@ class Fact(enum.Enum):
     """How far an update travels along a constant gradient, and so the size of the gradient behind the message."""
     EQUAL_CLIENTS = "equal_clients"
     """That all clients behind the message have equally many examples."""
+    CLIENT_SIZES = "client_sizes"
+    """How many examples each client behind the message has."""
     LABELS = "labels"
     """ORACLE: the true labels."""
     BATCH_LABELS = "batch_labels"
@@ -33,6 +35,8 @@ class Fact(enum.Enum):
     """The adversary's own examples and update, which are a part of the message."""
     OWN_SHARE = "own_share"
     """What the adversary's own update weighs in the message."""
+    OWN_EXAMPLES = "own_examples"
+    """Examples of the adversary's own, whether its update is in the message or not."""
     STATISTICS = "statistics"
     """Running statistics of BatchNorm layers that the training has moved."""
     EXAMPLES = "examples"
@@ -89,6 +93,11 @@ _WORDS = {
         "an aggregate of clients with equally many examples",
         "correct federation.examples or recording.clients, or attack with sme or inverting_gradients",
     ),
+    Fact.CLIENT_SIZES: (
+        "the number of examples of each client of an aggregate",
+        "set adversary.knows_examples = true (for a recording, let the recorder tell examples), or attack with sme or "
+        "inverting_gradients",
+    ),
     Fact.LABELS: (
         "the true labels",
         "set adversary.knows_labels = true, or choose labels that are recovered from the message",
@@ -106,13 +115,18 @@ _WORDS = {
         "what the adversary's own update weighs in the message",
         'set adversary.view = "peer" and adversary.knows_examples = true, with the rule "mean"',
     ),
+    Fact.OWN_EXAMPLES: (
+        "examples of the adversary's own",
+        'set adversary.view = "peer", or name a decoder that was trained on public images',
+    ),
     Fact.STATISTICS: (
         "running statistics of BatchNorm layers that the clients' training has moved",
         'give recording.buffers_after, where the clients train with batch_norm = "batch"',
     ),
     Fact.EXAMPLES: (
         "the number of examples behind the message",
-        "set adversary.knows_examples = true, or search for it with curious_client_search",
+        "set adversary.knows_examples = true (for a bundle that does not tell it, give recording.examples), or search "
+        "for it with curious_client_search",
     ),
     Fact.GROUPS: (
         "the true labels of each client",

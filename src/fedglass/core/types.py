@@ -188,6 +188,7 @@ class Knowledge:
             Fact.LR: training or self.lr is not None,
             Fact.SIZE: self.travel is not None,
             Fact.EQUAL_CLIENTS: len(set(sizes)) == 1,
+            Fact.CLIENT_SIZES: len(set(sizes)) == 1 or self.sizes is not None,
             Fact.LABELS: self.labels is not None,
             Fact.EYE: True,  # whoever chooses by eye has looked
             Fact.BATCH_LABELS: training and self.batch_labels is not None,
@@ -249,7 +250,10 @@ class Observation:
     def facts(self) -> frozenset[Fact]:
         """What is known beside the message, the adversary's own contribution included."""
         known = self.knows.facts | ({Fact.STATISTICS} if moved_statistics(self.buffers, self.buffers_after) else set())
-        if self.own is None or self.own.share == 0:
+        if self.own is None:
+            return known
+        known |= {Fact.OWN_EXAMPLES} if len(self.own.labels) else set()
+        if self.own.share == 0:
             return known
         return known | {Fact.OWN} | (set() if self.own.share is None else {Fact.OWN_SHARE})
 

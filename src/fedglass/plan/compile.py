@@ -6,25 +6,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedglass.attack.hypotheses import AnyAttack, refined_by
+from fedglass.attack.images.decoders import located_decoder
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Job
 from fedglass.audit.looks import Effort
+from fedglass.audit.recorded import Recorded
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import factory, make, takes
 from fedglass.diffusion.stored import located_model
-from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric, why_not
+from fedglass.plan.bundle_table import BundleTable
+from fedglass.plan.bundled import recorded_bundle
 from fedglass.plan.defences import defences_of
 from fedglass.plan.federation import simulated
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
+from fedglass.plan.recording_table import RecordingTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
+from fedglass.plan.sweep import points
 from fedglass.recipes.catalogue import recipe
 
 
@@ -41,12 +46,13 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
-    protection = defences_of(plan.defences)
+    defences_of(plan.defences)  # also where no federation has them
     sources: list[Source] = [
-        simulated(table, plan.adversary, plan.seed, folder, protection if table.defended else Protection())
+        simulated(point.table, plan.adversary, plan.seed, folder, defences_of(point.defences), point.swept)
         for table in plan.federation
+        for point in points(table, plan.defences)
     ]
-    sources += [recorded(table, plan.adversary, folder) for table in plan.recording]
+    sources += [source for table in plan.recording for source in recordings(table, plan.adversary, folder)]
     _check_batch_labels(plan.adversary, attacks)
     check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))
@@ -55,9 +61,16 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     return job
 
 
+def recordings(table: RecordingTable | BundleTable, adversary: AdversaryTable, folder: Path) -> list[Recorded]:
+    """What a recording's table names: one message, or those of a bundle."""
+    if isinstance(table, BundleTable):
+        return recorded_bundle(table, adversary, folder)
+    return [recorded(table, adversary, folder)]
+
+
 def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
     """The attack with its options and refinements, whose models lie in folders beside the plan."""
-    attack = _composed(table, adversary)
+    attack = _composed(table, adversary, folder)
     parts = tuple(_refinement(each, folder) for each in table.refine)
     return refined_by(attack, parts) if parts else attack
 
@@ -71,10 +84,12 @@ def _refinement(table: RefineTable, folder: Path) -> Refine:
     return part
 
 
-def _composed(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
+def _composed(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
     """The attack with its options; oracle labels where the adversary knows them and the recipe can use them."""
     makes, where = factory("attacks", table.name), f"attack {table.name!r}"
     options = checked_options(where, makes, table.options)
+    if isinstance(decoder := options.get("decoder"), str):
+        options["decoder"] = located_decoder(decoder, folder)
     takes_labels = takes(makes, "labels")
     if table.labels is not None:
         if not takes_labels:

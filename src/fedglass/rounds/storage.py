@@ -16,6 +16,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedglass import __version__
+from fedglass.bundle.truths import FACTS as TRUTH_FACTS
+from fedglass.bundle.truths import TENSORS as TRUTH
+from fedglass.bundle.truths import write_truths
 from fedglass.core.errors import DataError, FedglassError
 from fedglass.core.files import write_atomic
 from fedglass.core.params import Params, buffers_of, weights_of
@@ -23,7 +26,7 @@ from fedglass.rounds.manifest import FORMAT, Held, Manifest, RoundFacts, TermsFa
 from fedglass.rounds.transcript import Message, Round, Terms, Transcript
 from fedglass.rounds.truth import BatchLabels, Examples, Truths
 
-MANIFEST, TRUTH, TRUTH_FACTS = "manifest.json", "truth.safetensors", "truth.json"
+MANIFEST = "manifest.json"
 LONGEST = 64 * 2**20
 """Bytes of a manifest, and of what a file of tensors holds beside these."""
 SEPARATOR = "/"
@@ -61,23 +64,8 @@ def load_transcript(directory: Path, model: nn.Module) -> Transcript:
 def save_truths(truths: Truths, directory: Path) -> None:
     """Write the private side, for the eyes of its owner alone."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"{i}{SEPARATOR}{kind}": tensor.contiguous()
-        for i, own in enumerate(truths.examples.values())
-        for kind, tensor in (("images", own.images), ("labels", own.labels))
-    }
-    data = save(tensors)
-    labels = [{"round": r, "client": client, "batches": told} for (r, client), told in truths.batch_labels.items()]
-    taken = [{"round": r, "client": client, "rows": rows} for (r, client), rows in truths.taken.items()]
-    facts = {
-        "format": FORMAT,
-        "clients": list(truths.examples),
-        "sha256": _sha256(data),
-        "batch_labels": labels,
-        "taken": taken,
-    }
-    write_atomic(directory / TRUTH, data, private=True)
-    write_atomic(directory / TRUTH_FACTS, json.dumps(facts) + "\n", private=True)
+    examples = {name: (own.images, own.labels) for name, own in truths.examples.items()}
+    write_truths(directory, examples, truths.batch_labels, truths.taken, truths.order)
 
 
 def load_truths(directory: Path) -> Truths:
@@ -93,13 +81,19 @@ def load_truths(directory: Path) -> Truths:
         }
         batch_labels = {(int(entry["round"]), str(entry["client"])): _labels(entry["batches"]) for entry in told}
         rows = {(int(e["round"]), str(e["client"])): tuple(map(int, e["rows"])) for e in facts.get("taken", [])}
+        order = {(int(e["round"]), str(e["client"])): _labels(e["batches"]) for e in facts.get("order", [])}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is not a sidecar of truths ({_first(error)}): save the truths again.") from error
     for (_, client), taken in rows.items():
         count = len(examples[client].labels) if client in examples else 0
         if not taken or not all(0 <= row < count for row in taken):
             raise DataError(f"{path}: rows of {client!r} must lie in its {count} examples: save the truths again.")
-    return Truths(examples, batch_labels, rows)
+    for (turn, client), batches in order.items():
+        count = len(examples[client].labels) if client in examples else 0
+        may = set(rows.get((turn, client), range(count)))
+        if not batches or not all(batch and may.issuperset(batch) for batch in batches):
+            raise DataError(f"{path}: batches of {client!r} must be rows that it trained on: save the truths again.")
+    return Truths(examples, batch_labels, rows, order)
 
 
 def _labels(batches: list[list[int]]) -> BatchLabels:

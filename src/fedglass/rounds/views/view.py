@@ -99,22 +99,23 @@ class Look:
     behind: tuple[Participant, ...]
     """Whose examples are in the message, the adversary's own last."""
     update: Update
-    buffers_after: Params
-    """The running statistics that came with it."""
+    buffers_after: Params = field(default_factory=dict)
+    """The running statistics that came with it; empty where they were not seen."""
 
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
         past = self.transcript.rounds[self.round]
-        facts = self._facts(knows, truths, own)
+        facts = self.knowledge(knows, truths, own)
         return Observation(
             self.transcript.model, past.before, past.buffers, self.update, facts, own, self.buffers_after
         )
 
-    def _facts(self, knows: Knows, truths: Truths | None, own: Own | None) -> Knowledge:
+    def knowledge(self, knows: Knows, truths: Truths | None = None, own: Own | None = None) -> Knowledge:
+        """What the adversary knows beside the message."""
         terms, sizes = self.transcript.terms, tuple(p.examples for p in self.behind)
         training = _common([p.training for p in self.behind])
         long = knows.training or knows.steps
         rates = [p.lr if p.training is None else p.training.lr for p in self.behind]
-        told = knows.examples
+        told = knows.examples and all(p.counted for p in self.behind)
         # Who has not been told how many there are knows of its own, and that there are others.
         least = 1 + (0 if own is None else len(own.labels))
         return Knowledge(

@@ -1,0 +1,217 @@
+"""What a bundle tells beside its tensors: each fact by name, and under it what each source said of it.
+
+A fact that was declared and one that was read off the running code may contradict each other: both are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+from fedglass.core.errors import DataError, UsageError
+
+Source = Literal["read", "measured", "declared"]
+"""Read off the running code or the message, measured from tensors, or declared by somebody; the first counts most."""
+SOURCES: tuple[Source, ...] = ("read", "measured", "declared")
+FREE = "x-"
+"""What the names of facts begin with that mean nothing to fedglass and are carried along."""
+DEEPEST = 8
+LONGEST_VALUE = 200_000
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Words = Annotated[str, StringConstraints(max_length=2000)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Whole = Annotated[int, Field(ge=0, le=10**9)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Channels = Annotated[list[Finite], Field(min_length=1, max_length=16)]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold, not too deep and not too long."""
+    text = "" if _depth(value) > DEEPEST else json.dumps(value, allow_nan=False, ensure_ascii=False)
+    text.encode()  # half of a surrogate pair is no text
+    if not text or len(text) > LONGEST_VALUE:
+        raise ValueError(f"must be JSON of at most {DEEPEST} levels and {LONGEST_VALUE} characters")
+    return value
+
+
+def _depth(value: Any, level: int = 0) -> int:
+    if level > DEEPEST:
+        return level
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max((_depth(each, level + 1) for each in inner), default=level)
+
+
+Plain = Annotated[Any, AfterValidator(_plain)]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Part(_Value):
+    """A defence, a rule or anything else that has a name and options."""
+
+    name: Text
+    options: Annotated[dict[Text, Plain], Field(max_length=100)] = {}
+
+
+class WhiteningFact(_Value):
+    """How pixels in [0, 1] were normalised."""
+
+    mean: Channels
+    std: Channels
+
+
+def _ordered(ends: list[int]) -> list[int]:
+    if ends[0] > ends[1]:
+        raise ValueError("the lower end of a range comes first")
+    return ends
+
+
+Range = Annotated[list[Count], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
+
+FEDERATION: dict[str, Any] = {
+    "framework": Text,
+    "model": Text,
+    "shape": Annotated[list[Count], Field(min_length=3, max_length=3)],
+    "classes": Annotated[int, Field(ge=2, le=100_000)],
+    "class_names": Annotated[list[Words], Field(max_length=100_000)],
+    "whitening": WhiteningFact,
+    "rule": Part,
+    "defences": Annotated[list[Part], Field(max_length=20)],
+    "sees": Literal["each", "aggregate"],
+    "behaviours": Annotated[list[Words], Field(max_length=1000)],
+    "origin": Words,
+}
+"""Of the whole federation, with the type of their values."""
+
+ROUND: dict[str, Any] = {
+    "rule": Part,
+    "kept": Annotated[list[Text], Field(max_length=100_000)],
+}
+"""Of one round."""
+
+CLIENT: dict[str, Any] = {
+    "examples": Count | Range | Literal["unknown"],
+    "weight": Positive,
+    "config": Annotated[dict[Text, Plain], Field(max_length=1000)],
+    "optimiser": Text,
+    "lr": Positive,
+    "options": Annotated[dict[Text, Plain], Field(max_length=100)],
+    "epochs": Count,
+    "steps": Whole,
+    "batch_sizes": Annotated[list[Count], Field(min_length=1, max_length=100_000)],
+    "batch_size": Count,
+    "batch_norm": Literal["frozen", "batch", "none"],
+    "shuffle": bool,
+    "clip": Positive,
+    "label_smoothing": Share,
+    "loss": Text,
+    "defences": Annotated[list[Part], Field(max_length=20)],
+    "metrics": Annotated[dict[Text, Plain], Field(max_length=1000)],
+}
+"""Of one client in one round, or in all of them."""
+
+FactSheet = dict[str, dict[Source, Any]]
+
+
+class Facts:
+    """The facts of one subject, checked by the table of its kind."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._types = {name: TypeAdapter(kind, config=None) for name, kind in table.items()}
+        self._free: TypeAdapter[Any] = TypeAdapter(Plain)
+
+    def checked(self, sheet: FactSheet) -> FactSheet:
+        """The same sheet; a value of another type, or an unknown name, raises ValueError in a few words."""
+        for name, told in sheet.items():
+            for source, value in told.items():
+                if source not in SOURCES:
+                    raise ValueError(f"{name}: unknown source {source!r}, expected one of {', '.join(SOURCES)}")
+                self._check(name, value)
+        return sheet
+
+    def told(self, facts: Mapping[str, Any], source: Source) -> FactSheet:
+        """What somebody hands over, as a sheet."""
+        if source not in SOURCES:
+            raise UsageError(f"A fact's source must be one of {', '.join(SOURCES)}, got {source!r}.")
+        sheet: FactSheet = {name: {source: plain(value)} for name, value in facts.items() if value is not None}
+        try:
+            return self.checked(sheet)
+        except ValueError as error:
+            raise UsageError(f"The fact {error}.") from error
+
+    def _check(self, name: str, value: Any) -> None:
+        if name not in self._types and not name.startswith(FREE):
+            raise ValueError(
+                f"{name!r} is not known, expected one of {', '.join(self._types)}, or a name that begins with {FREE!r}"
+            )
+        try:
+            self._types.get(name, self._free).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise ValueError(f"{name}: {error.errors(include_url=False, include_input=False)[0]['msg']}") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+OF_FEDERATION, OF_ROUND, OF_CLIENT = Facts(FEDERATION), Facts(ROUND), Facts(CLIENT)
+
+
+def merged(sheet: FactSheet, more: FactSheet) -> FactSheet:
+    """Both; of what the same source says again, the later one."""
+    names = {**sheet, **more}
+    return {name: {**sheet.get(name, {}), **more.get(name, {})} for name in names}
+
+
+def united(sheet: FactSheet, more: FactSheet) -> FactSheet:
+    """Both, of two recorders: what the same kind of source tells must be the same."""
+    for name, told in more.items():
+        for source, value in told.items():
+            if sheet.get(name, {}).get(source, value) != value:
+                raise DataError(
+                    f"Two recorders tell {name!r} differently ({source}): {str(sheet[name][source])[:80]} and "
+                    f"{str(value)[:80]}; correct one of them, or join without one."
+                )
+    return merged(sheet, more)
+
+
+def best(sheet: FactSheet, name: str, default: Any = None) -> Any:
+    """What the most trusted source says."""
+    told = sheet.get(name, {})
+    return next((told[source] for source in SOURCES if source in told), default)
+
+
+def disputed(sheet: FactSheet) -> Iterator[tuple[str, dict[Source, Any]]]:
+    """Facts that two sources tell differently."""
+    for name, told in sheet.items():
+        values = list(told.values())
+        if any(value != values[0] for value in values[1:]):
+            yield name, told
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: what it can not hold, such as bytes or NaN, is said in words."""
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump())
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return f"({len(value)} bytes)"
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()  # of NumPy or torch
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)[:2000]

@@ -1,0 +1,169 @@
+"""What the messages of a bundle tell by themselves, beside what is said of them: nothing here needs the data.
+
+Each check is one-sided: what passes may still have been otherwise, and what fails was not as declared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.bundle.defended import SLACK, State, defended, unbounded, without_running
+from fedglass.bundle.facts import SOURCES, FactSheet, best, disputed, merged
+from fedglass.bundle.manifest import sheet
+from fedglass.bundle.names import COUNTER
+from fedglass.bundle.reader import Bundle, files_of
+
+MEANS = ("mean", "fedavg", "weighted_mean")
+"""Rules that are checked by playing them again."""
+GRAINS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
+"""The rounding of each type, as a share."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it was said."""
+
+    round: int
+    client: str
+    """Whose message it is about; empty where it is about the round."""
+    words: str
+    aside: bool = False
+    """Whether it is about running statistics alone, which no attack on the weights depends on."""
+
+
+def change(bundle: Bundle, client: str, index: int) -> dict[str, Tensor] | None:
+    """What a client's message adds to what it was sent, in double precision; None where either was not seen."""
+    past, message = bundle.rounds[index], bundle.message(client, index)
+    if message is None or message.received is None:
+        return None
+    got = {name: tensor.double() for name, tensor in bundle.arrays(message.received).items()}
+    if message.received.form == "update":
+        return got
+    start = message.sent or past.sent
+    if start is None:
+        return None
+    before = bundle.arrays(start)
+    return {name: tensor - before[name].double() for name, tensor in got.items() if name in before}
+
+
+def measured(moved: State) -> FactSheet:
+    """The facts that a message tells by itself: BatchNorm's counters count the batches that were seen in train mode."""
+    counts = {round(float(t), 6) for name, t in moved.items() if name.endswith(COUNTER) and t.dim() == 0}
+    if not counts:
+        return {}
+    told: FactSheet = {"batch_norm": {"measured": "batch" if any(counts) else "frozen"}}
+    count = max(counts)
+    if count > 0 and count == int(count):
+        told["steps"] = {"measured": int(count)}
+    return told
+
+
+def facts_with_measured(bundle: Bundle, client: str, index: int, moved: State | None) -> FactSheet:
+    """What is told of a client in a round, and what its message tells beside."""
+    told = bundle.facts_of(client, index)
+    return told if moved is None else merged(told, measured(moved))
+
+
+def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = None) -> list[Finding]:
+    """What of a round is not as it was said; `names` are those of the model, where the arrays have others."""
+    found = [Finding(index, "", words) for words in _of_round(bundle, index)]
+    for message in bundle.rounds[index].messages:
+        moved = change(bundle, message.client, index)
+        if moved is not None and names is not None:
+            moved = {names.get(name, name): tensor for name, tensor in moved.items()}
+        told = facts_with_measured(bundle, message.client, index, moved)
+        found += [Finding(index, message.client, words) for words in _disputes(told)]
+        if moved is not None:
+            defences = best(told, "defences", best(bundle.facts, "defences", []))
+            found += [Finding(index, message.client, words) for words in defended(without_running(moved), defences)]
+            found += [Finding(index, message.client, words, aside=True) for words in unbounded(moved, defences)]
+            found += [Finding(index, message.client, words) for words in _backwards(moved)]
+    return found
+
+
+def _disputes(told: FactSheet) -> Iterator[str]:
+    for name, values in disputed(told):
+        if name == "config":
+            continue
+        said = ", ".join(f"{json.dumps(values[source])[:80]} ({source})" for source in SOURCES if source in values)
+        yield f"{name} is told differently: {said}"
+    sizes, steps = best(told, "batch_sizes"), best(told, "steps")
+    if sizes is not None and steps is not None and len(sizes) != steps:
+        yield f"{len(sizes)} batch sizes are told, and {steps} local step(s)"
+
+
+def _backwards(moved: State) -> Iterator[str]:
+    back = [name for name, t in moved.items() if name.endswith(COUNTER) and t.dim() == 0 and float(t) < 0]
+    if back:
+        yield f"{back[0]} counts backwards: before and after were swapped"
+
+
+def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
+    """The aggregate beside the mean of what was received, where that is said to have made it."""
+    past = bundle.rounds[index]
+    if past.sent is not None and past.aggregated is not None and _stands(bundle, index):
+        yield "the aggregate is the model that was sent, although clients sent others: one of them is of another round"
+    rule = best(sheet(past.facts), "rule", best(bundle.facts, "rule"))
+    if past.sent is None or past.aggregated is None or rule is None or rule["name"].lower() not in MEANS:
+        return
+    if rule.get("options") or best(bundle.facts, "defences"):
+        return
+    kept = best(sheet(past.facts), "kept", [m.client for m in past.messages if m.absent is None])
+    moves = {client: change(bundle, client, index) for client in kept}
+    known = {client: moved for client, moved in moves.items() if moved is not None}
+    if not known or len(known) < len(kept):
+        return
+    before, after = bundle.arrays(past.sent), bundle.arrays(past.aggregated)
+    step = {
+        name: tensor.double() - (0 if past.aggregated.form == "update" else before[name].double())
+        for name, tensor in after.items()
+        if name in before and tensor.is_floating_point()  # whole numbers have no mean
+    }
+    coarse = max(GRAINS.get(array.dtype, 0.0) for held in files_of(past) for array in held.arrays)
+    rounding = {name: 4 * coarse * float(before[name].double().norm()) for name in step}
+    if not _is_mean(step, known, _weights(bundle, index, list(known)), rounding):
+        yield (
+            f"the aggregate is not the mean of the {len(known)} message(s) that were recorded: before and after were "
+            "swapped, a client is missing, its number of examples is wrong, or another rule made it"
+        )
+
+
+def _stands(bundle: Bundle, index: int) -> bool:
+    """Whether a round changed nothing although a client did: a mean does not tell what it started from."""
+    past = bundle.rounds[index]
+    assert past.sent is not None, "asked of rounds that have both"
+    assert past.aggregated is not None, "asked of rounds that have both"
+    before, after = bundle.arrays(past.sent), bundle.arrays(past.aggregated)
+    if past.aggregated.form == "update":
+        before = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+    if not all(
+        name in before and torch.equal(tensor.double(), before[name].double()) for name, tensor in after.items()
+    ):
+        return False
+    moves = (change(bundle, message.client, index) for message in past.messages)
+    return any(bool(tensor.any()) for moved in moves if moved is not None for tensor in moved.values())
+
+
+def _weights(bundle: Bundle, index: int, clients: list[str]) -> list[float]:
+    """By what they weigh or by their examples, as far as these are known; else each the same."""
+    sheets = [bundle.facts_of(client, index) for client in clients]
+    told = [best(each, "weight", best(each, "examples")) for each in sheets]
+    known = all(isinstance(number, int | float) for number in told)
+    return [float(number) for number in told] if known else [1.0] * len(clients)
+
+
+def _is_mean(step: State, moves: Mapping[str, State], weights: list[float], rounding: Mapping[str, float]) -> bool:
+    for name, tensor in step.items():
+        known = [moved[name] for moved in moves.values() if name in moved]
+        if len(known) < len(moves):
+            continue
+        mean = sum(moved * (weight / sum(weights)) for moved, weight in zip(known, weights, strict=True))
+        size = max(float(moved.norm()) for moved in known)
+        if not float((tensor - mean).norm()) <= SLACK * size + rounding[name]:
+            return False
+    return True

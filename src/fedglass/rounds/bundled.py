@@ -1,0 +1,142 @@
+"""From a bundle to a transcript: what was recorded, under the names and in the types of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedglass.bundle.facts import best
+from fedglass.bundle.manifest import Held, MessageFacts, RoundFacts, sheet
+from fedglass.bundle.measured import MEANS
+from fedglass.bundle.names import COUNTER, Names, names_of
+from fedglass.bundle.reader import Bundle
+from fedglass.core.errors import DataError, UpdateError
+from fedglass.core.params import Params, add, buffers_of, subtract, weights_of
+from fedglass.fl.aggregate.mean import WeightedMean
+from fedglass.rounds.people import participant_of
+from fedglass.rounds.transcript import Message, Participant, Round
+
+SOMEBODY = "all clients"
+"""Who is behind an aggregate of which nobody has said whose it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A bundle beside the model that it was recorded from."""
+
+    bundle: Bundle
+    model: nn.Module
+    counts: Mapping[str, int]
+    """How many examples each client has, where their owners tell."""
+
+    def round(self, index: int, clients: Collection[str] | None = None) -> Round:
+        """One round; of the messages, those of these clients."""
+        past = self.bundle.rounds[index]
+        if past.sent is None:
+            raise DataError(
+                f"{self.bundle.folder}: round {index} was recorded without the model that was sent: choose another."
+            )
+        before, buffers = self._state(past.sent)
+        self._check_buffers(buffers, past.sent)
+        present = [message for message in past.messages if message.absent is None]
+        messages = [
+            self._message(past, message, before, buffers)
+            for message in present
+            if message.received is not None and (clients is None or message.client in clients)
+        ]
+        step, buffers_after, kept = self._aggregate(past, before, buffers)
+        people = tuple(self._participant(message, index) for message in present)
+        return Round(
+            before,
+            buffers,
+            people or (Participant(SOMEBODY, 1, counted=False),),
+            tuple(messages),
+            step,
+            buffers_after,
+            kept if people else (SOMEBODY,),
+        )
+
+    def _participant(self, message: MessageFacts, index: int) -> Participant:
+        names = None if message.received is None else self._names(message.received)
+        return participant_of(self.bundle, message.client, index, self.counts, names)
+
+    def _names(self, held: Held) -> Names:
+        sent = [(array.name, tuple(array.shape)) for array in held.arrays]
+        return names_of(sent, self.model, str(self.bundle.folder / held.file))
+
+    def _state(self, held: Held) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers in the model's own types."""
+        found = self._names(held).applied(self.bundle.arrays(held))
+        where, weights, buffers = self.bundle.folder / held.file, weights_of(self.model), buffers_of(self.model)
+        for name, tensor in found.items():
+            if name.endswith(COUNTER):
+                continue
+            if name in weights and not tensor.is_floating_point():
+                raise UpdateError(f"{where}: {name!r} must hold floats, got {tensor.dtype}: record the weights.")
+            if not bool(torch.isfinite(tensor.double()).all()):
+                raise UpdateError(
+                    f"{where}: {name!r} holds NaN or infinity: the training diverged; choose another round or client."
+                )
+        return (
+            {name: found[name].to(like.dtype) for name, like in weights.items()},
+            {name: found[name].to(like.dtype) for name, like in buffers.items() if name in found},
+        )
+
+    def _check_buffers(self, buffers: Params, held: Held) -> None:
+        needed = [
+            n for n, b in buffers_of(self.model).items() if b.is_floating_point() and n in self.model.state_dict()
+        ]
+        lacking = [name for name in needed if name not in buffers]
+        if lacking:
+            raise UpdateError(
+                f"{self.bundle.folder / held.file} lacks running statistics of the model such as {lacking[0]!r}: "
+                "record the model's whole state_dict."
+            )
+
+    def _message(self, past: RoundFacts, message: MessageFacts, before: Params, buffers: Params) -> Message:
+        assert message.received is not None, "messages that were not seen are left out"
+        if message.sent is not None:
+            raise UpdateError(
+                f"{self.bundle.folder}: {message.client!r} was sent a model of its own in round {past.index}, which is "
+                "not audited yet: choose another client or round."
+            )
+        got, statistics = self._state(message.received)
+        if message.received.form == "update":
+            return Message(message.client, got, _moved(buffers, statistics))
+        return Message(message.client, subtract(got, before), statistics)
+
+    def _aggregate(
+        self, past: RoundFacts, before: Params, buffers: Params
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
+        """What the rule made, or the next round's start; nobody is behind it where neither was recorded."""
+        following = self.bundle.rounds.get(past.index + 1)
+        held = past.aggregated or (None if following is None else following.sent)
+        present = tuple(message.client for message in past.messages if message.absent is None)
+        if held is None:
+            return {name: torch.zeros_like(tensor) for name, tensor in before.items()}, {}, ()
+        after, statistics = self._state(held)
+        kept = best(sheet(past.facts), "kept")
+        who = present if kept is None else tuple(name for name in present if name in kept)
+        if held.form == "update":
+            return after, _moved(buffers, statistics), who
+        return subtract(after, before), statistics, who
+
+
+def _moved(buffers: Params, by: Params) -> dict[str, Tensor]:
+    """Buffers inside a difference are a difference too."""
+    known = [name for name in by if name in buffers]
+    return add({name: buffers[name] for name in known}, {name: by[name] for name in known})
+
+
+def rule_in_words(bundle: Bundle, index: int) -> str:
+    """The aggregation rule as a transcript prints it."""
+    rule = best(sheet(bundle.rounds[index].facts), "rule", best(bundle.facts, "rule"))
+    if rule is None:
+        return "not recorded"
+    options = rule.get("options") or {}
+    if rule["name"].lower() in MEANS and not options:
+        return repr(WeightedMean())
+    return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
