@@ -35,6 +35,8 @@ class Task:
     job: bytes
     path: Sequence[str]
     """Where modules are found, after the worker's own places."""
+    folder: str
+    """The current one, for files that are named from there, where the worker has it."""
     environment: Mapping[str, str]
     versions: Mapping[str, str]
 
@@ -52,6 +54,8 @@ def perform(task: Task) -> Answer:
     if task.versions != _versions():
         return Answer(refusal=f"a worker has {_in_words(_versions())}, this process {_in_words(task.versions)}")
     sys.path += [place for place in task.path if place not in sys.path]
+    with contextlib.suppress(OSError):
+        os.chdir(task.folder)
     for name in [name for name in os.environ if name.startswith(OURS)]:
         del os.environ[name]
     os.environ.update(task.environment)
@@ -131,7 +135,8 @@ def _result(cluster: Cluster, handle: Any, sending: _Sending[Job]) -> Any:
 
 def _task(work: Callable[[Job, Progress], Any], job: Job) -> Task:
     told = {name: value for name, value in os.environ.items() if name.startswith(OURS)}
-    return Task(packed((work, job)), [place or os.getcwd() for place in sys.path], told, _versions())
+    folder = os.getcwd()
+    return Task(packed((work, job)), [place or folder for place in sys.path], folder, told, _versions())
 
 
 def _versions() -> dict[str, str]:
