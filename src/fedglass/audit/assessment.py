@@ -125,7 +125,7 @@ def _unknown(target: Target, found: Replay) -> str:
 
 def contradictions_in(target: Target) -> tuple[str, ...]:
     """What of a recorded message can not be as declared, whatever the data are."""
-    return () if target.statement is None else contradictions(target.statement)
+    return target.doubts + (() if target.statement is None else contradictions(target.statement))
 
 
 def _looked_closer(asked: Question, findings: Findings) -> Findings:

@@ -48,7 +48,8 @@ class Heard:
             if training is None:
                 return None
             shield = protections.get(person.name, Protection())
-            parts.append(Part(own.images, own.labels, training, shield, person.weight))
+            order = truths.batches(person.name, self.index)
+            parts.append(Part(own.images, own.labels, training, shield, person.weight, order))
         o, whitening = self.seen.observation, self.transcript.terms.whitening
         return Declared(o.model, o.before, o.buffers, o.update, whitening, tuple(parts), self.index)
 

@@ -31,6 +31,8 @@ class Recorded:
     """What the adversary has of such data."""
     defences: Mapping[str, Protection] = field(default_factory=dict)
     """What protects each client, to be played again; nothing of those of whom it is not known."""
+    doubts: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
+    """By round and client, what was recorded and is not as it was said; of the round itself under no name."""
 
     def __post_init__(self) -> None:
         if not self.views:
@@ -80,6 +82,7 @@ class Recorded:
             public=self.public,
             declared=declared,
             statement=heard.statement(),
+            doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),
             unplayable=heard.unplayable(self.defences),
             bare=heard.bare(declared) if declared is not None and found.defended else None,
         )
@@ -93,8 +96,17 @@ class Recorded:
         facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
         facts += [] if self.public is None else [self.public.words]
         sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
-        return [
+        told = [
             Section(f"Recording{named}", lines),
             Section("What the adversary sees", sees),
             Section("What it knows beside", facts),
+        ]
+        return [*told, Section("What is not as it was said", self.doubted())] if self.doubts else told
+
+    def doubted(self) -> list[str]:
+        """What is not as it was said, in words."""
+        return [
+            f"{f'Client {name}' if name else 'All'}, round {index + 1}: {said}."
+            for (index, name), words in self.doubts.items()
+            for said in words
         ]

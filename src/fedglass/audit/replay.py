@@ -8,7 +8,7 @@ where the defence is declared with its options it is played too, and its noise m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ from fedglass.audit.noise import Fit, noise_fit
 from fedglass.core.params import Params
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
-from fedglass.fl.local import schedule, train
+from fedglass.fl.local import Batch, schedule, train
 from fedglass.fl.protection import Protection
 from fedglass.fl.release import Outgoing
 from fedglass.models.network import Network
@@ -55,6 +55,8 @@ class Part:
     protection: Protection = PLAIN
     weight: int | None = None
     """In the mean with others, where that is not the number of examples."""
+    order: tuple[tuple[int, ...], ...] | None = None
+    """Which examples each local step took, where that was recorded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +171,8 @@ def _norm(tensor: Tensor) -> float:
 
 def _has_no_order(declared: Declared) -> bool:
     def alone(part: Part) -> bool:
-        return len(part.training.batches(len(part.labels))) == 1 or not part.training.shuffle
+        fixed = part.order is not None or not part.training.shuffle
+        return fixed or len(part.training.batches(len(part.labels))) == 1
 
     return not declared.protected and all(map(alone, declared.parts))
 
@@ -181,7 +184,7 @@ def _message(declared: Declared, order: int, draw: int | None = None) -> list[Te
     for i, part in enumerate(declared.parts):
         network = Network(declared.model, declared.buffers, part.training.batch_norm)
         start = [declared.before[name] for name in network.names]
-        batches = schedule(part.training, len(part.labels), stream(order, "replay", i))
+        batches = _batches(part, stream(order, "replay", i))
         inputs = declared.whitening.whiten(part.images)
         noise, leaving = (stream(order if draw is None else draw, use, i) for use in ("noise", "release"))
         after = train(network, start, inputs, part.labels, batches, part.training, part.protection.gradient, noise)
@@ -190,6 +193,14 @@ def _message(declared: Declared, order: int, draw: int | None = None) -> list[Te
         share = weights[i] / sum(weights)
         total = [t + sent[name].double() * share for t, name in zip(total, network.names, strict=True)]
     return total
+
+
+def _batches(part: Part, generator: torch.Generator) -> Iterable[Batch]:
+    """The recorded ones, or a draw of those that the declared training makes."""
+    if part.order is None:
+        return schedule(part.training, len(part.labels), generator)
+    each = len(part.training.batches(len(part.labels)))
+    return [Batch(i // each, torch.tensor(rows), i % each) for i, rows in enumerate(part.order)]
 
 
 def _others(declared: Declared) -> Iterator[tuple[str, Declared]]:

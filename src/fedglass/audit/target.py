@@ -52,6 +52,8 @@ class Target:
     """The same without the data, to be checked for contradictions."""
     unplayable: str = ""
     """What of a recorded message can not be played again, in words."""
+    doubts: tuple[str, ...] = ()
+    """What was recorded of the message and is not as it was said, found by looking at the message alone."""
     behind: tuple[str, ...] = ()
     """The anonymity set: the clients whose examples are in the message, the adversary's own left out."""
     participants: tuple[str, ...] = ()

@@ -34,7 +34,9 @@ Channels = Annotated[list[Finite], Field(min_length=1, max_length=16)]
 
 def _plain(value: Any) -> Any:
     """What JSON can hold, not too deep and not too long."""
-    if _depth(value) > DEEPEST or len(json.dumps(value, allow_nan=False)) > LONGEST_VALUE:
+    text = "" if _depth(value) > DEEPEST else json.dumps(value, allow_nan=False, ensure_ascii=False)
+    text.encode()  # half of a surrogate pair is no text
+    if not text or len(text) > LONGEST_VALUE:
         raise ValueError(f"must be JSON of at most {DEEPEST} levels and {LONGEST_VALUE} characters")
     return value
 

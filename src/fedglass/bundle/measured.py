@@ -9,17 +9,20 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedglass.bundle.facts import FactSheet, best, disputed, merged
+from fedglass.bundle.facts import SOURCES, FactSheet, best, disputed, merged
 from fedglass.bundle.manifest import sheet
 from fedglass.bundle.names import COUNTER
 from fedglass.bundle.reader import Bundle, files_of
 
 MEANS = ("mean", "fedavg", "weighted_mean")
 """Rules that are checked by playing them again."""
+CLIPPING, NOISE = "clipping_norm", "noise_std"
+"""What options of other frameworks' defences are called that mean the same as clip.norm and gaussian_noise.std."""
 RUNNING = ("running_mean", "running_var", COUNTER)
 SLACK = 1e-3
 """The share by which a mean or a norm may differ: rounding, and the quantisation of secure aggregation."""
@@ -39,6 +42,8 @@ class Finding:
     client: str
     """Whose message it is about; empty where it is about the round."""
     words: str
+    aside: bool = False
+    """Whether it is about running statistics alone, which no attack on the weights depends on."""
 
 
 def change(bundle: Bundle, client: str, index: int) -> dict[str, Tensor] | None:
@@ -85,7 +90,8 @@ def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = No
         found += [Finding(index, message.client, words) for words in _disputes(told)]
         if moved is not None:
             defences = best(told, "defences", best(bundle.facts, "defences", []))
-            found += [Finding(index, message.client, words) for words in _defended(moved, defences)]
+            found += [Finding(index, message.client, words) for words in _defended(_without_running(moved), defences)]
+            found += [Finding(index, message.client, words, aside=True) for words in _unbounded(moved, defences)]
             found += [Finding(index, message.client, words) for words in _backwards(moved)]
     return found
 
@@ -94,7 +100,7 @@ def _disputes(told: FactSheet) -> Iterator[str]:
     for name, values in disputed(told):
         if name == "config":
             continue
-        said = ", ".join(f"{json.dumps(value)[:80]} ({source})" for source, value in values.items())
+        said = ", ".join(f"{json.dumps(values[source])[:80]} ({source})" for source in SOURCES if source in values)
         yield f"{name} is told differently: {said}"
     sizes, steps = best(told, "batch_sizes"), best(told, "steps")
     if sizes is not None and steps is not None and len(sizes) != steps:
@@ -110,6 +116,8 @@ def _backwards(moved: State) -> Iterator[str]:
 def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
     """The aggregate beside the mean of what was received, where that is said to have made it."""
     past = bundle.rounds[index]
+    if past.sent is not None and past.aggregated is not None and _stands(bundle, index):
+        yield "the aggregate is the model that was sent, although clients sent others: one of them is of another round"
     rule = best(sheet(past.facts), "rule", best(bundle.facts, "rule"))
     if past.sent is None or past.aggregated is None or rule is None or rule["name"].lower() not in MEANS:
         return
@@ -135,6 +143,22 @@ def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
         )
 
 
+def _stands(bundle: Bundle, index: int) -> bool:
+    """Whether a round changed nothing although a client did: a mean does not tell what it started from."""
+    past = bundle.rounds[index]
+    assert past.sent is not None, "asked of rounds that have both"
+    assert past.aggregated is not None, "asked of rounds that have both"
+    before, after = bundle.arrays(past.sent), bundle.arrays(past.aggregated)
+    if past.aggregated.form == "update":
+        before = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+    if not all(
+        name in before and torch.equal(tensor.double(), before[name].double()) for name, tensor in after.items()
+    ):
+        return False
+    moves = (change(bundle, message.client, index) for message in past.messages)
+    return any(bool(tensor.any()) for moved in moves if moved is not None for tensor in moved.values())
+
+
 def _weights(bundle: Bundle, index: int, clients: list[str]) -> list[float]:
     """By what they weigh or by their examples, as far as these are known; else each the same."""
     sheets = [bundle.facts_of(client, index) for client in clients]
@@ -155,47 +179,60 @@ def _is_mean(step: State, moves: Mapping[str, State], weights: list[float], roun
     return True
 
 
-def _defended(moved: State, defences: list[dict[str, object]]) -> Iterator[str]:
+def _without_running(moved: State) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in moved.items() if name.rpartition(".")[2] not in RUNNING}
+
+
+def _options(defences: list[dict[str, Any]]) -> tuple[float | None, float]:
+    """The norm that updates are clipped to, and the standard deviation of noise, as far as they are declared."""
+    told = {f"{p['name']}.{name}": value for p in defences for name, value in (p.get("options") or {}).items()}
+    numbers = {name: float(value) for name, value in told.items() if isinstance(value, int | float) and value > 0}
+    clip = next((value for name, value in numbers.items() if name == "clip.norm" or _last(name) == CLIPPING), None)
+    std = next((value for name, value in numbers.items() if name == "gaussian_noise.std" or _last(name) == NOISE), 0.0)
+    return clip, std
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _defended(moved: State, defences: list[dict[str, Any]]) -> Iterator[str]:
     """The declared bound and noise beside the message's own."""
-    options: dict[str, object] = {}
-    for part in defences:
-        told = part.get("options", {})
-        assert isinstance(told, dict), "the bundle's schema demands it"
-        options |= {f"{part['name']}.{name}": value for name, value in told.items()}
-    clip = _number(options, ("clip.norm",), ("clipping_norm",))
-    std = _number(options, ("gaussian_noise.std",), ("noise_std",))
-    if clip is not None:
-        yield from _bounded(moved, clip, std or 0.0)
+    clip, std = _options(defences)
+    if clip is not None and moved:
+        yield from _bounded(moved, clip, std)
     if std:
         yield from _noisy(moved, std)
 
 
-def _number(options: Mapping[str, object], exact: tuple[str, ...], last: tuple[str, ...]) -> float | None:
-    for name, value in options.items():
-        if (name in exact or name.rpartition(".")[2] in last) and isinstance(value, int | float) and value > 0:
-            return float(value)
-    return None
+def _unbounded(moved: State, defences: list[dict[str, Any]]) -> Iterator[str]:
+    """Running statistics that leave beside a clipped update, and are not clipped themselves."""
+    clip, std = _options(defences)
+    running = {name: tensor for name, tensor in moved.items() if _last(name) in RUNNING}
+    loud = [
+        name for name, tensor in running.items() if clip is not None and float(tensor.norm()) > _most(tensor, clip, std)
+    ]
+    if loud:
+        yield f"running statistics leave outside the clipping to {clip:g} ({_some(loud)})"
+
+
+def _most(like: Tensor, clip: float, std: float) -> float:
+    entries = like.numel()
+    noise = std * math.sqrt(entries) * (1 + WIDTHS / math.sqrt(2 * entries)) if std else 0.0
+    return (clip + noise) * (1 + SLACK)
 
 
 def _bounded(moved: State, clip: float, std: float) -> Iterator[str]:
     """|u| <= C, and what is outside of it by name: a clipping that works on arrays may pass over scalars."""
-    entries = sum(t.numel() for t in moved.values())
-    noise = std * math.sqrt(entries) * (1 + WIDTHS / math.sqrt(2 * entries)) if std else 0.0
-    most = (clip + noise) * (1 + SLACK)
+    most = _most(torch.cat([tensor.reshape(-1) for tensor in moved.values()]), clip, std)
     if _norm(moved) <= most:
         return
-    scalars = {name: t for name, t in moved.items() if t.dim() == 0}
-    running = {name: t for name, t in moved.items() if name.rpartition(".")[2] in RUNNING}
-    for outside, what in ((scalars, "0-d tensors"), ({**scalars, **running}, "0-d tensors and running statistics")):
-        rest = {name: t for name, t in moved.items() if name not in outside}
-        if outside and rest and _norm(rest) <= most:
-            loud = [name for name, t in outside.items() if _norm({name: t}) > most] or list(outside)
-            yield (
-                f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: {what} escaped the "
-                f"clipping ({_some(loud)})"
-            )
-            return
-    yield f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: it was not clipped so"
+    scalars = [name for name, tensor in moved.items() if tensor.dim() == 0]
+    rest = {name: tensor for name, tensor in moved.items() if tensor.dim() > 0}
+    why = "it was not clipped so"
+    if scalars and rest and _norm(rest) <= most:
+        why = f"0-d tensors escaped the clipping ({_some(scalars)})"
+    yield f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: {why}"
 
 
 def _noisy(moved: State, std: float) -> Iterator[str]:

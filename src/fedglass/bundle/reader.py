@@ -118,6 +118,13 @@ def _manifest(path: Path) -> Manifest:
         raise DataError(
             f"{path} has format {version}, expected at most {FORMAT}: a newer fedglass recorded it; install that one."
         )
+    if version == 1:
+        raise DataError(
+            f"{path} is that of a transcript which was saved whole (format 1), not of a recording: load it with "
+            "Transcript.load, and audit it in Python."
+        )
+    if type(version) is not int:  # 2.0 is equal to 2, and no version
+        _refuse(path, f"has the format {str(version)[:50]!r}, expected {FORMAT}")
     manifest = _valid(path, Manifest, found)
     if not is_signed(data, manifest.sha256):
         _refuse(path, "was changed after it was recorded (other SHA-256)")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedglass.cli.code import announce, code_option, importable
+from fedglass.cli.code import announce, announce_model, code_option, importable, model_option
 from fedglass.cli.output import Output, answering
 from fedglass.core.errors import UsageError
 
@@ -28,6 +28,10 @@ DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
     show_default=True,
     help="Continue an audit that was stopped, or refuse a directory that holds records.",
 )
+@model_option
+@click.option(
+    "--truth", type=click.Path(path_type=Path), help="What the clients of a bundle kept.  [default: PLAN-truth]"
+)
 @code_option
 @answering
 @click.pass_context
@@ -38,10 +42,14 @@ def audit(
     workers: int | None,
     device: str,
     resume: bool,
+    model: str | None,
+    truth: Path | None,
     folders: tuple[Path, ...],
     output: Output,
 ) -> None:
     """Play the attacks of PLAN and judge what they recovered.
+
+    PLAN may be the folder of a recorded federation (docs/bundles.md): the attacks are then those that its facts allow.
 
     The directory holds records.jsonl (one line per case), summary.json, the reconstructions and report.html.
     If the audit is stopped, even by a power cut, the same command continues where it was.
@@ -54,23 +62,46 @@ def audit(
       fedglass audit plan.toml -o out
       fedglass audit plan.toml -o out --workers 4 --device cpu
       fedglass audit plan.toml -o out --code . --json
+      fedglass audit recorded/ -o out
 
     \b
     Exit codes: 0 gate passed, 1 gate failed, 2 bad usage or plan, 3 could not complete or could not tell.
     """
-    directory = place or Path("audits") / plan.stem
+    directory = place or Path("audits") / (plan.resolve().name if plan.is_dir() else plan.stem)
     if not resume:
         refuse_records(directory)
     # Before the workers are started, which are to find the same modules.
     ctx.with_resource(importable(folders))
     warm_up(workers, device)
     from fedglass.plan.compile import compile_plan
-    from fedglass.plan.schema import read_plan
+    from fedglass.plan.schema import parse_plan, read_plan
 
-    parsed, text = read_plan(plan)
+    if plan.is_dir():
+        text = _plan_of(plan, model, truth, output)
+        parsed, folder = parse_plan(text), Path()
+    elif model is not None or truth is not None:
+        raise UsageError("--model and --truth belong to a recorded federation: write them into the plan as keys.")
+    else:
+        (parsed, text), folder = read_plan(plan), plan.resolve().parent
     announce(parsed, output)
-    result = perform(compile_plan(parsed, plan.resolve().parent, text), directory, workers, device, output)
+    result = perform(compile_plan(parsed, folder, text), directory, workers, device, output)
     ctx.exit(result.verdict.exit_code)
+
+
+def _plan_of(bundle: Path, model: str | None, truth: Path | None, output: Output) -> str:
+    """The plan of a bundle; what it leaves out is said."""
+    from fedglass.plan.from_bundle import draft
+
+    announce_model(model, output)
+    made = draft(bundle, model=model, truth=truth)
+    if made.chosen is None:
+        raise UsageError(made.problem)
+    output.note(f"Attacks that the facts of {bundle} allow: {', '.join(made.chosen.attacks)}.")
+    for name, reason in made.chosen.left.items():
+        output.note(f"Left out: {name}: {reason}")
+    for words in made.doubts:
+        output.note(f"Not as it was said: {words}")
+    return made.text
 
 
 def perform(job: Job, directory: Path, workers: int | None, device: str, output: Output) -> Result:

@@ -25,6 +25,11 @@ code_option = click.option(
     help="A folder whose modules the plan may name, beside those of installed packages; may be repeated.",
 )
 
+model_option = click.option(
+    "--model",
+    help="The model that a bundle was recorded from; one that is code of others runs only if it is named here.",
+)
+
 
 @contextmanager
 def importable(folders: Sequence[Path]) -> Iterator[None]:
@@ -48,3 +53,11 @@ def announce(plan: Plan, output: Output) -> None:
     found = ", ".join(map(str, code_of(plan)))
     if found:
         output.note(f"This plan runs code of its own: {found}. If it is not yours, read that code first.")
+
+
+def announce_model(model: str | None, output: Output) -> None:
+    """Say that a model is code of others, before it runs."""
+    from fedglass.plan.code import code_named
+
+    for code in () if model is None else code_named("models", model):
+        output.note(f"This runs code of others: {code}. If it is not yours, read that code first.")

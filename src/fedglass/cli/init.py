@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fedglass.cli.code import announce_model, code_option, importable, model_option
 from fedglass.cli.output import Output, answering
 from fedglass.core.errors import UsageError
 
@@ -13,22 +14,56 @@ from fedglass.core.errors import UsageError
 @click.command(short_help="Write a commented plan to start from.")
 @click.argument("path", type=click.Path(path_type=Path), default="plan.toml")
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@click.option("--from", "bundle", type=click.Path(path_type=Path), help="A recorded federation that the plan audits.")
+@model_option
+@code_option
 @answering
-def init(path: Path, force: bool, output: Output) -> None:
+@click.pass_context
+def init(
+    ctx: click.Context,
+    path: Path,
+    force: bool,
+    bundle: Path | None,
+    model: str | None,
+    folders: tuple[Path, ...],
+    output: Output,
+) -> None:
     """Write a commented plan to PATH (plan.toml by default), ready to be audited as it is.
 
-    \b
-    Example:
-      fedglass init plan.toml && fedglass check plan.toml && fedglass audit plan.toml -o out
-    """
-    from fedglass.cli.template import PLAN
+    With --from the plan is that of a recorded federation: the attacks that its facts allow, and what is missing.
 
+    \b
+    Examples:
+      fedglass init plan.toml && fedglass check plan.toml && fedglass audit plan.toml -o out
+      fedglass init plan.toml --from recorded/
+    """
+    if bundle is None:
+        if model is not None or folders:
+            raise UsageError("--model and --code say what a bundle was recorded from: give --from with them.")
+        from fedglass.cli.template import PLAN as text
+    else:
+        ctx.with_resource(importable(folders))
+        text = _from_bundle(bundle, path, model, output)
     try:
         with path.open("w" if force else "x", encoding="utf-8", newline="\n") as file:
-            file.write(PLAN)
+            file.write(text)
     except FileExistsError as error:
         raise UsageError(f"{path} is there already: choose another name, or --force to overwrite it.") from error
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror}; choose another place.") from error
     output.say(f"Wrote {path}. Next: fedglass check {path}")
     output.answer({"path": str(path)})
+
+
+def _from_bundle(bundle: Path, plan: Path, model: str | None, output: Output) -> str:
+    """The plan of a bundle, whose folder it names as seen from its own."""
+    import os
+
+    from fedglass.plan.from_bundle import draft
+
+    announce_model(model, output)
+    beside = os.path.relpath(bundle.resolve(), plan.resolve().parent)
+    made = draft(bundle, path=beside, model=model)
+    if made.problem:
+        output.note(f"The plan is not ready yet: {made.problem}")
+    return made.text

@@ -16,6 +16,7 @@ from fedglass.cli.demo import demo
 from fedglass.cli.init import init
 from fedglass.cli.listing import list_known
 from fedglass.cli.plain import plain
+from fedglass.cli.record_info import record_info
 from fedglass.cli.report import report
 from fedglass.cli.reproduce import reproduce
 from fedglass.cli.schema import schema
@@ -65,6 +66,11 @@ def cli() -> None:
       fedglass audit plan.toml -o out  run it; out/report.html has the answer
 
     \b
+    A federation that you have recorded (docs/bundles.md):
+      fedglass record-info recorded/
+      fedglass audit recorded/ -o out
+
+    \b
     In a pipeline (every command that prints takes --json and -q):
       fedglass audit plan.toml -o out --json
       fedglass report out --junit junit.xml --sarif fedglass.sarif
@@ -78,7 +84,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, init, check, audit, report, list_known, schema, reproduce, train, train_diffusion):
+for command in (demo, init, check, audit, record_info, report, list_known, schema, reproduce, train, train_diffusion):
     cli.add_command(command)
 
 

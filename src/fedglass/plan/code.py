@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedglass.core.foreign import is_dotted, is_importable
 from fedglass.core.registry import BUILT_IN, KINDS, names, origin_of
+from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.federation_table import FederationTable
 from fedglass.plan.keys import Named
 from fedglass.plan.recording_table import RecordingTable
@@ -54,10 +55,11 @@ def code_of_federation(table: FederationTable) -> list[Code]:
     ]
 
 
-def code_of_recording(table: RecordingTable) -> list[Code]:
-    """That of one recording."""
+def code_of_recording(table: RecordingTable | BundleTable) -> list[Code]:
+    """That of one recording; what a bundle names is never run unless the plan names it too."""
     defences = table.defended if isinstance(table.defended, list) else []
-    return [*code_named("models", table.model), *_code("defences", defences)]
+    model = [] if table.model is None else code_named("models", table.model)
+    return [*model, *_code("defences", defences)]
 
 
 def code_of_adversary(table: AdversaryTable) -> list[Code]:

@@ -12,6 +12,7 @@ from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Job
 from fedglass.audit.looks import Effort
+from fedglass.audit.recorded import Recorded
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
@@ -20,10 +21,13 @@ from fedglass.core.registry import factory, make, takes
 from fedglass.diffusion.stored import located_model
 from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric, why_not
+from fedglass.plan.bundle_table import BundleTable
+from fedglass.plan.bundled import recorded_bundle
 from fedglass.plan.defences import defences_of
 from fedglass.plan.federation import simulated
 from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
+from fedglass.plan.recording_table import RecordingTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
 from fedglass.recipes.catalogue import recipe
 
@@ -46,13 +50,20 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
         simulated(table, plan.adversary, plan.seed, folder, protection if table.defended else Protection())
         for table in plan.federation
     ]
-    sources += [recorded(table, plan.adversary, folder) for table in plan.recording]
+    sources += [source for table in plan.recording for source in recordings(table, plan.adversary, folder)]
     _check_batch_labels(plan.adversary, attacks)
     check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))
     job = Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text, Effort(plan.effort))
     rehearse(sources, attacks)
     return job
+
+
+def recordings(table: RecordingTable | BundleTable, adversary: AdversaryTable, folder: Path) -> list[Recorded]:
+    """What a recording's table names: one message, or those of a bundle."""
+    if isinstance(table, BundleTable):
+        return recorded_bundle(table, adversary, folder)
+    return [recorded(table, adversary, folder)]
 
 
 def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:

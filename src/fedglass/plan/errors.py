@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 Place = Sequence[str | int]
@@ -90,17 +90,20 @@ def _is_branch(step: str) -> bool:
 def _keys(schema: type[BaseModel], place: Place) -> list[str]:
     """The keys that the table at that place may have."""
     table: type[BaseModel] = schema
-    for step in place:
+    for i, step in enumerate(place):
         if isinstance(step, str) and step in table.model_fields:
-            table = _table(table.model_fields[step].annotation) or table
+            table = _table(table.model_fields[step].annotation, place[i + 1 :]) or table
     return list(table.model_fields)
 
 
-def _table(annotation: Any) -> type[BaseModel] | None:
-    """The table inside an annotation such as `list[Table]` or `Table | None`."""
+def _table(annotation: Any, place: Place = ()) -> type[BaseModel] | None:
+    """The table inside an annotation such as `list[Table]` or `Table | None`; of several, the one that `place` tags."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _table(part)) is not None), None)
+    tags = [part.tag for part in get_args(annotation) if isinstance(part, Tag)]
+    if tags and tags[0] not in place:
+        return None
+    return next((found for part in get_args(annotation) if (found := _table(part, place)) is not None), None)
 
 
 def _shown(value: Any) -> str:

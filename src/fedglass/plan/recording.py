@@ -56,7 +56,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
         names,
         "not recorded",
         class_names=None if data is None else data.class_names,
-        defences=None if table.defended is None else dict.fromkeys(names, _defended(table.defended)),
+        defences=None if table.defended is None else dict.fromkeys(names, defended_in_words(table.defended)),
     )
     view = ServerView() if alone else AggregateView()
     truths = None if data is None else _truths(participants, data)
@@ -71,7 +71,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     )
 
 
-def _defended(said: bool | list[DefenceTable]) -> tuple[str, ...]:
+def defended_in_words(said: bool | list[DefenceTable]) -> tuple[str, ...]:
     """What protects a client, in words."""
     if isinstance(said, list):
         return tuple(f"Defended by {part}." for part in parts_of(defences_of(said)))

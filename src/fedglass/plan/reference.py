@@ -88,8 +88,8 @@ def _kind(value: Schema) -> str:
     >>> _kind({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}), _kind({"enum": ["a", "b"]})
     ('whole number from 1', '`"a"` or `"b"`')
     """
-    if "anyOf" in value:
-        kinds = [_kind(branch) for branch in value["anyOf"] if branch.get("type") != "null"]
+    if "anyOf" in value or "oneOf" in value:
+        kinds = [_kind(branch) for branch in value.get("anyOf", value.get("oneOf")) if branch.get("type") != "null"]
         return ", or ".join(dict.fromkeys(kinds))
     if "const" in value or "enum" in value:
         return " or ".join(f"`{json.dumps(choice)}`" for choice in value.get("enum", [value.get("const")]))

@@ -6,9 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from fedglass.core.errors import UsageError
+from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.errors import in_one_sentence
 from fedglass.plan.federation_table import FederationTable
 from fedglass.plan.keys import (
@@ -30,6 +31,8 @@ from fedglass.plan.keys import (
 from fedglass.plan.recording_table import RecordingTable
 from fedglass.verdict.gate import Gate
 
+IN_FILES, IN_BUNDLE = "[files]", "[bundle]"
+"""The two ways in which a message can have been recorded."""
 LONGEST = 2**20
 """Bytes of a plan file."""
 
@@ -109,6 +112,17 @@ class GateTable(Table):
         return Gate(self.metric, self.threshold, self.max_share, self.inconclusive_fails)
 
 
+def _kind_of_recording(table: Any) -> str:
+    named = "bundle" in table if isinstance(table, dict) else isinstance(table, BundleTable)
+    return IN_BUNDLE if named else IN_FILES
+
+
+AnyRecording = Annotated[
+    Annotated[RecordingTable, Tag(IN_FILES)] | Annotated[BundleTable, Tag(IN_BUNDLE)],
+    Discriminator(_kind_of_recording),
+]
+
+
 class Plan(Table):
     """A whole plan file."""
 
@@ -122,8 +136,8 @@ class Plan(Table):
     """How often images that are not recovered are looked at again: other starts, and other priors, chosen on decoys."""
     federation: Annotated[list[FederationTable], Field(max_length=100)] = []
     """What is simulated; one table or several."""
-    recording: Annotated[list[RecordingTable], Field(max_length=1000)] = []
-    """Messages of a real federation, in place of a simulation."""
+    recording: Annotated[list[AnyRecording], Field(max_length=1000)] = []
+    """Messages of a real federation, in place of a simulation: files, or a bundle that a recorder wrote."""
     adversary: AdversaryTable = AdversaryTable()
     """Who attacks."""
     defences: Defences = []

@@ -11,6 +11,8 @@ from fedglass.audit.target import Section, Source
 from fedglass.core.foreign import no_code
 from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric
+from fedglass.plan.bundle_table import BundleTable
+from fedglass.plan.bundled import opened, settled_facts
 from fedglass.plan.code import (
     Code,
     code_named,
@@ -20,10 +22,10 @@ from fedglass.plan.code import (
     code_of_federation,
     code_of_recording,
 )
-from fedglass.plan.compile import attack_of, check_gate_metric
+from fedglass.plan.compile import attack_of, check_gate_metric, recordings
 from fedglass.plan.defences import defences_of
 from fedglass.plan.federation import check_parts, simulated
-from fedglass.plan.recording import check_recording, recorded
+from fedglass.plan.recording import check_recording
 from fedglass.plan.schema import Plan
 
 
@@ -68,10 +70,12 @@ def _sources(plan: Plan, folder: Path) -> list[Source]:
             shield = protection if table.defended else Protection()
             found.append(simulated(table, adversary, plan.seed, folder, shield))
     for recording in plan.recording:
-        if code_of_recording(recording):
-            check_recording(recording, plan.adversary, folder)
+        if not code_of_recording(recording):
+            found += recordings(recording, adversary, folder)
+        elif isinstance(recording, BundleTable):
+            settled_facts(recording, *opened(recording, folder))
         else:
-            found.append(recorded(recording, adversary, folder))
+            check_recording(recording, plan.adversary, folder)
     return found
 
 

@@ -32,10 +32,6 @@ class Reading:
     counts: Mapping[str, int]
     """How many examples each client has, where their owners tell."""
 
-    def base(self) -> int:
-        """What the federation's own number of its first round is: transcripts count from 0."""
-        return 0 if 0 in self.bundle.rounds else 1
-
     def round(self, index: int, clients: Collection[str] | None = None) -> Round:
         """One round; of the messages, those of these clients."""
         past = self.bundle.rounds[index]

@@ -65,7 +65,7 @@ def save_truths(truths: Truths, directory: Path) -> None:
     """Write the private side, for the eyes of its owner alone."""
     directory.mkdir(parents=True, exist_ok=True)
     examples = {name: (own.images, own.labels) for name, own in truths.examples.items()}
-    write_truths(directory, examples, truths.batch_labels, truths.taken)
+    write_truths(directory, examples, truths.batch_labels, truths.taken, truths.order)
 
 
 def load_truths(directory: Path) -> Truths:
@@ -81,13 +81,19 @@ def load_truths(directory: Path) -> Truths:
         }
         batch_labels = {(int(entry["round"]), str(entry["client"])): _labels(entry["batches"]) for entry in told}
         rows = {(int(e["round"]), str(e["client"])): tuple(map(int, e["rows"])) for e in facts.get("taken", [])}
+        order = {(int(e["round"]), str(e["client"])): _labels(e["batches"]) for e in facts.get("order", [])}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is not a sidecar of truths ({_first(error)}): save the truths again.") from error
     for (_, client), taken in rows.items():
         count = len(examples[client].labels) if client in examples else 0
         if not taken or not all(0 <= row < count for row in taken):
             raise DataError(f"{path}: rows of {client!r} must lie in its {count} examples: save the truths again.")
-    return Truths(examples, batch_labels, rows)
+    for (turn, client), batches in order.items():
+        count = len(examples[client].labels) if client in examples else 0
+        may = set(rows.get((turn, client), range(count)))
+        if not batches or not all(batch and may.issuperset(batch) for batch in batches):
+            raise DataError(f"{path}: batches of {client!r} must be rows that it trained on: save the truths again.")
+    return Truths(examples, batch_labels, rows, order)
 
 
 def _labels(batches: list[list[int]]) -> BatchLabels:

@@ -14,6 +14,8 @@ from fedglass.core.identity import digest, of_tensor
 
 BatchLabels = tuple[tuple[int, ...], ...]
 """The labels of each local step."""
+Batches = tuple[tuple[int, ...], ...]
+"""The rows of each local step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,8 @@ class Truths:
     """By round and client."""
     taken: Mapping[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
     """By round and client, which examples were trained on, where not all were."""
+    order: Mapping[tuple[int, str], Batches] = field(default_factory=dict)
+    """By round and client, which of all its examples each local step took, where that was recorded."""
 
     @property
     def identity(self) -> str:
@@ -69,6 +73,14 @@ class Truths:
             )
         whole, rows = self.examples[client], self.taken.get((index, client))
         return whole if rows is None else Examples(whole.images[list(rows)], whole.labels[list(rows)])
+
+    def batches(self, client: str, index: int) -> Batches | None:
+        """The recorded batches, as rows of what `of` gives."""
+        told, rows = self.order.get((index, client)), self.taken.get((index, client))
+        if told is None or rows is None:
+            return told
+        place = {row: i for i, row in enumerate(rows)}
+        return tuple(tuple(place[row] for row in batch) for batch in told)
 
     def behind(self, clients: Sequence[str], index: int, own: str | None = None) -> Truth:
         """The examples of these clients in a round, one after another, then the adversary's own."""

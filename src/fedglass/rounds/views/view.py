@@ -103,10 +103,11 @@ class Look:
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
         past = self.transcript.rounds[self.round]
         return Observation(
-            self.transcript.model, past.before, past.buffers, self.update, self._facts(knows, truths, own), own
+            self.transcript.model, past.before, past.buffers, self.update, self.knowledge(knows, truths, own), own
         )
 
-    def _facts(self, knows: Knows, truths: Truths | None, own: Own | None) -> Knowledge:
+    def knowledge(self, knows: Knows, truths: Truths | None = None, own: Own | None = None) -> Knowledge:
+        """What the adversary knows beside the message."""
         terms, sizes = self.transcript.terms, tuple(p.examples for p in self.behind)
         training = _common([p.training for p in self.behind])
         long = knows.training or knows.steps

@@ -1,0 +1,120 @@
+"""Which rounds and whose messages of a bundle are looked at, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedglass.bundle.facts import best
+from fedglass.bundle.manifest import sheet
+from fedglass.bundle.reader import Bundle
+from fedglass.core.errors import UsageError
+from fedglass.plan.keys import MOST_CASES
+
+Seat = Literal["server", "aggregate"]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Messages of a bundle."""
+
+    bundle: Bundle
+    view: Seat
+    rounds: tuple[int, ...]
+    """By the federation's own numbers."""
+    names: tuple[str, ...] | None = None
+    """Whose; None for everybody's."""
+    left: tuple[str, ...] = ()
+    """What is not looked at, and why."""
+
+    def whose(self, index: int) -> tuple[str, ...]:
+        """Whose messages of a round are looked at one by one."""
+        return tuple(
+            message.client
+            for message in self.bundle.rounds[index].messages
+            if message.received is not None
+            and message.sent is None
+            and (self.names is None or message.client in self.names)
+        )
+
+    def people(self, index: int) -> tuple[str, ...]:
+        """Whose examples are in the aggregate of a round."""
+        past = self.bundle.rounds[index]
+        present = [message.client for message in past.messages if message.absent is None]
+        kept = best(sheet(past.facts), "kept")
+        return tuple(name for name in present if kept is None or name in kept)
+
+
+def chosen(
+    bundle: Bundle,
+    view: str | None,
+    rounds: Sequence[int] | Literal["all"] | None = None,
+    names: Sequence[str] | None = None,
+) -> Choice:
+    """What is asked for, or else the first and the last round, as the server saw them; refuses what is not there."""
+    strangers = [name for name in names or () if name not in bundle.clients]
+    if strangers:
+        raise UsageError(
+            f"recording.whose names {strangers[0]!r}, expected clients of {bundle.folder}: "
+            f"{', '.join(map(repr, bundle.clients[:10]))}."
+        )
+    seat = _seat(bundle, view)
+    whose = None if names is None else tuple(names)
+    reasons = {index: why_not(bundle, index, seat, whose) for index in bundle.rounds}
+    usable = [index for index, reason in reasons.items() if not reason]
+    if not usable:
+        raise UsageError(f"{bundle.folder} has nothing to attack: {next(iter(reasons.values()))}.")
+    if rounds is None:
+        wanted: Sequence[int] = sorted({usable[0], usable[-1]})
+    else:
+        wanted = usable if rounds == "all" else rounds
+    _check_rounds(bundle, wanted, reasons)
+    choice = Choice(bundle, seat, tuple(dict.fromkeys(wanted)), whose)
+    count = sum(1 if seat == "aggregate" else len(choice.whose(index)) for index in choice.rounds)
+    if count > MOST_CASES:
+        raise UsageError(f"{bundle.folder}: {count:,} messages are too many: choose recording.rounds and .whose.")
+    return Choice(bundle, seat, choice.rounds, whose, tuple(_left(bundle, choice, usable, reasons)))
+
+
+def why_not(bundle: Bundle, index: int, seat: Seat, names: tuple[str, ...] | None) -> str:
+    """Why a round can not be looked at; empty where it can."""
+    past, following = bundle.rounds[index], bundle.rounds.get(index + 1)
+    if past.sent is None:
+        return f"round {index} was recorded without the model that was sent"
+    if seat == "aggregate" and past.aggregated is None and (following is None or following.sent is None):
+        return f"round {index} was recorded without its aggregate"
+    if seat == "server" and not Choice(bundle, seat, (index,), names).whose(index):
+        return f"round {index} was recorded without a message of those clients"
+    return ""
+
+
+def _seat(bundle: Bundle, view: str | None) -> Seat:
+    if view in ("server", "aggregate"):
+        return "server" if view == "server" else "aggregate"
+    messages = any(message.received is not None for past in bundle.rounds.values() for message in past.messages)
+    return "server" if messages and best(bundle.facts, "sees") != "aggregate" else "aggregate"
+
+
+def _check_rounds(bundle: Bundle, wanted: Sequence[int], reasons: dict[int, str]) -> None:
+    for index in wanted:
+        if index not in reasons:
+            known = ", ".join(map(str, list(reasons)[:20]))
+            raise UsageError(f"recording.rounds names {index}, expected rounds of {bundle.folder}: {known}.")
+        if reasons[index]:
+            raise UsageError(f"recording.rounds can not have {index}: {reasons[index]}; choose another.")
+
+
+def _left(bundle: Bundle, choice: Choice, usable: list[int], reasons: dict[int, str]) -> Iterator[str]:
+    yield from (reason for reason in reasons.values() if reason)
+    rest = [str(index) for index in usable if index not in choice.rounds]
+    if rest:
+        yield f"rounds {', '.join(rest[:20])}: choose them with recording.rounds"
+    for index in choice.rounds:
+        for message in bundle.rounds[index].messages:
+            if message.absent is not None:
+                yield f"{message.client} in round {index}: absent ({message.absent or 'no reason given'})"
+            elif choice.view == "server" and message.received is None:
+                yield f"{message.client} in round {index}: its message was not seen"
+            elif choice.view == "server" and message.sent is not None:
+                yield f"{message.client} in round {index}: it was sent a model of its own, which is not audited yet"

@@ -1,0 +1,122 @@
+"""What is in a bundle, and what is missing for which attack: nothing of it needs the model or runs any code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fedglass.attack.needs import needs_of
+from fedglass.bundle.facts import best
+from fedglass.bundle.measured import Finding, findings_of
+from fedglass.bundle.reader import Bundle
+from fedglass.core.errors import FedglassError
+from fedglass.core.facts import Fact
+from fedglass.core.registry import built_in
+from fedglass.core.types import Knowledge, Whitening
+from fedglass.plan.bundle_choice import Choice, chosen
+from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.people import participant_of
+from fedglass.rounds.transcript import Participant, Terms, Transcript
+from fedglass.rounds.views.view import Knows, Look
+
+NEEDED = ("model", "shape", "classes", "whitening")
+"""Without which nothing can be attacked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Info:
+    """A bundle in plain values."""
+
+    bundle: Bundle
+    choice: Choice | None
+    """What would be looked at; None where there is nothing."""
+    problem: str
+    """Why there is nothing."""
+    findings: tuple[Finding, ...]
+    missing: Mapping[str, tuple[Fact, ...]]
+    """Of each attack, what it needs and the bundle does not tell."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """What no attack can do without, and the bundle does not tell."""
+        return tuple(name for name in NEEDED if best(self.bundle.facts, name) is None)
+
+
+def info_of(bundle: Bundle) -> Info:
+    """Look at a bundle, at all of its messages."""
+    choice, problem = None, ""
+    try:
+        choice = chosen(bundle, None)
+    except FedglassError as error:
+        problem = str(error)
+    findings = [found for index in bundle.rounds for found in findings_of(bundle, index)]
+    return Info(bundle, choice, problem, tuple(findings), {} if choice is None else _missing(choice))
+
+
+def _missing(choice: Choice) -> dict[str, tuple[Fact, ...]]:
+    """What every attack lacks on the first message that lacks something."""
+    known = [knowledge.facts for knowledge in _knowledge(choice)]
+    found = {}
+    for name in built_in("attacks"):
+        needed = needs_of(recipe(name))
+        lacking = {fact for facts in known for fact in needed - facts}
+        found[name] = tuple(sorted(lacking, key=list(Fact).index))
+    return found
+
+
+def _knowledge(choice: Choice) -> list[Knowledge]:
+    """What the adversary knows beside each message that would be looked at."""
+    bundle, found = choice.bundle, []
+    terms = Terms((1, 1, 1), 2, Whitening((0.0,), (1.0,)), bundle.clients, "")
+    empty = Transcript(nn.Identity(), terms, {})
+    for index in choice.rounds:
+        groups = [choice.people(index)] if choice.view == "aggregate" else [(name,) for name in choice.whose(index)]
+        for names in groups:
+            people = tuple(participant_of(bundle, name, index, {}) for name in names)
+            look = Look(empty, index, people or (Participant("", 1, counted=False),), {})
+            found.append(look.knowledge(Knows()))
+    return found
+
+
+def plain_info(info: Info) -> dict[str, Any]:
+    """The same as JSON has it."""
+    bundle, choice = info.bundle, info.choice
+    return {
+        "bundle": str(bundle.folder),
+        "format": bundle.manifest.format,
+        "recorded_by": bundle.manifest.writer,
+        "facts": bundle.facts,
+        "clients": list(bundle.clients),
+        "rounds": [
+            {
+                "round": index,
+                "sent": past.sent is not None,
+                "aggregated": past.aggregated is not None,
+                "facts": past.facts,
+                "messages": [
+                    {
+                        "client": message.client,
+                        "received": message.received is not None,
+                        "sent_own": message.sent is not None,
+                        "absent": message.absent,
+                        "facts": bundle.facts_of(message.client, index),
+                    }
+                    for message in past.messages
+                ],
+            }
+            for index, past in bundle.rounds.items()
+        ],
+        "view": None if choice is None else choice.view,
+        "looked_at": [] if choice is None else list(choice.rounds),
+        "left_out": [] if choice is None else list(choice.left),
+        "problem": info.problem,
+        "needed": list(info.needed),
+        "findings": [{"round": f.round, "client": f.client, "words": f.words} for f in info.findings],
+        "attacks": [
+            {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
+            for name, facts in info.missing.items()
+        ],
+    }

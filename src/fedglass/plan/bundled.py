@@ -1,0 +1,238 @@
+"""A bundle as something to audit: its facts settled, its model built, and a view of every message that is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedglass.audit.recorded import Recorded
+from fedglass.bundle.check import read_bundle
+from fedglass.bundle.facts import best
+from fedglass.bundle.measured import findings_of
+from fedglass.bundle.names import names_of
+from fedglass.bundle.reader import Bundle
+from fedglass.core.errors import DataError, UsageError
+from fedglass.core.registry import BUILT_IN, origin_of
+from fedglass.core.types import Whitening
+from fedglass.fl.protection import Protection
+from fedglass.models.catalogue import build
+from fedglass.plan.bundle_choice import Choice, chosen
+from fedglass.plan.bundle_table import BundleTable
+from fedglass.plan.defences import defences_of
+from fedglass.plan.keys import DefenceTable
+from fedglass.plan.public import public_of
+from fedglass.plan.recording import defended_in_words, knows_of
+from fedglass.plan.schema import AdversaryTable
+from fedglass.rounds.bundled import Reading, rule_in_words
+from fedglass.rounds.private import truths_beside
+from fedglass.rounds.transcript import Participant, Round, Terms, Transcript
+from fedglass.rounds.truth import Truths
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.view import View
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What must be known of a bundle before its model can be built."""
+
+    model: str
+    shape: tuple[int, int, int]
+    classes: int
+    whitening: Whitening
+
+    def built(self) -> nn.Module:
+        return build(self.model, shape=self.shape, classes=self.classes)
+
+
+def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path) -> list[Recorded]:
+    """The messages that are looked at; those whose truth is known and those whose is not are apart."""
+    _check_adversary(table, adversary)
+    bundle, truths = opened(table, folder)
+    settled = settled_facts(table, bundle, truths)
+    counts = {} if truths is None else {name: len(own.labels) for name, own in truths.examples.items()}
+    reading = Reading(bundle, settled.built(), counts)
+    choice = chosen(bundle, adversary.view if "view" in adversary.model_fields_set else None, table.rounds, table.whose)
+    transcript, protections = _transcript(table, reading, settled, choice)
+    views = _views(choice, transcript.terms.clients, base_of(bundle))
+    known = [view for view, clients in views if truths is not None and set(clients) <= set(truths.examples)]
+    unknown = [view for view, _ in views if view not in known]
+    name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
+    doubts = _doubts(bundle, reading.model, choice)
+
+    def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
+        knows = knows_of(adversary)
+        return Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts)
+
+    scored = [source(name, known, truths)] if known else []
+    return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])
+
+
+def opened(table: BundleTable, folder: Path) -> tuple[Bundle, Truths | None]:
+    """The bundle of a table, every file of it checked, and the truths that the table names."""
+    bundle = read_bundle(folder / Path(table.bundle).expanduser())
+    if not bundle.rounds:
+        raise DataError(f"{bundle.folder} holds no round yet: record one first.")
+    if table.truth is None:
+        return bundle, None
+    return bundle, truths_beside(folder / Path(table.truth).expanduser(), bundle.clients, base_of(bundle))
+
+
+def base_of(bundle: Bundle) -> int:
+    """What the federation calls the round that a transcript calls 0: some count from 0, and some from 1."""
+    return 0 if 0 in bundle.rounds else 1
+
+
+def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> Settled:
+    """What the plan says, or else what the bundle tells; what neither does is asked for by its key."""
+    facts, own = bundle.facts, next(iter(truths.examples.values()), None) if truths is not None else None
+    shape = table.shape or best(facts, "shape") or (None if own is None else list(own.images.shape[1:]))
+    told = best(facts, "whitening")
+    whitening = table.whitening.value() if table.whitening is not None else _whitening(told)
+    classes = table.classes or best(facts, "classes")
+    for key, value in {"shape": shape, "classes": classes, "whitening": whitening}.items():
+        if value is None:
+            raise UsageError(
+                f"{bundle.folder} does not tell its {key}, expected it in the bundle or the plan: add recording.{key} "
+                f"to a plan, which `fedglass init --from {bundle.folder}` writes."
+            )
+    assert shape is not None, "it was asked for"
+    assert classes is not None, "it was asked for"
+    assert whitening is not None, "it was asked for"
+    channels, height, width = shape
+    if len(whitening.mean) not in (1, channels):
+        raise UsageError(f"{bundle.folder}: the whitening must have one mean for each of the {channels} channels.")
+    if own is not None and tuple(own.images.shape[1:]) != (channels, height, width):
+        raise DataError(
+            f"recording.truth has images of shape {tuple(own.images.shape[1:])}, expected {(channels, height, width)} "
+            f"as {bundle.folder} tells: correct one of them."
+        )
+    return Settled(model_of(table, bundle), (channels, height, width), classes, whitening)
+
+
+def model_of(table: BundleTable, bundle: Bundle) -> str:
+    """The model that the plan names, or a built-in one that the bundle names: no data file may run code."""
+    if table.model is not None:
+        return table.model
+    told = best(bundle.facts, "model")
+    if told is None:
+        raise UsageError(f"{bundle.folder} does not name its model: say which with --model or recording.model.")
+    if origin_of("models", told) != BUILT_IN:
+        raise UsageError(
+            f"{bundle.folder} names the model {told!r}, which is code that is not part of fedglass: if you trust it, "
+            f"say so with --model {told} or recording.model."
+        )
+    return str(told)
+
+
+def _whitening(told: dict[str, Any] | None) -> Whitening | None:
+    return None if told is None else Whitening(tuple(told["mean"]), tuple(told["std"]))
+
+
+def _check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
+    if (adversary.knows_labels or adversary.knows_batch_labels) and table.truth is None:
+        raise UsageError("adversary.knows_labels needs recording.truth, from which the labels would come.")
+
+
+def _transcript(
+    table: BundleTable, reading: Reading, settled: Settled, choice: Choice
+) -> tuple[Transcript, dict[str, Protection]]:
+    bundle, base = reading.bundle, base_of(reading.bundle)
+    rounds = {index - base: _told(reading.round(index, choice.whose(index)), table) for index in choice.rounds}
+    clients = tuple(dict.fromkeys((*bundle.clients, *(p.name for past in rounds.values() for p in past.participants))))
+    words, protections = _defences(table, bundle, choice, clients)
+    rules = {rule_in_words(bundle, index) for index in choice.rounds}
+    terms = Terms(
+        settled.shape,
+        settled.classes,
+        settled.whitening,
+        clients,
+        rules.pop() if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
+        _names(best(bundle.facts, "class_names")),
+        words,
+        tuple(best(bundle.facts, "behaviours", ())),
+    )
+    return Transcript(reading.model, terms, rounds), protections
+
+
+def _names(told: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if told is None else tuple(told)
+
+
+def _told(past: Round, table: BundleTable) -> Round:
+    """The round with the training that the plan gives in place of what the bundle tells."""
+    if table.training is None:
+        return past
+    training = table.training.value()
+
+    def trained(person: Participant) -> Participant:
+        return replace(person, training=training, lr=None, steps=None)
+
+    return replace(past, participants=tuple(map(trained, past.participants)))
+
+
+def _defences(
+    table: BundleTable, bundle: Bundle, choice: Choice, clients: Sequence[str]
+) -> tuple[dict[str, tuple[str, ...]] | None, dict[str, Protection]]:
+    """What protects each client in words, and what of it can be played again; nobody's where somebody has not said."""
+    if table.defended is not None:
+        shield = defences_of(table.defended) if isinstance(table.defended, list) else None
+        words = dict.fromkeys(clients, defended_in_words(table.defended))
+        return words, {} if shield is None else dict.fromkeys(clients, shield)
+    general = best(bundle.facts, "defences")
+    told = {
+        client: best(bundle.facts_of(client, index), "defences", general)
+        for index in choice.rounds
+        for client in choice.people(index) or clients
+    }
+    if any(parts is None for parts in told.values()):
+        return None, {}
+    words = {client: tuple(f"Defended by {_in_words(part)}." for part in parts) for client, parts in told.items()}
+    played = {client: _played(parts) for client, parts in told.items() if parts}
+    return words, {client: shield for client, shield in played.items() if shield is not None}
+
+
+def _in_words(part: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{name}={value!r}" for name, value in (part.get("options") or {}).items())
+    return f"{part['name']}({options}), as the bundle says"
+
+
+def _played(parts: Sequence[Mapping[str, Any]]) -> Protection | None:
+    """Built-in defences with options that they take; None where one is of another kind."""
+    if any(origin_of("defences", part["name"]) != BUILT_IN or ":" in part["name"] for part in parts):
+        return None
+    try:
+        return defences_of([DefenceTable(name=part["name"], **(part.get("options") or {})) for part in parts])
+    except (UsageError, TypeError, ValueError):
+        return None
+
+
+def _views(choice: Choice, clients: Sequence[str], base: int) -> list[tuple[View, tuple[str, ...]]]:
+    """Each with the names of those whose truth is needed to score it."""
+    found: list[tuple[View, tuple[str, ...]]] = []
+    for index in choice.rounds:
+        if choice.view == "aggregate":
+            found.append((AggregateView(index - base), choice.people(index)))
+        else:
+            own = choice.whose(index)
+            found += [(ServerView(clients.index(client), index - base), (client,)) for client in own]
+    return found
+
+
+def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:
+    """What is not as it was said, by round and client."""
+    doubts: dict[tuple[int, str], tuple[str, ...]] = {}
+    for index in choice.rounds:
+        sent = bundle.rounds[index].sent
+        assert sent is not None, "rounds without it are not chosen"
+        names = names_of([(a.name, tuple(a.shape)) for a in sent.arrays], model, str(bundle.folder / sent.file))
+        for found in findings_of(bundle, index, names.model):
+            if found.aside:
+                continue
+            key = (found.round - base_of(bundle), found.client)
+            doubts[key] = (*doubts.get(key, ()), found.words)
+    return doubts

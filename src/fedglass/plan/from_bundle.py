@@ -1,0 +1,168 @@
+"""The plan of a bundle: the attacks that its facts allow, why others are left out, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedglass.audit.recorded import Recorded
+from fedglass.bundle.facts import best
+from fedglass.bundle.reader import Bundle
+from fedglass.core.errors import FedglassError, UsageError
+from fedglass.core.types import BatchNorm, Knowledge
+from fedglass.plan.bundle_table import BundleTable
+from fedglass.plan.bundled import opened, recorded_bundle
+from fedglass.plan.schema import AdversaryTable
+from fedglass.recipes.catalogue import recipe
+
+ORDER = (
+    "inverting_gradients",
+    "idlg",
+    "coarse_to_fine_batchnorm",
+    "dlfa",
+    "sme",
+)
+"""What is played on a recording of which nobody says by what: each where the facts allow it and it says more."""
+LARGE = 3 * 64 * 64
+"""Entries of an image beyond which one attack is enough to begin with."""
+FEW = 20
+"""Local steps up to which a training is simulated without being asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Attacks for a recording."""
+
+    attacks: tuple[str, ...]
+    left: Mapping[str, str]
+    """Those that are left out, with the reason."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A plan's text, and what is to be told with it."""
+
+    text: str
+    chosen: Chosen | None
+    """None where the model can not be built yet."""
+    problem: str = ""
+    """Why it can not, as a sentence."""
+    doubts: tuple[str, ...] = ()
+    """What is not as it was said."""
+
+
+def draft(
+    folder: Path,
+    *,
+    path: str | None = None,
+    model: str | None = None,
+    truth: Path | None = None,
+) -> Draft:
+    """The plan that audits a bundle; `path` is how it names the folder, `model` is the user's own word."""
+    beside = folder.with_name(folder.name + "-truth") if truth is None else truth
+    table = BundleTable(
+        bundle=str(folder.resolve()),
+        model=model,
+        truth=str(beside.resolve()) if truth is not None or beside.is_dir() else None,
+    )
+    bundle, _ = opened(table, Path())
+    chosen, problem, doubts = None, "", tuple[str, ...]()
+    try:
+        sources = recorded_bundle(table, AdversaryTable(), Path())
+        chosen, doubts = attacks_for(sources), tuple(sources[0].doubted())
+    except FedglassError as error:
+        problem = str(error)
+    told = path or table.bundle
+    named = None if table.truth is None else f"{told}-truth" if path is not None and truth is None else table.truth
+    return Draft(_text(bundle, told, model, named, chosen, problem), chosen, problem, doubts)
+
+
+def attacks_for(sources: Sequence[Recorded]) -> Chosen:
+    """The attacks that can be played on every message of the sources."""
+    seen = [found.observation for source in sources for found in source.rehearse()]
+    left: dict[str, str] = {}
+    for name in ORDER:
+        attack = recipe(name)
+        for observation in seen:
+            try:
+                reason = _needless(name, observation.knows)
+                attack.check(observation)
+            except UsageError as error:
+                reason = str(error)
+            if reason:
+                left[name] = reason
+                break
+    return Chosen(tuple(name for name in ORDER if name not in left), left)
+
+
+def _needless(name: str, knows: Knowledge) -> str:
+    """Why an attack that could be played says no more than another."""
+    steps = knows.local_steps
+    batch = knows.training is not None and knows.training.batch_norm is BatchNorm.BATCH
+    if name == "idlg" and (knows.examples != 1 or knows.clients != 1 or steps != 1):
+        return "it is for one example and one local step"
+    if name in ("dlfa", "sme") and steps == 1:
+        return "one local step is explained by inverting_gradients as well"
+    if name == "dlfa" and steps is not None and steps * knows.clients > FEW:
+        return f"{steps} local steps are dear to simulate; name it in a plan if you want it"
+    if name == "coarse_to_fine_batchnorm" and not batch:
+        return "no client is known to train BatchNorm by its batch"
+    if name == "dlfa" and math.prod(knows.shape) > LARGE:
+        return "images of that size are dear to simulate; name it in a plan if you want it"
+    return ""
+
+
+def _text(bundle: Bundle, path: str, model: str | None, truth: str | None, chosen: Chosen | None, problem: str) -> str:
+    lines = [
+        "# The plan of a recorded federation, written by `fedglass init --from`; all keys: docs/plan.md.",
+        f"title = {_quoted(Path(path).name[:200])}",
+        "",
+        "[recording]",
+        f"bundle = {_quoted(path)}",
+        *_missing(bundle, model),
+        *([] if truth is None else [f"truth = {_quoted(truth)}  # what the clients have kept of their own"]),
+        '# rounds = [1, 2]         # by the federation\'s own numbers, or "all"; the first and the last if left out',
+        '# whose = ["name"]        # whose messages; everybody\'s if left out',
+        "# training = { lr = 0.1 } # in place of what the bundle tells",
+        "",
+        "# [adversary]",
+        '# view = "aggregate"      # or "server"; as the federation\'s own server saw it if left out',
+        "",
+    ]
+    if problem:
+        lines += [f"# Not checked yet: {_line(problem)}"]
+    names = ("inverting_gradients",) if chosen is None else chosen.attacks
+    for name in names:
+        lines += ["[[attacks]]", f"name = {_quoted(name)}", ""]
+    for name, reason in (chosen.left if chosen is not None else {}).items():
+        lines += [f"# left out: {name}: {_line(reason)}"]
+    lines += ["", "[gate]", 'metric = "psnr"', "threshold = 20.0", ""]
+    return "\n".join(lines)
+
+
+def _missing(bundle: Bundle, model: str | None) -> Iterator[str]:
+    """The keys that the bundle can not fill, ready to be filled in."""
+    facts = bundle.facts
+    if model is not None:
+        yield f"model = {_quoted(model)}"
+    elif best(facts, "model") is None:
+        yield '# model = "package.module:factory"  # missing: the architecture, or a name of `fedglass list models`'
+    if best(facts, "shape") is None:
+        yield "# shape = [3, 32, 32]     # missing: channels, height and width"
+    if best(facts, "classes") is None:
+        yield "# classes = 10            # missing"
+    if best(facts, "whitening") is None:
+        yield "# whitening = { mean = [0.5, 0.5, 0.5], std = [0.5, 0.5, 0.5] }  # missing: how pixels were normalised"
+
+
+def _quoted(text: str) -> str:
+    """A text of JSON is one of TOML, but for the delete character."""
+    return json.dumps(text).replace("\x7f", "\\u007f")
+
+
+def _line(text: str) -> str:
+    """On one line, as a comment must be."""
+    return "".join(c if c.isprintable() else " " for c in text)
