@@ -20,22 +20,24 @@ ROUND_KEYS = ("server-round", "server_round", "current_round", "round")
 def recording_mod(
     folder: str | Path,
     *,
-    truth: bool = False,
+    truth: str | Path | None = None,
     model: str | None = None,
     whitening: tuple[Sequence[float], Sequence[float]] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Mod:
     """A mod for `ClientApp(mods=[recording_mod("clients"), ...])`; the first, so that it knows of those after it.
 
-    Every client writes to a folder of its own below `folder`, which stays with the client. With `truth` also its
-    examples, which are private, beside it: by them the audit can say whether what an attack found is true.
+    Every client writes to a folder of its own below `folder`. `truth` is another folder, for its examples, which are
+    private and stay with the client: by them an audit can say whether what an attack found is true. Give absolute
+    paths: a client's process has a working directory of its own.
+
     `whitening` is the pixels' normalisation (means, deviations), where it can not be read off the pixels themselves.
     """
     told = Told(model, whitening, {} if facts is None else facts)
     place = Path(folder)
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-        with TrainingReader(keep_examples=truth) as reader:
+        with TrainingReader(keep_examples=truth is not None) as reader:
             reply = call_next(message, context)
         if reader.steps and not reply.has_error():
             try:

@@ -44,7 +44,7 @@ def train(model: nn.Module, partition: int) -> None:
 
 def plain(folder: Path) -> tuple[ServerApp, ClientApp]:
     """FedAvg by the message API."""
-    client = ClientApp(mods=[recording_mod(folder / "clients", truth=True, whitening=NONE)])
+    client = ClientApp(mods=[recording_mod(folder / "clients", truth=folder / "bundle-truth", whitening=NONE)])
     server = ServerApp()
 
     @client.train()
@@ -58,7 +58,9 @@ def plain(folder: Path) -> tuple[ServerApp, ClientApp]:
 
     @server.main()
     def _main(grid: Grid, context: Context) -> None:
-        strategy = recorded(FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS), folder / "bundle")
+        strategy = recorded(
+            FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS), folder / "bundle", clients=folder / "clients"
+        )
         strategy.start(
             grid=grid,
             initial_arrays=ArrayRecord(network().state_dict()),

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
+from fedglass.bundle.check import read_bundle
 from fedglass.bundle.facts import best
 from fedglass.bundle.join import join
 from fedglass.bundle.measured import findings_of
@@ -48,9 +49,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_real_run_is_a_whole_bundle(plain: Path) -> None:
-    clients = [plain / "clients" / f"client-{i}" for i in range(3)]
-
-    bundle = join(plain / "joined", [plain / "bundle", *clients])
+    bundle = read_bundle(plain / "bundle")
 
     assert sorted(bundle.rounds) == [1, 2]
     assert sorted(bundle.clients) == ["client-0", "client-1", "client-2"]
@@ -64,7 +63,7 @@ def test_a_real_run_is_a_whole_bundle(plain: Path) -> None:
 
 def test_the_truth_of_each_client_stays_with_it(plain: Path) -> None:
     for i in range(3):
-        own = Truths.load(plain / "clients" / f"client-{i}-truth" / "client-00000").examples[f"client-{i}"]
+        own = Truths.load(plain / "bundle-truth" / f"client-{i}").examples[f"client-{i}"]
         expected = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(i))
         assert torch.equal(own.images, expected)
 
