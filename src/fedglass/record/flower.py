@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedglass.bundle import BundleWriter
+from fedglass.core.errors import FedglassError
 from fedglass.record.client import folder_name, take_training
 from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of
 from fedglass.record.flower_names import metric_name, name_of, node_name
@@ -129,6 +130,9 @@ class StrategyRecorder:
             return
         try:
             take(*told)
+        except FedglassError as error:
+            self._broken = True
+            log.error("fedglass stops recording, the training goes on: %s", error)
         except Exception:  # whatever it is, a recorder is no reason to lose a training
             self._broken = True
             log.exception("fedglass stops recording, the training goes on.")

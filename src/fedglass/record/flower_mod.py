@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedglass.core.errors import FedglassError
 from fedglass.record.client import ClientRecorder, Told, folder_name
 from fedglass.record.flower_names import name_of
 from fedglass.record.flower_strategy import defences_of
@@ -45,6 +46,8 @@ def recording_mod(
                 recorder = ClientRecorder(place / folder_name(name), name, told=told, truth=truth)
                 mods = list(mods_within(call_next))
                 recorder.trained(_round(message), reader, defences_of(mods, _config(message)))
+            except FedglassError as error:
+                log.error("fedglass could not record this training, which goes on: %s", error)
             except Exception:  # whatever it is, the training goes on, and the server is not told its text
                 log.exception("fedglass could not record this training, which goes on.")
         return reply

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedglass.bundle import BundleWriter
 from fedglass.bundle.arrays import Form
 from fedglass.bundle.manifest import MANIFEST
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import FedglassError, UsageError
 from fedglass.record.client import ClientRecorder, Told, folder_name, take_training
 from fedglass.record.hooks import TrainingReader
 
@@ -208,6 +208,8 @@ def _close(folder: str) -> TrainingReader | None:
 def _safely(take: Any, *told: Any) -> None:
     try:
         take(*told)
+    except FedglassError as error:
+        log.error("fedglass could not record, the training goes on: %s", error)
     except Exception:  # a filter that raises makes the client's result an error: a recorder may not
         log.exception("fedglass could not record, the training goes on.")
 
