@@ -39,7 +39,7 @@ def attack(forward: Forward, objective: Term, labels: Labels) -> Attack:
 
 def test_an_attack_needs_what_its_parts_do() -> None:
     whole = attack(Unroll(), 0.5 * SquaredError() + Cosine(), OracleLabels())
-    assert needs_of(whole) == {Fact.TRAINING, Fact.EQUAL_CLIENTS, Fact.SIZE, Fact.LABELS}
+    assert needs_of(whole) == {Fact.TRAINING, Fact.CLIENT_SIZES, Fact.SIZE, Fact.LABELS}
     assert needs_of(attack(OneGradient(), Cosine(), SignRule())) == frozenset()
     assert uses_of(whole) == {Fact.BATCH_LABELS}
     assert uses_of(attack(OneGradient(), Cosine(), SignRule())) == frozenset()
@@ -47,7 +47,7 @@ def test_an_attack_needs_what_its_parts_do() -> None:
 
 def test_what_is_supplied_inside_need_not_be_known() -> None:
     tried = TryEpochs(attack(Unroll(), SquaredError(), CountsBefore()))
-    assert needs_of(tried) == {Fact.STEPS, Fact.LR, Fact.EQUAL_CLIENTS}
+    assert needs_of(tried) == {Fact.STEPS, Fact.LR, Fact.CLIENT_SIZES}
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,16 @@ def unequal(make_federation: Make, *sizes: int) -> Federation:
     return replace(federation, clients=cut, training=LOCAL)
 
 
-@pytest.mark.parametrize("attack", ["dlfa", "dlfa_published", "dlfa_fedsgd_epoch", "dlfa_unknown_epochs"])
-def test_an_aggregate_of_unequal_clients_is_not_simulated(attack: str, make_federation: Make) -> None:
+@pytest.mark.parametrize("attack", ["dlfa", "dlfa_published", "dlfa_unknown_epochs"])
+def test_an_aggregate_of_unequal_clients_is_simulated_by_their_sizes(attack: str, make_federation: Make) -> None:
+    federation = Simulated(unequal(make_federation, 3, 1), views=(AggregateView(),))
+    rehearse([federation], {attack: recipe(attack)})
+    with pytest.raises(UsageError, match="examples"):
+        rehearse([replace(federation, knows=Knows(examples=False))], {attack: recipe(attack)})
+
+
+@pytest.mark.parametrize("attack", ["dlfa_fedsgd_epoch"])
+def test_an_aggregate_of_unequal_clients_has_no_epoch_in_common(attack: str, make_federation: Make) -> None:
     chosen = {attack: recipe(attack)}
     for sizes, views in (((3, 3), AggregateView()), ((3, 1), ServerView(1))):
         rehearse([Simulated(unequal(make_federation, *sizes), views=(views,))], chosen)
@@ -262,7 +270,9 @@ def test_each_client_of_a_recorded_aggregate_keeps_its_own_labels(make_federatio
 def test_a_recording_says_what_is_missing_for_a_simulation(make_federation: Make, tmp_path: Path) -> None:
     record(tmp_path, make_federation(clients=2, examples=3))
     assert recorded(tmp_path, "dlfa", clients=3).cases
-    with pytest.raises(UsageError, match=r"attack 'dlfa': Unroll needs .*equally many examples.*recording.clients"):
+    with pytest.raises(
+        UsageError, match=r"attack 'dlfa': Simulating.* needs .*equally many examples.*recording.clients"
+    ):
         recorded(tmp_path, "dlfa", clients=4)
     with pytest.raises(UsageError, match=r"attack 'dlfa': Unroll needs .*batch size.*give recording.training"):
         recorded(tmp_path, "dlfa", clients=2, training="")

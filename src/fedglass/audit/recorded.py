@@ -34,6 +34,9 @@ class Recorded:
     doubts: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """By round and client, what was recorded and is not as it was said; of the round itself under no name."""
 
+    dealt: bool = False
+    """Whether nobody has said how many examples each client has, and their sum was dealt out as evenly as it goes."""
+
     def __post_init__(self) -> None:
         if not self.views:
             raise UsageError("The adversary needs at least one view, such as ServerView(client=0), got none.")

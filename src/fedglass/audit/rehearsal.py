@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.needs import needs_of
 from fedglass.audit.failures import blaming
 from fedglass.audit.isolation import without_unused_oracles
+from fedglass.audit.recorded import Recorded
 from fedglass.audit.target import Source
+from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Observation
 
 
@@ -24,7 +27,14 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
         for observation in different.values():
             for name, attack in attacks.items():
                 with blaming(f"attack {name!r}"):
+                    _check_dealt(source, attack)
                     _try_attack(attack, observation)
+
+
+def _check_dealt(source: Source, attack: AnyAttack) -> None:
+    """Unequal clients are simulated by their own numbers of examples, never by a guess at them."""
+    if isinstance(source, Recorded) and source.dealt and Fact.CLIENT_SIZES in needs_of(attack):
+        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
 
 
 def _told(observation: Observation) -> tuple[object, ...]:

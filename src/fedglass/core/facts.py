@@ -25,6 +25,8 @@ class Fact(enum.Enum):
     """How far an update travels along a constant gradient, and so the size of the gradient behind the message."""
     EQUAL_CLIENTS = "equal_clients"
     """That all clients behind the message have equally many examples."""
+    CLIENT_SIZES = "client_sizes"
+    """How many examples each client behind the message has."""
     LABELS = "labels"
     """ORACLE: the true labels."""
     BATCH_LABELS = "batch_labels"
@@ -86,6 +88,11 @@ _WORDS = {
     Fact.EQUAL_CLIENTS: (
         "an aggregate of clients with equally many examples",
         "correct federation.examples or recording.clients, or attack with sme or inverting_gradients",
+    ),
+    Fact.CLIENT_SIZES: (
+        "the number of examples of each client of an aggregate",
+        "set adversary.knows_examples = true (for a recording, let the recorder tell examples), or attack with sme or "
+        "inverting_gradients",
     ),
     Fact.LABELS: (
         "the true labels",

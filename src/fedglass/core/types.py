@@ -187,6 +187,7 @@ class Knowledge:
             Fact.LR: training or self.lr is not None,
             Fact.SIZE: self.travel is not None,
             Fact.EQUAL_CLIENTS: len(set(sizes)) == 1,
+            Fact.CLIENT_SIZES: len(set(sizes)) == 1 or self.sizes is not None,
             Fact.LABELS: self.labels is not None,
             Fact.EYE: True,  # whoever chooses by eye has looked
             Fact.BATCH_LABELS: training and self.batch_labels is not None,

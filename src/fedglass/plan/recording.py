@@ -68,6 +68,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
         table.name or "recording",
         public_of(adversary, shape, folder),
         dict.fromkeys(names, defences_of(table.defended)) if isinstance(table.defended, list) else {},
+        dealt=len({p.examples for p in participants}) > 1,
     )
 
 

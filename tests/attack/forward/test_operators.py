@@ -16,9 +16,12 @@ from fedglass.attack.forward.target import head_gradient, head_weight, network_o
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.parts import Forward
 from fedglass.core.errors import UsageError
+from fedglass.core.optimisers import SGD
 from fedglass.core.types import Candidate, Observation, Training, Unknown
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.trajectory import Memory
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.view import Knows
 
 FEDAVG = Training(0.2, epochs=3, batch_size=2)
@@ -150,10 +153,32 @@ def test_a_simulation_needs_the_training(toy: Any, forward: Forward) -> None:
         forward.bind(toy.observation(FEDAVG, Knows(training=False, steps=True)))
 
 
-def test_clients_of_unequal_size_can_not_be_simulated(seen: Observation) -> None:
-    odd = replace(seen, knows=replace(seen.knows, examples=5, clients=2, sizes=(3, 2)))
+def test_clients_of_unknown_size_can_not_be_simulated(seen: Observation) -> None:
+    odd = replace(seen, knows=replace(seen.knows, examples=5, clients=2, sizes=None))
     with pytest.raises(UsageError, match="clients with equally many examples, which"):
         Unroll().bind(odd)
+
+
+@pytest.mark.parametrize("training", [FEDAVG, Training(0.2, batch_size=2, optimiser=SGD(momentum=0.9), shuffle=False)])
+def test_clients_of_unequal_size_weigh_as_they_do_at_the_server(toy: Any, training: Training) -> None:
+    """The true batches have zero residual; with the plain mean they have not."""
+    training = replace(training, shuffle=False)
+    clients = [toy.client(0, 2), toy.client(1, 3)]
+    seen, _ = observe(replace(toy.federation(training), clients=clients), AggregateView(), Knows())
+    images, labels = (torch.cat([getattr(c, kind) for c in clients]) for kind in ("images", "labels"))
+    whitened = Candidate(seen.knows.whitening.whiten(images)[None], labels)
+    expected = target(Unroll(), seen)
+    torch.testing.assert_close(message(Unroll(), seen, whitened), expected, rtol=1e-4, atol=1e-5)
+    parts = [
+        message(Unroll(), replace(seen, knows=replace(seen.knows, examples=n, clients=1, sizes=(n,))), part)
+        for n, part in ((2, _rows(whitened, 0, 2)), (3, _rows(whitened, 2, 5)))
+    ]
+    torch.testing.assert_close((2 * parts[0] + 3 * parts[1]) / 5, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose((parts[0] + parts[1]) / 2, expected, rtol=1e-3, atol=1e-4)
+
+
+def _rows(candidate: Candidate, first: int, last: int) -> Candidate:
+    return Candidate(candidate.images[:, first:last], candidate.labels[first:last])
 
 
 @pytest.mark.parametrize("forward", [Unroll(0.001), UnrollEpochs(0.001)], ids=repr)

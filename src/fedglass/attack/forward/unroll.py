@@ -27,13 +27,14 @@ class Unroll(Simulation):
     """Sum of the gradients over E epochs of ceil(N/m) local batches [Dimitrov et al., 2022, Algorithm 2].
 
     The candidate's batches are consecutive slices, the same in each epoch; its images may differ between
-    epochs. An aggregate of several clients of equal size is the mean of their simulations, each with its share
+    epochs. An aggregate of several clients is the mean of their simulations, weighted as the server weighs them, by
+    their numbers of examples (the paper has clients of equal size), each with its share
     of the candidate's examples [ibid., App. C.5]. The message is measured in gradients: (before - after) / lr. With
     another optimiser than plain SGD, which the paper has, each step's gradient gives way to what that one moves along.
     `budget_mib` bounds what the simulation keeps in memory, see `fl.memory`.
     """
 
-    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.CLIENT_SIZES})
     uses: ClassVar[frozenset[Fact]] = frozenset({Fact.BATCH_LABELS})
 
     budget_mib: float = BUDGET_MIB
@@ -103,25 +104,42 @@ def examples_per_client(observation: Observation) -> int:
 
 def simulate(observation: Observation, training: Training, budget_mib: float) -> BoundForward:
     """The operator of `Unroll` for a given training."""
-    network = network_of(observation)
-    each, clients = examples_per_client(observation), observation.knows.clients
-    batches = list(schedule(training, each, None))
+    network, sizes = network_of(observation), _sizes(observation, training)
     weights = leaves(observation, network)
-    trajectory = Trajectory(network, weights, batches, training)
-    # Of any images of that size: a budget that is too small is refused before the search starts.
-    blank, classes = weights[0].new_zeros(1, each, *observation.knows.shape), weights[0].new_zeros(each).long()
-    run = replace(trajectory, memory=fit(trajectory, blank, classes, budget_mib / clients))
+    budget, shape = budget_mib / len(sizes), observation.knows.shape
+
+    def trained_on(examples: int) -> Trajectory:
+        trajectory = Trajectory(network, weights, list(schedule(training, examples, None)), training)
+        # Of any images of that size: a budget that is too small is refused before the search starts.
+        blank, classes = weights[0].new_zeros(1, examples, *shape), weights[0].new_zeros(examples).long()
+        return replace(trajectory, memory=fit(trajectory, blank, classes, budget))
+
+    runs = {examples: trained_on(examples) for examples in set(sizes)}
 
     def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-        images = torch.split(candidate.images, each, dim=1)
-        labels = torch.split(candidate.labels, each, dim=int(per_epoch(candidate.labels)))
-        sums = [run.gradient_sum(in_each_order(x, y), y) for x, y in zip(images, labels, strict=True)]
-        if clients == 1:
+        images = torch.split(candidate.images, sizes, dim=1)
+        labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
+        parts = zip(sizes, images, labels, strict=True)
+        sums = [runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in parts]
+        if len(sizes) == 1:
             return sums[0]
-        return [torch.stack(parts).mean(0) for parts in zip(*sums, strict=True)]
+        if len(runs) == 1:
+            return [torch.stack(each).mean(0) for each in zip(*sums, strict=True)]
+        shares = weights[0].new_tensor(sizes) / sum(sizes)
+        return [torch.tensordot(shares, torch.stack(each), dims=1) for each in zip(*sums, strict=True)]
 
     target = gradient_sum(observation, network, training.lr)
-    return BoundForward(target, predict, network.names, batches=steps_of_an_epoch(training, each))
+    return BoundForward(target, predict, network.names, batches=steps_of_an_epoch(training, max(sizes)))
+
+
+def _sizes(observation: Observation, training: Training) -> list[int]:
+    """How many examples each client has; they must begin equally many epochs, whose images are the unknowns."""
+    knows = observation.knows
+    if Fact.EQUAL_CLIENTS in observation.facts:
+        return [knows.examples // knows.clients] * knows.clients
+    if knows.sizes is None or len({training.passes(examples) for examples in knows.sizes}) > 1:
+        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
+    return list(knows.sizes)
 
 
 def in_each_order(images: Tensor, labels: Tensor) -> Tensor:
