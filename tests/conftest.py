@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from hypothesis import settings
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedglass.attack.needs import needs_of
 from fedglass.audit.audit import Job
 from fedglass.audit.simulated import Simulated
+from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
-from fedglass.core.types import Candidate, Observation, Training, Whitening
+from fedglass.core.types import Candidate, Observation, Own, Training, Whitening
 from fedglass.fl.local import schedule
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
@@ -122,6 +125,20 @@ class Toy:
 @pytest.fixture(scope="session")
 def toy() -> Toy:
     return Toy()
+
+
+@pytest.fixture(scope="session")
+def equipped() -> Callable[..., Observation]:
+    """An observation in which the adversary has examples of its own that are not in the message, where an attack needs
+    some."""
+
+    def equip(attack: object, seen: Observation, images: Tensor) -> Observation:
+        if Fact.OWN_EXAMPLES not in needs_of(attack):
+            return seen
+        labels = torch.zeros(len(images), dtype=torch.int64)
+        return replace(seen, own=Own(images, labels, seen.update, share=0.0))
+
+    return equip
 
 
 @pytest.fixture(scope="session")

@@ -32,11 +32,14 @@ from fedglass.attack.forward.each_client import EachClient
 from fedglass.attack.forward.observed_residual import ObservedResidual
 from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
 from fedglass.attack.forward.segment import AlongSegment, OnSegment
+from fedglass.attack.forward.statistics import BesideStatistics
 from fedglass.attack.forward.super_client import SuperClient
 from fedglass.attack.forward.through import Through
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
+from fedglass.attack.images.decoders import OwnDecoder, StoredDecoder
 from fedglass.attack.images.generator import GeneratorWeights
+from fedglass.attack.images.latent import Latent
 from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
@@ -59,6 +62,7 @@ from fedglass.attack.refine.start_search import StartSearch
 from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, WhiteStart
 from fedglass.attack.rules import TryRules
 from fedglass.attack.search import SearchByOwn
+from fedglass.attack.several_rounds import EachRound, MeanOverRounds
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
 from fedglass.attack.solvers.lbfgs import LBFGS
@@ -77,6 +81,7 @@ from fedglass.attack.terms.partial_match import PartialMatch
 from fedglass.attack.terms.relative_variation import RelativeVariation, UsualContrast
 from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
 from fedglass.attack.terms.scale_rule import ScaleRule
+from fedglass.attack.terms.statistics import WithStatistics
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Scaled, Sum
 from fedglass.attack.terms.total_variation import CircularTotalVariation, PixelVariation, TotalVariation
@@ -86,7 +91,9 @@ from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unk
 from fedglass.diffusion.ddrm import Chain
 from fedglass.diffusion.degradation import Bicubic, BlockMean, Enlarged, Noise
 from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion.three_layers import ThreeLayers
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+from fedglass.models.init import PyTorchDefault
 from fedglass.rounds.views.view import Knows
 
 
@@ -116,8 +123,27 @@ class FlatClassModel:
         return self
 
 
-DIFFUSION = (FlatModel, FlatClassModel, Chain, BlockMean, Bicubic, Enlarged, Noise)
-"""What a refinement by a diffusion model is made of."""
+@dataclasses.dataclass(frozen=True)
+class UntrainedDecoder:
+    """One that has learned nothing, and is the same every time."""
+
+    words: str = "nothing"
+
+    def latent_shape(self, knows: Knowledge) -> tuple[int, int, int]:
+        return self._network(knows).latent_shape
+
+    def network(self, observation: Observation) -> ThreeLayers:
+        return self._network(observation.knows)
+
+    def _network(self, knows: Knowledge) -> ThreeLayers:
+        network = ThreeLayers(knows.shape, latent=3, width=4).requires_grad_(False)
+        with torch.no_grad():
+            PyTorchDefault().apply(network, stream(3, "decoder"))
+        return network
+
+
+DIFFUSION = (FlatModel, FlatClassModel, UntrainedDecoder, Chain, BlockMean, Bicubic, Enlarged, Noise)
+"""What a refinement by a diffusion model is made of, and a decoder."""
 LABELS = [
     SignRule(),
     MinimumRule(),
@@ -137,7 +163,8 @@ LABELS = [
 ]
 EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
 LOW = [LowResolution(2), BoundedLowResolution(2), BesideOwn(LowResolution(4))]
-IMAGES = [Pixels(), FreePixels(), *EPOCHS, *LOW, GeneratorWeights(width=4, code=3)]
+DECODERS = [OwnDecoder(), OwnDecoder(5, latent=2, width=4, seed=1), StoredDecoder("codes", "1f", "2 images of x")]
+IMAGES = [Pixels(), FreePixels(), *EPOCHS, *LOW, GeneratorWeights(width=4, code=3), Latent(UntrainedDecoder())]
 COMBINATIONS = [SupposedMean(), SupposedMedian(), SupposedTrimmedMean(0), SoftMedian(), OneClient()]
 FORWARDS = [
     OneGradient(),
@@ -153,6 +180,8 @@ FORWARDS = [
     SuperClient(),
     EachClient(),
     *(Through(each) for each in COMBINATIONS),
+    BesideStatistics(OneGradient()),
+    EachRound(Unroll()),
 ]
 DISTANCES = [
     SquaredError(),
@@ -195,6 +224,8 @@ COMPOSED = [
     After(Cosine() + SquaredError(), 0.5),
     ScaleRule(PixelVariation()),
     ScaleRule(TotalVariation(), offset=0.1, slope=0.2),
+    WithStatistics(Cosine() + TotalVariation(), 0.5),
+    MeanOverRounds(Cosine()),
 ]
 SCHEDULES = [Constant(), StepDecay(), StepDecay(at=(0.5,), by=0.2), ExponentialDecay(0.99, 10), CosineDecay(0.2, 0.1)]
 KEEPS = [Last(), Lowest(), LowestFrom(0.6)]
@@ -238,6 +269,7 @@ WHOLES = [
 PARTS: list[Any] = [
     *LABELS,
     *IMAGES,
+    *DECODERS,
     *FORWARDS,
     *DISTANCES,
     *PRIORS,
@@ -320,6 +352,7 @@ NEEDS: dict[type, set[Fact]] = {
     EachClient: {Fact.TRAINING, Fact.GROUPS},
     Through: {Fact.TRAINING, Fact.EXAMPLES},
     OracleEpoch: {Fact.EYE},
+    OwnDecoder: {Fact.OWN_EXAMPLES},
     SearchByOwn: {Fact.STEPS},
 }
 """What parts can not do without; those that are not here need nothing."""

@@ -93,9 +93,9 @@ def test_without_a_bias_or_after_several_steps_there_is_no_size_to_read(toy: Any
 
 
 @pytest.mark.parametrize("name", built_in("attacks"))
-def test_every_recipe_can_be_played_by_who_knows_what_it_needs(toy: Any, name: str) -> None:
+def test_every_recipe_can_be_played_by_who_knows_what_it_needs(toy: Any, name: str, equipped: Any) -> None:
     whole = recipe(name)
     assert not any(fact.oracle for fact in needs_of(whole))
-    check_needs(whole, toy.observation(Training(0.1, 2, 2), Knows()))
+    check_needs(whole, equipped(whole, toy.observation(Training(0.1, 2, 2), Knows()), toy.images(2)))
     if not needs_of(whole):
         check_needs(whole, toy.observation(Training(0.1, 2, 2), NOTHING))

@@ -23,10 +23,11 @@ from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.params import Update
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State
+from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, mean_of
 from fedglass.fl.release import Outgoing
 from fedglass.ledger.records import RECORDS, Record, RecordFile
 from fedglass.recipes.catalogue import recipe
+from fedglass.report.html import audit_page
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
@@ -306,3 +307,31 @@ def test_a_view_that_a_rule_leaves_nothing_to_see_fails_alone(
     assert (first.status, second.status) == ("failed", "done")
     assert "only that of 'client 0' itself got through" in str(first.error)
     assert (second.client, second.kept) == ("client 0", ["client 0"])
+
+
+@dataclass(frozen=True)
+class NobodyAtFirst:
+    """A rule that rejects everybody in the first round, and nobody afterwards."""
+
+    def init(self, weights: torch.Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: torch.Tensor, context: AggregationContext, state: State) -> Aggregated:
+        return mean_of(updates, torch.full((len(updates),), context.round > 0))
+
+
+def test_a_round_whose_updates_were_all_rejected_keeps_the_model_and_the_audit_goes_on(
+    make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    federation = replace(make_federation(), aggregator=NobodyAtFirst())
+    views = PeerView(0, 0), AggregateView(0), ServerView(0, 0), PeerView(0, 1)
+    attacks = {"ig": recipe("inverting_gradients", iterations=2)}
+    job = Job([Simulated(federation, 2, views)], attacks, metrics=("psnr",))
+    peer, aggregate, server, later = run(job, tmp_path).records
+    assert [r.status for r in (peer, aggregate, server, later)] == ["failed", "failed", "done", "done"]
+    assert "No update of the round got through the rule, which left the model as it was" in str(peer.error)
+    assert "No update of round 0 got through" in str(aggregate.error)
+    assert (server.kept, later.kept) == ([], ["client 0", "client 1"])
+    assert "Round 1: none of 2 updates got through the aggregation rule; the model stayed." in audit_page(
+        tmp_path, [server, later]
+    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 import torch
 
 from fedglass.audit.assessment import Question, assess
-from fedglass.audit.guesses import best_guess, guesses
+from fedglass.audit.guesses import IMAGINED, best_guess, guesses, scored_guesses
 from fedglass.audit.looks import Effort
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
@@ -87,6 +88,65 @@ def test_what_public_data_show_as_well_is_not_recovered(make_federation: Make) -
 
     assert "no better than guessing" not in flags(None)
     assert "no better than guessing" in flags(Public.of(truth.images, truth.labels))
+
+
+@pytest.mark.parametrize("gate", [Gate("rmse", 0.1), Gate("psnr", 20.0)], ids=str)
+def test_a_peer_that_shows_what_can_be_guessed_is_flagged_by_any_gate(make_federation: Make, gate: Gate) -> None:
+    target = seen_by(PeerView(0), make_federation(clients=3, examples=2))
+    assert target.truth is not None
+    truth = target.truth
+    attack = recipe("maliciously_curious_client", iterations=1)
+    near = (truth.images + 0.03).clamp(0, 1)  # beyond either gate's threshold
+    shown: Reconstruction = replace(attack.run(target.observation), images=near)
+
+    def flags(public: Public | None) -> list[str]:
+        metrics = ("psnr", "rmse")
+        asked = Question(
+            attack, replace(target, public=public), truth, shown, metrics, gate, 0, Effort.QUICK, lambda a, b: None
+        )
+        return [flag.name for flag in flags_of(assess(asked, Findings(gate, energy=shown.energy)).findings)]
+
+    assert "no better than guessing" not in flags(None)
+    assert "no better than guessing" in flags(Public.of(truth.images, torch.arange(len(truth.images))))
+
+
+def test_black_is_black_and_never_better_than_the_best_flat_colour(make_federation: Make) -> None:
+    target = seen_by(ServerView(), make_federation(examples=3))
+    assert target.truth is not None
+    truth = target.truth
+    scores = scored_guesses(target.observation, truth, truth.labels, ("rmse",))
+    expected = truth.images.square().mean((1, 2, 3)).sqrt()
+    assert torch.allclose(torch.tensor(scores["black"]["rmse"]), expected, atol=1e-5)
+    assert all(map(float.__ge__, scores["black"]["rmse"], scores["the best flat colour"]["rmse"]))
+
+
+def test_what_a_decoder_draws_of_nothing_is_a_guess_where_an_attack_uses_it(make_federation: Make) -> None:
+    target = seen_by(PeerView(0), make_federation(clients=2, examples=2))
+    assert target.truth is not None
+    seen, truth = target.observation, target.truth
+    attack = recipe("maliciously_curious_client_published", iterations=1)
+    scores = scored_guesses(seen, truth, truth.labels, ("rmse",), attack=attack)
+    assert len(scores[IMAGINED]["rmse"]) == 2
+    again = scored_guesses(seen, truth, truth.labels, ("rmse",), attack=attack)
+    assert again[IMAGINED] == scores[IMAGINED]
+    for other in (None, recipe("inverting_gradients"), recipe("maliciously_curious_client_published", decoder="none")):
+        assert IMAGINED not in scored_guesses(seen, truth, truth.labels, ("rmse",), attack=other)
+
+
+def test_an_image_that_random_codes_draw_as_well_is_not_recovered(make_federation: Make) -> None:
+    target = seen_by(PeerView(0), make_federation(clients=2, examples=2))
+    assert target.truth is not None
+    attack = recipe("maliciously_curious_client_published", iterations=1)
+    (drawn,) = (
+        g for g in guesses(target.observation, target.truth, target.truth.labels, attack=attack) if g.name == IMAGINED
+    )
+    truth = replace(target.truth, images=drawn.images)  # as if the private images were what the decoder draws anyway
+    shown: Reconstruction = replace(attack.run(target.observation), images=drawn.images)
+    gate = Gate("rmse", 0.1)
+    asked = Question(attack, target, truth, shown, ("rmse",), gate, 0, Effort.QUICK, lambda a, b: None)
+    findings = assess(asked, Findings(gate, energy=shown.energy)).findings
+    assert "no better than guessing" in [flag.name for flag in flags_of(findings)]
+    assert not any(findings.recovered)
 
 
 def test_public_means_leave_out_what_is_private() -> None:

@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 import torch
 
+from fedglass.attack.needs import needs_of
 from fedglass.audit.audit import Job
 from fedglass.audit.play import Outcome, Work, play
 from fedglass.audit.target import Target
+from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
 from fedglass.ledger.evidence import Reconstructed
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.truth import Truth
+from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.view import Knows
+
+LABELS = torch.tensor([3, 3])
 
 
 def played(job: Job, target: Target) -> Outcome:
@@ -30,20 +35,26 @@ def test_replacing_the_truth_after_the_round_changes_no_bit(
     name: str, make_job: Callable[..., Job], make_federation: Callable[..., Federation]
 ) -> None:
     few = {"iterations": 3} if "iterations" in inspect.signature(built_in("attacks")[name].value).parameters else {}
+    attack = recipe(name, **few)
+    peers = 1 if Fact.OWN_EXAMPLES in needs_of(attack) else 0  # who has examples of its own knows those
     federation = make_federation(examples=2)
     trained = Federation(
         federation.model, federation.clients, Training(0.1, 2, 1), federation.classes, federation.whitening
     )
     knows = Knows(labels=True, batch_labels=True)
-    job = make_job(federation=trained, knows=knows, attacks={name: recipe(name, **few)})
+    views = {"views": (PeerView(0),)} if peers else {}
+    job = make_job(federation=trained, knows=knows, attacks={name: attack}, **views)
     target = job.sources[0].targets(lambda done, total: None)[0]
     honest = played(job, target)
     assert isinstance(honest.evidence, Reconstructed), honest.record.error
 
-    for client in trained.clients:  # the private data themselves, after the round
+    for client in trained.clients[peers:]:  # the private data themselves, after the round
         client.images.fill_(0.25)
         client.labels.copy_((client.labels + 1) % trained.classes)
-    lie = Truth(torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(5)), torch.tensor([3, 3]), ("x",))
+    false = torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(5))
+    own = trained.clients[:peers]
+    images, labels = torch.cat([false, *(c.images for c in own)]), torch.cat([LABELS, *(c.labels for c in own)])
+    lie = Truth(images, labels, ("x",), own=2 * peers)
     fooled = played(job, Target(target.observation, lie))
     assert isinstance(fooled.evidence, Reconstructed)
     assert np.array_equal(honest.evidence.found, fooled.evidence.found, equal_nan=True)

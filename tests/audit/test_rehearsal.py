@@ -14,10 +14,12 @@ from torch import nn
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
+from fedglass.attack.needs import needs_of
 from fedglass.audit.audit import Job, run
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.optimisers import Adam
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
@@ -204,7 +206,14 @@ def test_a_filter_that_is_wider_than_the_pictures_is_found() -> None:
 
 @pytest.mark.parametrize("name", built_in("attacks"))
 def test_a_plan_that_asks_for_nothing_special_is_sound(name: str) -> None:
-    assert plan(f'name = "{name}"', training="lr = 0.1, epochs = 2, batch_size = 1").cases
+    view = 'view = "peer"' if Fact.OWN_EXAMPLES in needs_of(recipe(name)) else ""
+    members = "examples = 2\nclients = 2" if view else "examples = 2"
+    assert plan(f'name = "{name}"', view, members, training="lr = 0.1, epochs = 2, batch_size = 1").cases
+
+
+def test_who_has_no_examples_can_not_train_a_decoder_on_them() -> None:
+    with pytest.raises(UsageError, match=r'OwnDecoder needs examples of the adversary.s own.*view = "peer"'):
+        plan('name = "maliciously_curious_client_published"')
 
 
 def test_a_rehearsal_leaves_the_federation_as_it_was(make_federation: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from pathlib import Path
 
@@ -158,3 +159,24 @@ def test_recorders_that_saw_different_messages_are_not_joined(server: Path, tmp_
     BundleWriter(tmp_path / "client").round(1).received("node 7", moved(2))
     with pytest.raises(DataError, match="differs from what another recorder saw"):
         join(tmp_path / "all", [server, tmp_path / "client"])
+
+
+def test_recorders_that_tell_different_facts_are_not_joined(server: Path, tmp_path: Path) -> None:
+    BundleWriter(tmp_path / "client").training("node 7", 1, {"examples": 5}, source="read")
+    with pytest.raises(DataError, match=r"tell 'examples' differently \(read\): 4 and 5"):
+        join(tmp_path / "all", [server, tmp_path / "client"])
+
+
+def test_what_may_not_be_read_is_said_in_a_sentence(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("fedglass.bundle.files.os.open", refused)
+    with pytest.raises(DataError, match="Permission denied; only the user who recorded it may"):
+        read_bundle(server)
+
+
+def test_what_may_not_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="Cannot write to"):
+        BundleWriter(tmp_path / "file" / "b")

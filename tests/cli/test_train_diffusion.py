@@ -17,6 +17,7 @@ from fedglass.cli.main import cli
 from fedglass.diffusion.checkpoint import STATE
 from fedglass.diffusion.folder import WEIGHTS, load_folder
 from fedglass.train import diffusion as training
+from fedglass.train.places import PICTURE, contact_sheet
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_the_folder_holds_a_model_and_a_picture_of_its_samples(data: str, tmp_pa
     assert "after 3 steps" in said
     assert "12 images of d" in said
     assert load_folder(tmp_path / "m").shape == (3, 8, 8)
-    with Image.open(tmp_path / "m" / training.PICTURE) as picture:
+    with Image.open(tmp_path / "m" / PICTURE) as picture:
         assert picture.size == (160, 160)  # 8 x 8 images of 8 pixels with a border, twice as large
 
 
@@ -109,4 +110,4 @@ def test_a_plan_is_still_what_train_takes(tmp_path: Path) -> None:
 
 def test_samples_of_all_channels_can_be_drawn() -> None:
     for channels in (1, 2, 3, 4):
-        assert training.contact_sheet(torch.rand(3, channels, 5, 5)).size == (8 * 7 * 2, 7 * 2)
+        assert contact_sheet(torch.rand(3, channels, 5, 5)).size == (8 * 7 * 2, 7 * 2)

@@ -14,6 +14,7 @@ from fedglass.defend.accounting import (
     Mechanism,
     budgets,
     clt_epsilon,
+    clt_uniform_epsilon,
     gaussian_epsilon,
     noise_multiplier_for,
     prv_epsilon,
@@ -22,6 +23,7 @@ from fedglass.defend.accounting import (
 from fedglass.integrations import opacus
 
 DELTA = 1e-5
+APPROXIMATE = (clt_epsilon, clt_uniform_epsilon)
 RUN = Mechanism(noise_multiplier=1.1, sample_rate=0.01, steps=1000)
 
 
@@ -35,8 +37,17 @@ def test_gaussian_is_the_hockey_stick_divergence(noise: float, steps: int) -> No
     assert delta == pytest.approx(DELTA, rel=1e-4)
 
 
+@pytest.mark.parametrize("noise", [0.7, 3.0, 40.0])
+def test_uniform_batches_have_the_half_sided_divergence(noise: float) -> None:
+    """mu^2 = 2 q^2 T E[max(0, L - 1)^2] with L the likelihood ratio of two neighbours, by quadrature."""
+    shift, mechanism = 1 / noise, Mechanism(noise, 0.2, 9)
+    half, _ = quad(lambda x: math.expm1(shift * x - shift**2 / 2) ** 2 * norm.pdf(x), shift / 2, shift + 40)
+    same = Mechanism(1 / (0.2 * math.sqrt(2 * 9 * half)), 1.0, 1)
+    assert clt_uniform_epsilon(mechanism, DELTA) == pytest.approx(gaussian_epsilon(same, DELTA), rel=1e-6)
+
+
 def test_more_noise_spends_less_and_more_steps_more() -> None:
-    for accountant in (clt_epsilon, gaussian_epsilon):
+    for accountant in (clt_epsilon, clt_uniform_epsilon, gaussian_epsilon):
         spent = [accountant(Mechanism(z, 0.1, 10), DELTA) for z in (0.5, 1.0, 2.0, 50.0)]
         assert spent == sorted(spent, reverse=True)
         assert accountant(Mechanism(1.0, 0.1, 20), DELTA) > accountant(Mechanism(1.0, 0.1, 10), DELTA)
@@ -44,7 +55,7 @@ def test_more_noise_spends_less_and_more_steps_more() -> None:
 
 def test_without_noise_nothing_is_private() -> None:
     none = Mechanism(0.0, 0.5, 1)
-    assert {f(none, DELTA) for f in (clt_epsilon, gaussian_epsilon, rdp_epsilon, prv_epsilon)} == {math.inf}
+    assert {f(none, DELTA) for f in (*APPROXIMATE, gaussian_epsilon, rdp_epsilon, prv_epsilon)} == {math.inf}
     assert clt_epsilon(Mechanism(1e-3, 0.5, 1), DELTA) == math.inf
     assert gaussian_epsilon(Mechanism(1e-3, 1.0, 1), DELTA) == pytest.approx(5e5, rel=0.05)
 
@@ -84,7 +95,7 @@ def test_bad_mechanisms_are_refused(noise: float, rate: float, steps: int) -> No
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
 def test_bad_deltas_are_refused(delta: float) -> None:
-    for accountant in (clt_epsilon, gaussian_epsilon, rdp_epsilon, prv_epsilon):
+    for accountant in (*APPROXIMATE, gaussian_epsilon, rdp_epsilon, prv_epsilon):
         with pytest.raises(UsageError, match="delta must be in"):
             accountant(RUN, delta)
 
@@ -98,6 +109,6 @@ def test_bad_budgets_are_refused(epsilon: float) -> None:
 @pytest.mark.parametrize(
     "mechanism", [Mechanism(0.03785, 1.0, 10**6), Mechanism(1e-160, 1, 1), Mechanism(1e-170, 0.5, 1)]
 )
-@pytest.mark.parametrize("accountant", [clt_epsilon, gaussian_epsilon])
+@pytest.mark.parametrize("accountant", [clt_epsilon, clt_uniform_epsilon, gaussian_epsilon])
 def test_next_to_no_noise_is_no_error(accountant: Callable[[Mechanism, float], float], mechanism: Mechanism) -> None:
     assert accountant(mechanism, 1e-5) > 1e6

@@ -25,6 +25,7 @@ from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
 from fedglass.rounds.transcript import Attendance
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
 
 SMALL = """
 [federation]
@@ -62,8 +63,13 @@ def test_every_setting_that_the_template_comments_out_is_sound() -> None:
     assert plan.federation[0].relabel_classes == 100
     assert plan.federation[0].rule is not None
     assert [(g.clients, g.behaviour[0].name, g.defences) for g in plan.federation[0].group] == [([1], "sign_flip", [])]
-    recording = "".join(line.removeprefix("# ") for line in PLAN[start:end].splitlines(keepends=True))
-    assert parse_plan(recording + '[[attacks]]\nname = "idlg"').recording[0].after == "after.safetensors"
+    message, federation = (
+        "".join(line.removeprefix("# ") for line in part.splitlines(keepends=True) if not line.startswith("# ..."))
+        for part in PLAN[start:end].split("# ... or the messages", 1)
+    )
+    assert parse_plan(message + '[[attacks]]\nname = "idlg"').recording[0].after == "after.safetensors"
+    _, _, bundle = federation.partition("\n")
+    assert parse_plan(bundle + '[[attacks]]\nname = "idlg"').recording[0].bundle == "recorded"
 
 
 def test_a_plan_becomes_the_federation_that_it_describes() -> None:
@@ -115,6 +121,10 @@ def test_clients_to_look_at(client: object, views: list[int]) -> None:
     attendance = Attendance(names, {0: names, 1: ("a", "c")})
     assert views_of(adversary, attendance) == tuple(ServerView(i) for i in views)
     assert views_of(AdversaryTable(view="aggregate", round=2), attendance) == (AggregateView(2),)
+    both = views_of(AdversaryTable(client=[0, 1], round=[0, 2], together=True), attendance)
+    assert both == tuple(Together((ServerView(client, 0), ServerView(client, 2))) for client in (0, 1))
+    joined = views_of(AdversaryTable(view="aggregate", round=[0, 2], together=True), attendance)
+    assert joined == (Together((AggregateView(0), AggregateView(2))),)
 
 
 def test_all_are_those_that_take_part() -> None:

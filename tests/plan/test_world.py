@@ -9,7 +9,7 @@ import pytest
 from fedglass.audit.audit import run
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.threat import threat_model
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.defend.clip import Clip
 from fedglass.fl.aggregate.mean import WeightedMean
@@ -18,6 +18,7 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
 from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound
+from fedglass.rounds.behaviour.rejoin import Rejoin
 from fedglass.rounds.behaviour.sign_flip import SignFlip
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
@@ -121,6 +122,35 @@ def test_what_can_not_be_is_refused(change: tuple[str, str], words: str) -> None
     assert change[0] in PLAN
     with pytest.raises(UsageError, match=words):
         source(PLAN.replace(*change))
+
+
+def test_a_group_may_come_back_under_new_names() -> None:
+    text = PLAN.replace("clients = [1]\n", "clients = [1]\nrejoins_after = 2\n")
+    assert source(text).federation.clients[1].behaviour == Rejoin(SignFlip(2.0), 2)
+    lines = [line for section in threat_model(compile_plan(parse_plan(text), Path())) for line in section.lines]
+    told = "Client 1 sends its update with the sign flipped, times 2, and comes back under a new name when 2 of its"
+    assert any(line.startswith(told) for line in lines)
+    assert not any("Defended" in line and "name" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            ('{ name = "mean" }', '{ name = "krum", byzantine = 2 }'),
+            "needs at least 7 clients in a round .*got 4: lower",
+        ),
+        (('{ name = "mean" }', '{ name = "balance", phi = 1.0 }'), r"federation\.server_examples"),
+        (('name = "sign_flip", factor = 2.0', 'name = "backdoor", side = 99'), "99 pixels does not fit into images of"),
+        (('name = "sign_flip", factor = 2.0', 'name = "backdoor", target = 999'), "target must be one of the classes"),
+        (("clients = [1]\n", "clients = [1]\nrejoins_after = 0\n"), "rejoins_after"),
+    ],
+)
+def test_what_a_rule_or_a_behaviour_can_not_do_is_one_sentence(change: tuple[str, str], words: str) -> None:
+    assert change[0] in PLAN
+    with pytest.raises((UsageError, DataError), match=words) as refusal:
+        source(PLAN.replace(*change))
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_peer_of_one_client_is_refused() -> None:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,7 @@ from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows
 
 RECIPES = built_in("attacks")
+Equip = Callable[..., Observation]
 
 FEDSGD = Training(0.1)
 FEDAVG = Training(0.1, epochs=2, batch_size=1)
@@ -79,20 +80,22 @@ PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "coarse_to_fine_published": (FEDSGD, [3], {"iterations": 100}),
     "coarse_to_fine_pruned": (FEDSGD, [3], {"iterations": 100}),
     "coarse_to_fine_batchnorm": (FEDSGD, [3], {"iterations": 100}),
+    "coarse_to_fine_statistics": (FEDSGD, [3], {"iterations": 100}),
     "coarse_stage_published": (FEDSGD, [3], {"iterations": 150}),
     "coarse_stage": (FEDSGD, [3], {"iterations": 150}),
     "invg_scaled": (FEDSGD, [3], {"iterations": 150}),
     "curious_client": (WHOLE, [0, 2], {"iterations": 100}),
     "curious_client_published": (WHOLE, [0, 2], {"iterations": 100, "factor": 2}),
     "maliciously_curious_client": (WHOLE, [0, 2], {"iterations": 100, "tv": 0.0}),
+    "maliciously_curious_client_published": (WHOLE, [0, 2], {"iterations": 100, "rate": 0.1}),
     "curious_client_search": (WHOLE, [0, 2], {"iterations": 100, "factor": 2}),
 }
 """The toy problem of each recipe: how the client trains, its labels, and the recipe's options."""
 
 
-def bold(toy: Any, n: int) -> Tensor:
+def bold(toy: Any, n: int, name: str = "bold") -> Tensor:
     """Pictures of strong contrast, half light and half dark: no grey comes near them."""
-    smooth: Tensor = toy.images(n, "bold")
+    smooth: Tensor = toy.images(n, name)
     middle = smooth.flatten(1).median(1).values.view(-1, 1, 1, 1)
     return ((smooth - middle) * 6 + 0.5).clamp(0, 1)
 
@@ -121,10 +124,11 @@ def test_every_recipe_has_a_toy_problem() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_beats_a_blind_guess(toy: Any, name: str) -> None:
+def test_a_recipe_beats_a_blind_guess(toy: Any, name: str, equipped: Equip) -> None:
     training, labels, options = PROBLEMS[name]
     seen, truth = observe(problem(toy, training, labels), ServerView(), Knows())
-    found = recipe(name, **options).run(seen)
+    attack = recipe(name, **options)
+    found = attack.run(equipped(attack, seen, bold(toy, 64, "others")))
     assert error(found.images.clamp(0, 1), truth.images) < 0.6 * blind(truth.images)
     assert sorted(found.labels.tolist()) == sorted(truth.labels.tolist())
 
@@ -164,9 +168,11 @@ def federation(toy: Any) -> Federation:
     return found
 
 
-@pytest.fixture(scope="module")
-def seen(federation: Federation) -> Observation:
-    return observe(federation, ServerView(), Knows(labels=True, batch_labels=True))[0]
+@pytest.fixture
+def seen(toy: Any, federation: Federation, equipped: Equip, request: pytest.FixtureRequest) -> Observation:
+    """What the server sees; one with examples of its own, where the recipe needs them."""
+    found = observe(federation, ServerView(), Knows(labels=True, batch_labels=True))[0]
+    return equipped(recipe(request.node.callspec.params["name"]), found, toy.images(3, "own"))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -203,10 +209,11 @@ def test_the_observation_is_left_as_it_was(seen: Observation, name: str) -> None
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_truth_plays_no_part(toy: Any, name: str) -> None:
+def test_the_truth_plays_no_part(toy: Any, name: str, equipped: Equip) -> None:
     """Replaced after the round, the private data leave the reconstruction as it was, to the bit."""
     federation = toy.federation(Training(0.2, epochs=2, batch_size=3), examples=4)
-    seen, truth = observe(federation, ServerView(), Knows())
+    told, truth = observe(federation, ServerView(), Knows())
+    seen = equipped(recipe(name), told, toy.images(3, "own"))
     before = short(name).run(seen)
     truth.images.fill_(0.5)
     truth.labels.fill_(0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedglass.report.charts import WIDTH, Axis, Dot, energy_chart, interval_plot, trade_off
+from fedglass.report.charts import WIDTH, Axis, Dot, energy_chart, interval_plot, sweep_chart, trade_off
 
 NASTY = "<script>alert(1)</script>\"'&"
 finite = st.floats(-1e12, 1e12)
@@ -50,6 +50,12 @@ def test_energy_chart(curves: list[list[float]], truth: list[float], blind: list
 def test_trade_off(points: list[tuple[float, float]]) -> None:
     inside(trade_off("t", {NASTY: points}, NASTY, NASTY))
     inside(trade_off("t", {NASTY: points, "other": points, "third": points}, NASTY, NASTY))
+
+
+@given(st.lists(st.tuples(finite, st.none() | finite, finite), min_size=2, max_size=9))
+def test_sweep_chart(points: list[tuple[float, float | None, float]]) -> None:
+    places, values, blind = zip(*points, strict=True)
+    inside(sweep_chart(NASTY, places, {NASTY: values, "other": blind}, blind, NASTY, NASTY))
 
 
 def test_names_of_several_series_do_not_hide_each_other() -> None:

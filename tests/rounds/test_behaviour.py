@@ -18,6 +18,7 @@ from fedglass.rounds.behaviour.behaviour import Behaviour, Turn
 from fedglass.rounds.behaviour.gaussian import Gaussian
 from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound
+from fedglass.rounds.behaviour.rejoin import Rejoin
 from fedglass.rounds.behaviour.sign_flip import SignFlip
 from fedglass.rounds.federation import Federation
 
@@ -119,8 +120,16 @@ def test_a_backdoor_marks_a_share_of_the_examples(toy: Any) -> None:
     assert torch.equal(marked[2:], images[2:])
     assert torch.equal(marked[:2, :, :5], images[:2, :, :5])
     assert not bool((images[:2, :, -3:, -3:] == 1).all())
-    with pytest.raises(DataError, match="does not fit into images of 8 x 8"):
-        Backdoor(side=9).examples(turn)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [(Backdoor(side=9), "does not fit into images of 8 x 8"), (Backdoor(target=5), "classes 0 to 4, got 5")],
+)
+def test_a_backdoor_that_does_not_fit_is_refused_before_anything_runs(toy: Any, part: Backdoor, words: str) -> None:
+    for behaviour in (part, PerRound((Honest(), part)), Rejoin(part, 2)):
+        with pytest.raises(DataError, match=words):
+            acting(toy, behaviour)
 
 
 @pytest.mark.parametrize("wrong", [{"share": 0.0}, {"side": 0}, {"target": -1}])

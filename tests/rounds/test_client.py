@@ -102,11 +102,25 @@ def test_batch_statistics_are_those_of_a_training_pass(toy: Any, same: Callable[
     assert same(call.buffers, before)
     trained = copy.deepcopy(model).train()
     with torch.no_grad():
-        for name, parameter in trained.named_parameters():
-            parameter += message.update[name]
         trained(client.images)
     torch.testing.assert_close(statistics(message), dict(trained.named_buffers())["1.running_mean"])
     assert message.buffers["1.num_batches_tracked"] == 1
+
+
+def test_statistics_are_those_that_torch_leaves_behind(toy: Any) -> None:
+    """Of a training loop as anybody writes it."""
+    model, client = toy.normalised(), toy.client()
+    training = Training(0.1, epochs=2, batch_size=2, batch_norm=BatchNorm.BATCH, shuffle=False)
+    message = respond(client, call_of(model, training))
+    plain = copy.deepcopy(model).train()
+    optimiser = torch.optim.SGD(plain.parameters(), 0.1)
+    for _ in range(2):
+        for rows in training.batches(len(client.labels)):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(plain(client.images[rows]), client.labels[rows]).backward()
+            optimiser.step()
+    for name, tensor in plain.named_buffers():
+        torch.testing.assert_close(message.buffers[name], tensor)
 
 
 def test_statistics_are_gathered_without_global_random_numbers(toy: Any, same: Callable[..., bool]) -> None:

@@ -17,7 +17,8 @@ from fedglass.diffusion.folder import load_folder
 from fedglass.diffusion.stored import stored
 from fedglass.diffusion.training import Course
 from fedglass.train.autoencoder import learned_autoencoder
-from fedglass.train.diffusion import PICTURE, Teaching, train_diffusion
+from fedglass.train.diffusion import Teaching, train_diffusion
+from fedglass.train.places import PICTURE
 
 
 def loaded(folder: Path) -> ClassModel:

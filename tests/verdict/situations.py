@@ -49,6 +49,7 @@ from fedglass.models.catalogue import build
 from fedglass.models.init import KaimingUniform, Uniform
 from fedglass.recipes.catalogue import recipe
 from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm
+from fedglass.recipes.statistics import coarse_to_fine_statistics
 from fedglass.rounds.behaviour.sign_flip import SignFlip
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
@@ -57,6 +58,7 @@ from fedglass.rounds.truth import Examples, Truths
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import Knows
 
 SHAPE, CLASSES = (3, 12, 12), 10
@@ -255,6 +257,7 @@ def simulated(
     examples: Examples | None = None,
     rule: Aggregator = WeightedMean(),  # noqa: B008  # frozen
     knows: Knows = Knows(),  # noqa: B008  # frozen
+    rounds: int = 1,
 ) -> Callable[[], Source]:
     """Clients, each with what sets it apart."""
 
@@ -264,7 +267,7 @@ def simulated(
             own = examples or data(count, i * count)
             members.append(Client(f"client {i}", own.images, own.labels, **parts))
         federation = Federation(model(), members, training, CLASSES, PLAIN, aggregator=rule)
-        return Simulated(federation, views=(view,), knows=knows)
+        return Simulated(federation, rounds, views=(view,), knows=knows)
 
     return source
 
@@ -555,7 +558,32 @@ def _situations() -> Iterator[Situation]:
     contrast = simulated(model=grouped, examples=black_and_white())
     yield row("group normalisation, black and white", LEAKS, contrast, attack(tv=0.03), "recognisable otherwise")
     yield row("attack that looks at the last layers alone", LEAKS, simulated(), last_layers(attack(400)))
+    yield from _over_rounds()
+    yield from _statistics()
     yield from _among_peers()
+
+
+def _over_rounds() -> Iterator[Situation]:
+    """The same data in several rounds, which tell more together than each does."""
+    more = "more rounds of the same data"
+    yield row("heavy noise, the data in 100,000 rounds", LEAKS, simulated(noisy(0.1), rounds=100_000), flag=more)
+    four = Together(tuple(ServerView(0, index) for index in range(4)))
+    yield row("some noise in four rounds, attacked together", LEAKS, simulated(noisy(2e-4), rounds=4, view=four))
+    yield row("one image in four rounds, attacked together", LEAKS, simulated(rounds=4, view=four))
+    yield row("heavy noise in four rounds, attacked together", SAFE, simulated(noisy(0.1), rounds=4, view=four))
+    all_means = simulated(model=pooled, rounds=4, view=four)
+    yield row("model that sees means alone, four rounds together", SAFE, all_means, SMOOTH)
+
+
+def _statistics() -> Iterator[Situation]:
+    """Running statistics, which travel beside the update."""
+    batch, told = replace(TOLD, batch_norm=BatchNorm.BATCH), "batch statistics"
+    by_both = coarse_to_fine_statistics(iterations=ITERATIONS)
+    yield row("batch statistics, read with the update", LEAKS, simulated(training=batch, model=normalised), by_both)
+    hushed = simulated(noisy(1.0), training=batch, model=normalised)
+    yield row("heavy noise, batch statistics in clear", LEAKS, hushed, flag=told)
+    two = simulated(noisy(1.0), noisy(1.0), training=batch, model=normalised, view=AggregateView())
+    yield row("heavy noise, an aggregate's batch statistics in clear", LEAKS, two, LONG, told)
 
 
 def _among_peers() -> Iterator[Situation]:

@@ -339,3 +339,13 @@ def test_images_that_some_tensor_tells_from_the_truth_are_no_choice() -> None:
     (flag,) = [flag for flag in flags_of(told) if flag.name == "other images fit as well"]
     assert "conv.weight" in flag.text
     assert replace(FREE, looks=(REACHED, replace(REACHED, apart=("conv.weight",)))).absence is None
+
+
+@pytest.mark.parametrize("found", [SHIELDED, FREE])
+def test_one_message_shows_nothing_of_what_several_rounds_tell(found: Findings) -> None:
+    assert found.absence is not None
+    more = replace(found, further=3)
+    assert more.absence is None
+    assert serious(more) == ["more rounds of the same data"]
+    assert "more rounds of the same data" not in names(replace(RECOVERED, further=3))
+    assert "more rounds of the same data" not in names(replace(MISSED, further=3))

@@ -33,6 +33,7 @@ from fedglass.attack.parts import (
     silent,
     unwatched,
 )
+from fedglass.attack.several_rounds import EachRound, MeanOverRounds, averaged
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
@@ -57,6 +58,12 @@ class Stage:
     def reads(self, observation: Observation) -> frozenset[Fact]:
         """What the operator takes from the message itself, and no part of the stage need be told."""
         return self.forward.reads(observation) if isinstance(self.forward, Reads) else NOTHING
+
+    def over(self, observation: Observation) -> Stage:
+        """The same for all rounds that are looked at together; itself where that is one."""
+        if not observation.also:
+            return self
+        return replace(self, forward=EachRound(self.forward), objective=MeanOverRounds(self.objective))
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class Attack:
             self.labels.check(observation)
         else:
             self.labels.bind(observation, draws)
-        for stage in self.stages:
+        for stage in self._stages(observation):
             stage.forward.bind(observation)
             stage.images.bind(observation, draws, None)
         knows = observation.knows
@@ -140,7 +147,7 @@ class Attack:
 
         An objective may leave tensors out, or count them for next to nothing: this counts each of them.
         """
-        forward = self.stages[-1].forward.bind(observation)
+        forward = self._stages(observation)[-1].forward.bind(observation)
         own = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
         predicted = forward.predict(self._nearest(observation, pixels, labels), own)
         rows = zip(forward.names, predicted, forward.target, strict=True)
@@ -163,25 +170,29 @@ class Attack:
         film = films[-1] if films else None
         return replace(found, images=images, raw=found.images, energy_refined=energy, film=film)
 
+    def _stages(self, observation: Observation) -> list[Stage]:
+        return [stage.over(observation) for stage in self.stages]
+
     def _representation(self, observation: Observation) -> Bound:
         """The unknowns of the last stage, from any start."""
         return self.stages[-1].images.bind(observation, stream(0, "shape"), None)
 
     def _energy_at(self, observation: Observation, candidate: Candidate, like: Reconstruction) -> float:
         """The last stage's energy; the operator's own unknowns end where they do in `like`."""
-        stage = self.stages[-1]
+        stage = self._stages(observation)[-1]
         forward = stage.forward.bind(observation)
         own = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
         return float(_energy(stage, observation, forward)(candidate, own, 1.0).detach())
 
     def _once(self, observation: Observation, seed: int, progress: Progress) -> Reconstruction:
         # All operators first: what the last one refuses is said before the first one has run for minutes.
-        forwards = [stage.forward.bind(observation) for stage in self.stages]
-        labels = self.labels.bind(observation, stream(seed, "labels"))
+        stages = self._stages(observation)
+        forwards = [stage.forward.bind(observation) for stage in stages]
+        labels = self.labels.bind(averaged(observation), stream(seed, "labels"))
         label_start = [u.start for u in labels.unknowns]
         images: Tensor | None = None
         notes = list(labels.notes)
-        for i, (stage, forward) in enumerate(zip(self.stages, forwards, strict=True)):
+        for i, (stage, forward) in enumerate(zip(stages, forwards, strict=True)):
             bound = stage.images.bind(observation, stream(seed, "images", i), images)
             asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
             problem = _problem(stage, observation, forward, bound, Bound(asked, labels.decode))
@@ -233,6 +244,8 @@ def check_observation(observation: Observation) -> None:
     check_weights(observation.before, observation.model)
     check_update(observation.update, observation.before)
     check_counted(observation)
+    for each in observation.also:
+        check_observation(each)
     knows = observation.knows
     if knows.examples < 1:
         raise UsageError(f"knowledge.examples must be at least 1, got {knows.examples}.")

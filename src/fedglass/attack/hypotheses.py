@@ -149,4 +149,5 @@ def _as_supposed(observation: Observation, like: Reconstruction) -> Observation:
 
 def supposing(observation: Observation, training: Training) -> Observation:
     """The same message to an adversary that takes this for the clients' training."""
-    return replace(observation, knows=replace(observation.knows, training=training))
+    also = tuple(supposing(each, training) for each in observation.also)
+    return replace(observation, knows=replace(observation.knows, training=training), also=also)

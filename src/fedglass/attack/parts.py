@@ -65,6 +65,23 @@ class Images(Protocol):
         ...
 
 
+@runtime_checkable
+class Imagines(Protocol):
+    """Images drawn by a network that has learned what images look like, and so draws some without any message.
+
+    An audit names what it has learned from, and demands of each image that it beats what is drawn of nothing.
+    """
+
+    @property
+    def learned_from(self) -> str:
+        """In words, such as `an autoencoder that was trained on 6000 images of mnist`."""
+        ...
+
+    def imagined(self, observation: Observation, count: int, generator: torch.Generator) -> Tensor:
+        """What random codes decode to; the message is not looked at.  # (count, c, h, w), pixels before whitening"""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class BoundForward:
     """The operator A on tensors: what the candidate would have sent, beside what was sent."""

@@ -12,6 +12,7 @@ import torch
 
 from fedglass.attack.attack import part
 from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.needs import uses_of
 from fedglass.attack.parts import Progress
 from fedglass.audit.consistency import contradictions
 from fedglass.audit.controls import controlled
@@ -24,6 +25,7 @@ from fedglass.audit.noise import Fit
 from fedglass.audit.remains import remains
 from fedglass.audit.replay import Replay, replay
 from fedglass.audit.target import Target
+from fedglass.core.facts import Fact
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.rounds.truth import Truth
 from fedglass.verdict.findings import Findings, Look
@@ -79,7 +81,8 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         energy_labels=energy_at(attack, seen, truth.images, found.labels, found) if wrong else None,
         label_errors=judged.label_errors,
         defended=asked.target.defended,
-        batch_statistics=asked.target.batch_statistics,
+        batch_statistics=asked.target.batch_statistics and Fact.STATISTICS not in uses_of(attack),
+        further=asked.target.further,
         **_explained(asked.target),
     )
     if findings.open and not (findings.explained and not findings.defended):
@@ -93,7 +96,7 @@ def _scored(
 ) -> Findings:
     """The findings with the scores of guesses and of a refinement's controls, and what is shown in another way."""
     raw = {} if judged.scores_raw is None else judged.scores_raw.values
-    blind = best_guess(asked.seen, asked.truth, found.labels, asked.metrics, asked.target.public)
+    blind = best_guess(asked.seen, asked.truth, found.labels, asked.metrics, asked.target.public, asked.attack)
     control = controlled(asked.attack, seen, found, asked.truth, judged.scores, asked.seed)
     scores = ImageScores(judged.scores.values, raw, blind.values, blind.names, control.values, control.kept)
     versions = [images for images in (found.images, found.raw) if images is not None]

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedglass.audit.plausible import Declaration, knows_nothing, largest, smallest
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.params import Params
+from fedglass.core.statistics import COUNTER, MEAN, VARIANCE, moved_statistics
 from fedglass.core.types import BatchNorm, Training, Whitening
 
 WINDOW = 0.04
@@ -82,7 +83,7 @@ def _statistics(said: Statement, training: Training) -> Iterator[str]:
     names = [name for name in _running(said.model) if name in said.buffers and name in said.buffers_after]
     if not names:
         return
-    moved = [name for name in names if not _unmoved(said.buffers[name], said.buffers_after[name])]
+    moved = moved_statistics(said.buffers, said.buffers_after)
     frozen = training.batch_norm is BatchNorm.FROZEN
     if frozen and moved:
         yield (
@@ -98,7 +99,7 @@ def _statistics(said: Statement, training: Training) -> Iterator[str]:
 
 def _counter(said: Statement, training: Training) -> Iterator[str]:
     """Each step in train mode adds one to `num_batches_tracked`; a mean over clients has no such count."""
-    counters = [f"{name}.num_batches_tracked" for name in _normalising(said.model)]
+    counters = [f"{name}.{COUNTER}" for name in _normalising(said.model)]
     known = [name for name in counters if name in said.buffers and name in said.buffers_after]
     if training.batch_norm is BatchNorm.FROZEN or len(said.trainings) > 1 or not known:
         return
@@ -209,13 +210,7 @@ def _normalising(model: nn.Module) -> list[str]:
 
 
 def _running(model: nn.Module) -> list[str]:
-    return [f"{name}.{kind}" for name in _normalising(model) for kind in ("running_mean", "running_var")]
-
-
-def _unmoved(before: Tensor, after: Tensor) -> bool:
-    """Whether they are the same, but for having been stored in half precision or averaged over clients."""
-    rounded = (before.half().float(), before.bfloat16().float())
-    return torch.allclose(after, before, rtol=1e-5, atol=1e-8) or any(torch.equal(after, each) for each in rounded)
+    return [f"{name}.{kind}" for name in _normalising(model) for kind in (MEAN, VARIANCE)]
 
 
 def _moved(said: Statement) -> Tensor | None:

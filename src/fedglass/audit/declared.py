@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from fedglass.audit.consistency import Statement
 from fedglass.audit.replay import Declared, Part, played
 from fedglass.core.types import Observation
@@ -64,20 +62,13 @@ class Heard:
             o.model,
             o.before,
             o.buffers,
-            self._buffers_after(),
+            o.buffers_after,
             o.update,
             terms.shape,
             terms.whitening,
             trainings,
             self.defended,
         )
-
-    def _buffers_after(self) -> Mapping[str, Tensor]:
-        """The client's own where its message was seen, those of all otherwise."""
-        past = self.transcript.rounds[self.index]
-        message = past.message(self.seen.behind[0])
-        alone = message is not None and message.update is self.seen.observation.update
-        return message.buffers if message is not None and alone else past.buffers_after
 
     def unplayable(self, protections: Mapping[str, Protection]) -> str:
         """What of the message a replay does not know; empty where nothing is."""

@@ -6,14 +6,17 @@ Everything here may look at the truth. A guess is paired with the originals as f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from fedglass.attack.needs import parts_of
+from fedglass.attack.parts import Imagines
 from fedglass.audit.judgement import grey, paired
 from fedglass.audit.public import Public
+from fedglass.core.rng import stream
 from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation
 from fedglass.metrics.catalogue import score
@@ -22,6 +25,7 @@ from fedglass.rounds.truth import Truth
 
 DEAR = ("lpips",)
 """Metrics that are not computed for guesses."""
+IMAGINED = "drawings of random codes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,20 +46,38 @@ class BestGuess:
 
 
 def best_guess(
-    seen: Observation, truth: Truth, labels: Tensor, metrics: Sequence[str], public: Public | None
+    seen: Observation,
+    truth: Truth,
+    labels: Tensor,
+    metrics: Sequence[str],
+    public: Public | None,
+    attack: object = None,
 ) -> BestGuess:
     """The best of all guesses; `labels` are those that the attack found."""
-    cheap, private = [name for name in metrics if name not in DEAR], truth.private.images
-    tried = guesses(seen, truth, labels, public)
-    scored = [(guess.name, score(guess.images, private, cheap, guess.matching).values) for guess in tried]
+    count = len(truth.private.images)
+    scored = scored_guesses(seen, truth, labels, metrics, public, attack)
     best = {
-        metric: [_best(metric, [(name, values[metric][i]) for name, values in scored]) for i in range(len(private))]
-        for metric in scored[0][1]
+        metric: [_best(metric, [(name, values[metric][i]) for name, values in scored.items()]) for i in range(count)]
+        for metric in scored["grey"]
     }
     return BestGuess(
         {metric: tuple(value for _, value in found) for metric, found in best.items()},
         {metric: tuple(name for name, _ in found) for metric, found in best.items()},
     )
+
+
+def scored_guesses(
+    seen: Observation,
+    truth: Truth,
+    labels: Tensor,
+    metrics: Sequence[str],
+    public: Public | None = None,
+    attack: object = None,
+) -> dict[str, Mapping[str, tuple[float, ...]]]:
+    """Guess -> metric -> what it reaches for each private image."""
+    cheap, private = [name for name in metrics if name not in DEAR], truth.private.images
+    tried = guesses(seen, truth, labels, public, attack)
+    return {guess.name: score(guess.images, private, cheap, guess.matching).values for guess in tried}
 
 
 def _best(metric: str, reached: Sequence[tuple[str, float]]) -> tuple[str, float]:
@@ -66,16 +88,23 @@ def _best(metric: str, reached: Sequence[tuple[str, float]]) -> tuple[str, float
     return next((name, value) for name, value in known if value == best)
 
 
-def guesses(seen: Observation, truth: Truth, labels: Tensor, public: Public | None = None) -> list[Guess]:
-    """Grey, each image's own mean colour, the nearest of the adversary's own, and means of public data.
+def guesses(
+    seen: Observation, truth: Truth, labels: Tensor, public: Public | None = None, attack: object = None
+) -> list[Guess]:
+    """Grey, black, each image's own mean colour, the nearest of the adversary's own, means of public data, and what a
+    decoder draws that the attack uses.
 
     The flat colour and the nearest image are chosen by the truth, which makes them the best of their kind. The class
-    means are those of the labels that the attack found, and are matched as a reconstruction is.
+    means are those of the labels that the attack found, and are matched as a reconstruction is; so are the drawings.
     """
     private = truth.private.images
     same = Matching(tuple(range(len(private))))
     flat = private.mean(dim=(-2, -1), keepdim=True).expand_as(private)
-    found = [Guess("grey", grey(seen, len(private)).cpu(), same), Guess("the best flat colour", flat, same)]
+    found = [
+        Guess("grey", grey(seen, len(private)).cpu(), same),
+        Guess("black", torch.full_like(private, seen.knows.low), same),
+        Guess("the best flat colour", flat, same),
+    ]
     if seen.own is not None:
         own = seen.own.images.detach().cpu()
         nearest = torch.stack([(own - image).square().flatten(1).mean(1).argmin() for image in private])
@@ -85,4 +114,12 @@ def guesses(seen: Observation, truth: Truth, labels: Tensor, public: Public | No
     if public is not None and public.of_class:
         of_each = torch.stack([public.of_class.get(int(label), public.mean) for label in labels])
         found.append(Guess("the means of the classes found", of_each, paired(of_each, truth)))
-    return found
+    return [*found, *_imagined(seen, truth, attack)]
+
+
+def _imagined(seen: Observation, truth: Truth, attack: object) -> list[Guess]:
+    """What the decoders that an attack uses draw of random codes; one that is used under several rules is one."""
+    decoders = dict.fromkeys(part for part in parts_of(attack) if isinstance(part, Imagines))
+    drawn = [part.imagined(seen, len(truth.images), stream(0, "imagined")).cpu() for part in decoders]
+    named = [IMAGINED, *(f"{IMAGINED} ({i + 2})" for i in range(len(drawn) - 1))]
+    return [Guess(name, images, paired(images, truth)) for name, images in zip(named, drawn, strict=False)]

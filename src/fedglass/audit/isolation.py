@@ -44,10 +44,11 @@ def isolated(observation: Observation, attack: object, device: torch.device) -> 
     """
     knows = without_unused_oracles(observation.knows, attack)
     facts = {field.name: _copied(getattr(knows, field.name), device) for field in fields(Knowledge)}
-    tensors = (observation.before, observation.buffers, observation.update)
-    before, buffers, update = (_copied_all(params, device) for params in tensors)
+    tensors = (observation.before, observation.buffers, observation.update, observation.buffers_after)
+    before, buffers, update, after = (_copied_all(params, device) for params in tensors)
     model = copy.deepcopy(observation.model).to(device)
-    return Observation(model, before, buffers, update, Knowledge(**facts), _own(observation.own, device))
+    also = tuple(isolated(each, attack, device) for each in observation.also)
+    return Observation(model, before, buffers, update, Knowledge(**facts), _own(observation.own, device), after, also)
 
 
 def iterations_of(attack: object) -> int | None:

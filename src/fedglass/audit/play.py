@@ -16,7 +16,7 @@ from fedglass.audit.isolation import isolated, oracle_facts, without_unused_orac
 from fedglass.audit.machine import peak_mib, reset_peak, return_memory, versions
 from fedglass.audit.probe import Finding, Probe
 from fedglass.audit.target import Pending, Target
-from fedglass.audit.words import knowledge_in_words
+from fedglass.audit.words import knowledge_in_words, learned_in_words
 from fedglass.ledger.evidence import Evidence
 from fedglass.ledger.records import Record
 
@@ -75,15 +75,18 @@ def _known(work: Work) -> dict[str, Any]:
 
 def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
     named, more = target.behind[:NAMED], len(target.behind) - NAMED
+    knows = knowledge_in_words(without_unused_oracles(target.observation.knows, probe))
+    learned = learned_in_words(probe)
     return {
         "client": ", ".join(named) + (f" and {more} more" if more > 0 else ""),
-        "knows": knowledge_in_words(without_unused_oracles(target.observation.knows, probe)),
+        "knows": knows | ({"images drawn by": learned} if learned else {}),
         "utility": dict(target.utility),
         "defences": None if target.defences is None else list(target.defences),
         "behaviours": list(target.behaviours),
         "participants": list(target.participants),
         "kept": list(target.kept),
         "behind": list(target.behind),
+        "swept": dict(target.swept),
     }
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from fedglass.audit.declared import Heard
 from fedglass.audit.public import Public
-from fedglass.audit.target import Said, Section, Target, TargetInfo, infos_of, target_of
+from fedglass.audit.target import Said, Section, Target, TargetInfo, further, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.fl.protection import Protection
-from fedglass.rounds.transcript import Transcript
+from fedglass.rounds.transcript import Attendance, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows, Seen, View
@@ -33,7 +33,8 @@ class Recorded:
     """What protects each client, to be played again; nothing of those of whom it is not known."""
     doubts: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """By round and client, what was recorded and is not as it was said; of the round itself under no name."""
-
+    everywhere: Attendance | None = None
+    """Who took part in which of all rounds that are known of; those of the transcript where nobody says."""
     dealt: bool = False
     """Whether nobody has said how many examples each client has, and their sum was dealt out as evenly as it goes."""
 
@@ -83,6 +84,7 @@ class Recorded:
         return replace(
             found,
             public=self.public,
+            further=further(view, found.behind, self.everywhere or self.transcript.attendance),
             declared=declared,
             statement=heard.statement(),
             doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
 from fedglass.audit.public import Public
-from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, infos_of, target_of
+from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, further, infos_of, target_of
 from fedglass.audit.utility import accuracy, after
 from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
@@ -40,6 +40,8 @@ class Simulated:
     """Examples of no client, on which the trained model is measured."""
     public: Public | None = None
     """What the adversary has of such data."""
+    swept: Mapping[str, float] = field(default_factory=dict)
+    """What a sweep changes from one federation to the next, and its value here."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -72,7 +74,7 @@ class Simulated:
     def targets(self, progress: Said) -> Sequence[Target | Unseen]:
         transcript, last = self._played(progress)
         truths, utility = self.truths(), self._utility(last, progress)
-        bare = self._bare(transcript)
+        bare, attendance = self._bare(transcript), self.federation.attendance(self.rounds)
 
         def target(view: View) -> Target | Unseen:
             try:
@@ -80,7 +82,9 @@ class Simulated:
                 without = None if bare is None else view.see(bare, self.knows, truths).observation
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
-            return replace(found, utility=utility, bare=without, public=self.public, simulated=True)
+            more = further(view, found.behind, attendance)
+            found = replace(found, utility=utility, bare=without, public=self.public, simulated=True)
+            return replace(found, swept=self.swept, further=more)
 
         return [target(view) for view in self.views]
 

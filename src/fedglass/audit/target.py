@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.audit.consistency import Statement
@@ -14,9 +13,10 @@ from fedglass.audit.protection import together
 from fedglass.audit.public import Public
 from fedglass.audit.replay import Declared
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
 from fedglass.core.types import BatchNorm, Observation
-from fedglass.rounds.transcript import Participant, Transcript
+from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
 from fedglass.rounds.truth import Truth, Truths
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.view import Knows, Named, Seen, View
@@ -63,8 +63,12 @@ class Target:
     """What poisoners do, in words."""
     public: Public | None = None
     """What the adversary has of such data beside the message."""
+    swept: Mapping[str, float] = field(default_factory=dict)
+    """What a sweep changes from one federation to the next, and its value here."""
     batch_statistics: bool = False
     """Whether a client behind the message trained BatchNorm layers with the statistics of its batches."""
+    further: int = 0
+    """Rounds beyond those that are looked at here in which all behind the message trained on the same examples."""
 
     def target(self) -> Target:
         """Itself: it need not be made."""
@@ -175,6 +179,12 @@ def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:
     )
 
 
+def further(view: View, behind: Sequence[str], attendance: Attendance) -> int:
+    """How many rounds more there are with all of these clients, whose examples stay the same."""
+    rounds = (present for index, present in attendance.rounds.items() if index not in view.rounds())
+    return sum(set(behind) <= set(present) for present in rounds)
+
+
 def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:
     """What one view makes of a transcript, simulated or recorded."""
     seen, past = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
@@ -189,12 +199,23 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         behind=seen.behind,
         participants=tuple(p.name for p in past.participants),
         kept=past.kept,
-        behaviours=terms.behaviours,
-        batch_statistics=_batch_statistics(transcript.model, [p for p in past.participants if p.name in seen.behind]),
+        behaviours=(*terms.behaviours, *_come_back(past, view.rounds()[-1])),
+        batch_statistics=_batch_statistics(seen, [p for p in past.participants if p.name in seen.behind]),
     )
 
 
-def _batch_statistics(model: nn.Module, behind: Sequence[Participant]) -> bool:
+def _come_back(past: Round, index: int) -> list[str]:
+    """Who was known to the server under a new name in that round, in words."""
+    return [
+        f"Round {index + 1}: the server knew {p.name} as {p.known_as!r}, under which it had come back after rejections."
+        for p in past.participants
+        if p.known_as
+    ]
+
+
+def _batch_statistics(seen: Seen, behind: Sequence[Participant]) -> bool:
+    """Declared, or seen to have moved whatever was declared."""
     trainings = [p.training for p in behind if p.training is not None]
     used = any(training.batch_norm is BatchNorm.BATCH for training in trainings)
-    return used and any(isinstance(layer, _BatchNorm) for layer in model.modules())
+    normalises = any(isinstance(layer, _BatchNorm) for layer in seen.observation.model.modules())
+    return (used and normalises) or Fact.STATISTICS in seen.observation.facts

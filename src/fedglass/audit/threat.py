@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedglass.audit.audit import Job
 from fedglass.audit.looks import cost_of
 from fedglass.audit.target import Section
+from fedglass.audit.words import learned_in_words
 from fedglass.metrics.catalogue import why_not
 
 
@@ -12,6 +13,8 @@ def threat_model(job: Job) -> list[Section]:
     """What is protected, who attacks, what the adversary is given, and when the audit fails."""
     sections = [section for source in job.sources for section in source.threat()]
     attacks = [f"{name} = {attack!r}" for name, attack in job.attacks.items()]
+    drawn = {name: words for name, attack in job.attacks.items() if (words := learned_in_words(attack))}
+    attacks += [f"{name} looks for images that a network can draw: {words}." for name, words in drawn.items()]
     times = "" if job.repeats == 1 else f", each {job.repeats} times"
     sections.append(Section(f"Attacks ({len(job.cases)} cases in all{times})", attacks))
     sections.append(Section("Judgement", [*_judgement(job), _cost(job)]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 
+from fedglass.attack.needs import parts_of
+from fedglass.attack.parts import Imagines
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import BatchNorm, Knowledge, Training
 from fedglass.rounds.views.view import Knows
@@ -34,6 +36,17 @@ def knowledge_in_words(knows: Knowledge) -> dict[str, str]:
         "labels": labels,
         "labels of each batch": batches,
     }
+
+
+def learned_in_words(attack: object) -> str:
+    """What the networks have learned from that draw an attack's images; empty where none does.
+
+    >>> from fedglass.recipes.catalogue import recipe
+    >>> learned_in_words(recipe("maliciously_curious_client_published"))
+    'an autoencoder that the adversary has trained on its own examples'
+    """
+    found = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, Imagines))
+    return "; ".join(found)
 
 
 def _clients(knows: Knowledge) -> str:

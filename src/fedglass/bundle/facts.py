@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import DataError, UsageError
 
 Source = Literal["read", "measured", "declared"]
 """Read off the running code or the message, measured from tensors, or declared by somebody; the first counts most."""
@@ -168,6 +168,18 @@ def merged(sheet: FactSheet, more: FactSheet) -> FactSheet:
     """Both; of what the same source says again, the later one."""
     names = {**sheet, **more}
     return {name: {**sheet.get(name, {}), **more.get(name, {})} for name in names}
+
+
+def united(sheet: FactSheet, more: FactSheet) -> FactSheet:
+    """Both, of two recorders: what the same kind of source tells must be the same."""
+    for name, told in more.items():
+        for source, value in told.items():
+            if sheet.get(name, {}).get(source, value) != value:
+                raise DataError(
+                    f"Two recorders tell {name!r} differently ({source}): {str(sheet[name][source])[:80]} and "
+                    f"{str(value)[:80]}; correct one of them, or join without one."
+                )
+    return merged(sheet, more)
 
 
 def best(sheet: FactSheet, name: str, default: Any = None) -> Any:

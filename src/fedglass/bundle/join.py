@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedglass.bundle.check import read_bundle, same
-from fedglass.bundle.facts import FactSheet
+from fedglass.bundle.facts import FactSheet, united
 from fedglass.bundle.manifest import Held, sheet
 from fedglass.bundle.reader import Bundle
 from fedglass.bundle.writer import BundleWriter, RoundWriter
@@ -31,9 +31,10 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
 
 
 def _take(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> None:
-    writer.tell(bundle.facts)
+    writer.tell(united(writer.known, bundle.facts))
     for client, told in bundle.manifest.always.items():
-        writer.tell_always(names.get(client, client), sheet(told))
+        name = names.get(client, client)
+        writer.tell_always(name, united(writer.always(name), sheet(told)))
     for client in bundle.clients:
         writer.meet(names.get(client, client))
     for index, past in bundle.rounds.items():
@@ -44,7 +45,7 @@ def _take(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> Non
             _take_message(new, bundle, index, message.client, names.get(message.client, message.client))
         if past.aggregated is not None and _new(bundle, past.aggregated, writer, new.told.aggregated):
             new.aggregated(bundle.arrays(past.aggregated), form=past.aggregated.form)
-        new.tell(_renamed(sheet(past.facts), names))
+        new.tell(united(sheet(new.told.facts), _renamed(sheet(past.facts), names)))
 
 
 def _take_message(new: RoundWriter, bundle: Bundle, index: int, client: str, name: str) -> None:
@@ -57,7 +58,7 @@ def _take_message(new: RoundWriter, bundle: Bundle, index: int, client: str, nam
         new.received(name, bundle.arrays(message.received), form=message.received.form)
     if message.absent is not None and known.received is None:
         new.absent(name, message.absent)
-    new.tell_client(name, sheet(message.facts))
+    new.tell_client(name, united(sheet(new.message(name).facts), sheet(message.facts)))
 
 
 def _renamed(told: FactSheet, names: Mapping[str, str]) -> FactSheet:

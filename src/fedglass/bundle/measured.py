@@ -6,32 +6,22 @@ Each check is one-sided: what passes may still have been otherwise, and what fai
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedglass.bundle.defended import SLACK, State, defended, unbounded, without_running
 from fedglass.bundle.facts import SOURCES, FactSheet, best, disputed, merged
-from fedglass.bundle.manifest import sheet
+from fedglass.bundle.manifest import RoundFacts, sheet
 from fedglass.bundle.names import COUNTER
 from fedglass.bundle.reader import Bundle, files_of
 
 MEANS = ("mean", "fedavg", "weighted_mean")
 """Rules that are checked by playing them again."""
-CLIPPING, NOISE = "clipping_norm", "noise_std"
-"""What options of other frameworks' defences are called that mean the same as clip.norm and gaussian_noise.std."""
-RUNNING = ("running_mean", "running_var", COUNTER)
-SLACK = 1e-3
-"""The share by which a mean or a norm may differ: rounding, and the quantisation of secure aggregation."""
 GRAINS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
 """The rounding of each type, as a share."""
-WIDTHS = 6.0
-"""Standard deviations by which the size of noise may differ by chance."""
-
-State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,14 +41,19 @@ def change(bundle: Bundle, client: str, index: int) -> dict[str, Tensor] | None:
     past, message = bundle.rounds[index], bundle.message(client, index)
     if message is None or message.received is None:
         return None
-    got = {name: tensor.double() for name, tensor in bundle.arrays(message.received).items()}
+    got = bundle.arrays(message.received)
     if message.received.form == "update":
-        return got
+        return {name: tensor.double() for name, tensor in got.items()}
     start = message.sent or past.sent
     if start is None:
         return None
     before = bundle.arrays(start)
-    return {name: tensor - before[name].double() for name, tensor in got.items() if name in before}
+    return {name: tensor.double() - _loaded(before[name], tensor) for name, tensor in got.items() if name in before}
+
+
+def _loaded(sent: Tensor, like: Tensor) -> Tensor:
+    """What a client starts from: the mean of counters has decimals, which a whole number does not take over."""
+    return sent.double() if like.is_floating_point() else sent.double().trunc()
 
 
 def measured(moved: State) -> FactSheet:
@@ -90,8 +85,8 @@ def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = No
         found += [Finding(index, message.client, words) for words in _disputes(told)]
         if moved is not None:
             defences = best(told, "defences", best(bundle.facts, "defences", []))
-            found += [Finding(index, message.client, words) for words in _defended(_without_running(moved), defences)]
-            found += [Finding(index, message.client, words, aside=True) for words in _unbounded(moved, defences)]
+            found += [Finding(index, message.client, words) for words in defended(without_running(moved), defences)]
+            found += [Finding(index, message.client, words, aside=True) for words in unbounded(moved, defences)]
             found += [Finding(index, message.client, words) for words in _backwards(moved)]
     return found
 
@@ -132,7 +127,7 @@ def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
     step = {
         name: tensor.double() - (0 if past.aggregated.form == "update" else before[name].double())
         for name, tensor in after.items()
-        if name in before and tensor.is_floating_point()  # whole numbers have no mean
+        if name in before and name not in _whole(past)  # a mean of whole numbers is rounded by whoever loads it
     }
     coarse = max(GRAINS.get(array.dtype, 0.0) for held in files_of(past) for array in held.arrays)
     rounding = {name: 4 * coarse * float(before[name].double().norm()) for name in step}
@@ -141,6 +136,15 @@ def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
             f"the aggregate is not the mean of the {len(known)} message(s) that were recorded: before and after were "
             "swapped, a client is missing, its number of examples is wrong, or another rule made it"
         )
+
+
+def _whole(past: RoundFacts) -> set[str]:
+    return {
+        array.name
+        for held in files_of(past)
+        for array in held.arrays
+        if array.dtype[0] in "IUB" and array.dtype != "BF16"
+    }
 
 
 def _stands(bundle: Bundle, index: int) -> bool:
@@ -177,83 +181,3 @@ def _is_mean(step: State, moves: Mapping[str, State], weights: list[float], roun
         if not float((tensor - mean).norm()) <= SLACK * size + rounding[name]:
             return False
     return True
-
-
-def _without_running(moved: State) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in moved.items() if name.rpartition(".")[2] not in RUNNING}
-
-
-def _options(defences: list[dict[str, Any]]) -> tuple[float | None, float]:
-    """The norm that updates are clipped to, and the standard deviation of noise, as far as they are declared."""
-    told = {f"{p['name']}.{name}": value for p in defences for name, value in (p.get("options") or {}).items()}
-    numbers = {name: float(value) for name, value in told.items() if isinstance(value, int | float) and value > 0}
-    clip = next((value for name, value in numbers.items() if name == "clip.norm" or _last(name) == CLIPPING), None)
-    std = next((value for name, value in numbers.items() if name == "gaussian_noise.std" or _last(name) == NOISE), 0.0)
-    return clip, std
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _defended(moved: State, defences: list[dict[str, Any]]) -> Iterator[str]:
-    """The declared bound and noise beside the message's own."""
-    clip, std = _options(defences)
-    if clip is not None and moved:
-        yield from _bounded(moved, clip, std)
-    if std:
-        yield from _noisy(moved, std)
-
-
-def _unbounded(moved: State, defences: list[dict[str, Any]]) -> Iterator[str]:
-    """Running statistics that leave beside a clipped update, and are not clipped themselves."""
-    clip, std = _options(defences)
-    running = {name: tensor for name, tensor in moved.items() if _last(name) in RUNNING}
-    loud = [
-        name for name, tensor in running.items() if clip is not None and float(tensor.norm()) > _most(tensor, clip, std)
-    ]
-    if loud:
-        yield f"running statistics leave outside the clipping to {clip:g} ({_some(loud)})"
-
-
-def _most(like: Tensor, clip: float, std: float) -> float:
-    entries = like.numel()
-    noise = std * math.sqrt(entries) * (1 + WIDTHS / math.sqrt(2 * entries)) if std else 0.0
-    return (clip + noise) * (1 + SLACK)
-
-
-def _bounded(moved: State, clip: float, std: float) -> Iterator[str]:
-    """|u| <= C, and what is outside of it by name: a clipping that works on arrays may pass over scalars."""
-    most = _most(torch.cat([tensor.reshape(-1) for tensor in moved.values()]), clip, std)
-    if _norm(moved) <= most:
-        return
-    scalars = [name for name, tensor in moved.items() if tensor.dim() == 0]
-    rest = {name: tensor for name, tensor in moved.items() if tensor.dim() > 0}
-    why = "it was not clipped so"
-    if scalars and rest and _norm(rest) <= most:
-        why = f"0-d tensors escaped the clipping ({_some(scalars)})"
-    yield f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: {why}"
-
-
-def _noisy(moved: State, std: float) -> Iterator[str]:
-    """Whatever the data are, entries with independent noise are not smaller than it."""
-    bare = []
-    for name, tensor in moved.items():
-        n = tensor.numel()
-        if n == 1 and float(tensor) == round(float(tensor)):
-            bare.append(name)
-        elif n > 1 and 1 - WIDTHS / math.sqrt(2 * n) > 0:
-            size = float(tensor.square().mean().sqrt())
-            if size < std * (1 - WIDTHS / math.sqrt(2 * n)):
-                bare.append(name)
-    if bare:
-        yield f"noise of standard deviation {std:g} is declared, and {len(bare)} tensor(s) hold less ({_some(bare)})"
-
-
-def _norm(tensors: State) -> float:
-    return float(torch.stack([t.norm() for t in tensors.values()]).norm())
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

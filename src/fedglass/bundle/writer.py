@@ -7,7 +7,6 @@ temporary file and a rename, so that a crash leaves the bundle as it was before 
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -133,6 +132,15 @@ class BundleWriter:
         except OSError as error:
             raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error
 
+    @property
+    def known(self) -> FactSheet:
+        """What was told of the federation so far."""
+        return sheet(self._manifest.facts)
+
+    def always(self, client: str) -> FactSheet:
+        """What was told of a client in every round."""
+        return sheet(self._manifest.always.get(client, {}))
+
     def arrays(self, held: Held) -> dict[str, Tensor]:
         """What was written to a file."""
         return tensors_in(self.folder, held)
@@ -147,7 +155,7 @@ class BundleWriter:
 
     def _store(self, arrays: Arrays, file: str, form: Form) -> Held:
         data, held = stored(tensors_of(arrays), file, form)
-        write_atomic(self.folder / file, data, private=True)
+        self._put(file, data)
         return held
 
     def _write_round(self, told: RoundFacts) -> None:
@@ -156,7 +164,7 @@ class BundleWriter:
         turn = 0 if old is None else int(old.file.rpartition("-")[2].removesuffix(".json")) + 1
         data = (told.model_dump_json(indent=1) + "\n").encode()
         name = f"round-{told.index:05}-{turn:04}.json"
-        write_atomic(self.folder / name, data, private=True)
+        self._put(name, data)
         new = Listed(index=told.index, file=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
         others = [each for each in self._manifest.rounds if each.index != told.index]
         self._write_manifest(rounds=sorted([*others, new], key=lambda each: each.index))
@@ -166,12 +174,14 @@ class BundleWriter:
 
     def _write_manifest(self, **changed: Any) -> None:
         self._manifest = self._manifest.model_copy(update=changed)
+        self._put(MANIFEST, signed(self._manifest))
+
+    def _put(self, name: str, content: str | bytes) -> None:
         try:
-            write_atomic(self.folder / MANIFEST, signed(self._manifest), private=True)
+            write_atomic(self.folder / name, content, private=True)
         except OSError as error:
             raise UsageError(
-                f"Cannot write to {self.folder}: {error.strerror or os.strerror(error.errno or 0)}; make room, or "
-                "choose another folder."
+                f"Cannot write to {self.folder}: {error.strerror}; make room, or choose another folder."
             ) from error
 
 

@@ -22,6 +22,7 @@ from fedglass.cli.report import report
 from fedglass.cli.reproduce import reproduce
 from fedglass.cli.schema import schema
 from fedglass.cli.train import train
+from fedglass.cli.train_autoencoder import train_autoencoder
 from fedglass.cli.train_diffusion import train_diffusion
 from fedglass.core.errors import FedglassError, UsageError
 
@@ -85,20 +86,8 @@ def cli() -> None:
     """
 
 
-for command in (
-    demo,
-    init,
-    check,
-    audit,
-    record_info,
-    join,
-    report,
-    list_known,
-    schema,
-    reproduce,
-    train,
-    train_diffusion,
-):
+trainings = (train, train_diffusion, train_autoencoder)
+for command in (demo, init, check, audit, record_info, join, report, list_known, schema, reproduce, *trainings):
     cli.add_command(command)
 
 

@@ -71,6 +71,11 @@ CLIENTS = 3
     help="Of each client, 16 with the curious client; its other sizes in proportion.  [default: the table's own]",
 )
 @click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    help="That a federation trains for, where the paper does not say.  [default: the table's own]",
+)
+@click.option(
     "--weights", multiple=True, help="Trained networks that rows start from, such as transfer=FILE or 50=FILE."
 )
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -91,6 +96,7 @@ def reproduce(
     restarts: int,
     size: str | None,
     images: int | None,
+    rounds: int | None,
     weights: tuple[str, ...],
     seed: int,
     place: Path,
@@ -127,6 +133,7 @@ def reproduce(
         named(weights),
         images or printed.default.get("images"),
         own_labels,
+        rounds or printed.default.get("rounds"),
     )
     chosen = rows or (",".join(map(str, asked.rows)),) * bool(asked.rows)
     wanted = [m.strip() for given in methods for m in given.split(",")] or list(asked.methods)

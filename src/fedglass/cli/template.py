@@ -40,6 +40,7 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # [[federation.group]]
 # clients = [1]
 # behaviour = { name = "sign_flip", factor = 2.0 }  # `fedglass list behaviours`; a list: one for each round
+# rejoins_after = 3                                 # rejected updates in a row, after which it has a new name
 # defences = []                                     # in place of [[defences]] below; empty: none
 # training = { lr = 0.05, epochs = 2 }              # in place of [federation.training]
 
@@ -53,6 +54,10 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # whitening = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }    # normalisation; none: mean 0.0, std 1.0
 # training = { lr = 0.1, epochs = 1, batch_size = 8 }    # or lr = 0.1 and steps = 40, where no more is known
 # defended = false                 # or true; left out: nobody knows, and nothing is put down to a defence
+# ... or the messages of a federation that was recorded (docs/bundles.md; `fedglass init --from DIR` fills this in):
+# [recording]
+# bundle = "recorded"
+# rounds = [1, 5]                  # the first and the last where it is left out; whose = ["hospital a"]: whose messages
 
 # ---- Against whom -----------------------------------------------------------------------------------------------
 [adversary]
@@ -60,6 +65,7 @@ view = "server"            # sees a client's update; "aggregate": what the rule 
                            # "peer": a client that sees the global model before and after a round
 client = "all"             # whose updates it looks at, or which ones the peer is: "all" (the default), 0 or [0, 3]
 round = 0                  # in which round, counted from 0, or in several: [0, 24] (then rounds = 25)
+# together = false         # if true, several rounds are explained by the same examples at once
 knows_training = true      # learning rate, epochs and batch size
 knows_labels = false       # ORACLE: the true labels; a real adversary has to recover them
 # knows_batch_labels = false
@@ -71,6 +77,8 @@ knows_labels = false       # ORACLE: the true labels; a real adversary has to re
 # ---- What protects the clients: `fedglass list defences` --------------------------------------------------------
 # Federations with `defended = false` go without, for comparison. With `test_examples` in [federation] the audit
 # also says how well the model that was trained with them does its work, and how well it would without.
+# `sweep = { defence = "dpsgd", option = "noise_multiplier", values = [0.0, 0.1, 3.0] }` in [federation] plays it once
+# for each value, and the report draws what is read over them, beside the best blind guess.
 # [[defences]]
 # name = "..."
 

@@ -35,6 +35,10 @@ class Fact(enum.Enum):
     """The adversary's own examples and update, which are a part of the message."""
     OWN_SHARE = "own_share"
     """What the adversary's own update weighs in the message."""
+    OWN_EXAMPLES = "own_examples"
+    """Examples of the adversary's own, whether its update is in the message or not."""
+    STATISTICS = "statistics"
+    """Running statistics of BatchNorm layers that the training has moved."""
     EXAMPLES = "examples"
     """How many examples stand behind the message."""
     GROUPS = "groups"
@@ -111,9 +115,18 @@ _WORDS = {
         "what the adversary's own update weighs in the message",
         'set adversary.view = "peer" and adversary.knows_examples = true, with the rule "mean"',
     ),
+    Fact.OWN_EXAMPLES: (
+        "examples of the adversary's own",
+        'set adversary.view = "peer", or name a decoder that was trained on public images',
+    ),
+    Fact.STATISTICS: (
+        "running statistics of BatchNorm layers that the clients' training has moved",
+        'give recording.buffers_after, where the clients train with batch_norm = "batch"',
+    ),
     Fact.EXAMPLES: (
         "the number of examples behind the message",
-        "set adversary.knows_examples = true, or search for it with curious_client_search",
+        "set adversary.knows_examples = true (for a bundle that does not tell it, give recording.examples), or search "
+        "for it with curious_client_search",
     ),
     Fact.GROUPS: (
         "the true labels of each client",

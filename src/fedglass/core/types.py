@@ -14,6 +14,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.optimisers import SGD, Optimiser
 from fedglass.core.params import Params, Update
+from fedglass.core.statistics import moved_statistics
 
 
 class BatchNorm(enum.Enum):
@@ -240,13 +241,21 @@ class Observation:
     knows: Knowledge
     own: Own | None = None
     """What the adversary contributed itself, where it is a participant."""
+    buffers_after: Params = field(default_factory=dict)
+    """The running statistics that came with the message; empty where they were not seen."""
+    also: tuple[Observation, ...] = ()
+    """Messages of other rounds from the same examples, where several are looked at together."""
 
     @property
     def facts(self) -> frozenset[Fact]:
         """What is known beside the message, the adversary's own contribution included."""
-        if self.own is None or self.own.share == 0:
-            return self.knows.facts
-        return self.knows.facts | {Fact.OWN} | (set() if self.own.share is None else {Fact.OWN_SHARE})
+        known = self.knows.facts | ({Fact.STATISTICS} if moved_statistics(self.buffers, self.buffers_after) else set())
+        if self.own is None:
+            return known
+        known |= {Fact.OWN_EXAMPLES} if len(self.own.labels) else set()
+        if self.own.share == 0:
+            return known
+        return known | {Fact.OWN} | (set() if self.own.share is None else {Fact.OWN_SHARE})
 
 
 @dataclass(frozen=True, eq=False)

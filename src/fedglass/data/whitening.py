@@ -8,6 +8,8 @@ from torch import Tensor
 from fedglass.core.types import Whitening
 
 FEMNIST = Whitening((0.96424,), (0.15768,))
+MNIST = Whitening((0.1307,), (0.3081,))
+FASHION_MNIST = Whitening((0.2860,), (0.3530,))
 CIFAR10 = Whitening((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100 = Whitening((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scipy.optimize import brentq
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
@@ -119,6 +119,24 @@ def clt_epsilon(mechanism: Mechanism, delta: float) -> float:
     if z < 700**-0.5:  # exp overflows
         return math.inf
     return _epsilon(mechanism.sample_rate * math.sqrt(mechanism.steps * math.expm1(z**-2)), delta)
+
+
+def clt_uniform_epsilon(mechanism: Mechanism, delta: float) -> float:
+    """An APPROXIMATION as `clt_epsilon` is, for batches of one size, drawn without replacement.
+
+    mu = sqrt(2 T) q sqrt(exp(1 / z^2) Phi(3 / 2z) + 3 Phi(-1 / 2z) - 2) [Dong, Roth and Su, 2022, Corollary 5.4].
+
+    >>> round(clt_uniform_epsilon(Mechanism(noise_multiplier=1.1, sample_rate=0.01, steps=1000), 1e-5), 3)
+    1.82
+    """
+    _check(delta)
+    z = mechanism.noise_multiplier
+    if z < 700**-0.5:
+        return math.inf
+    # exp(1/z^2) - 1 and what Phi lacks of 1 each by itself: for strong noise they cancel.
+    above, below = math.expm1(z**-2), math.expm1(z**-2) + 1
+    excess = above - below * float(ndtr(-1.5 / z)) + 3 * float(ndtr(-0.5 / z)) - 1
+    return _epsilon(mechanism.sample_rate * math.sqrt(2 * mechanism.steps * max(0.0, excess)), delta)
 
 
 def gaussian_epsilon(mechanism: Mechanism, delta: float) -> float:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.core.registry import built_in
-from fedglass.diffusion.autoencoder import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion.latent_space import LatentSpace
 from fedglass.diffusion.noise import Prediction, Schedule
 from fedglass.integrations import diffusers
 from fedglass.models.weights import load_weights
@@ -38,6 +39,17 @@ MOST_TEXT = 1_000_000
 Shape = tuple[int, int, int]
 """Channels, height and width of the images."""
 TRAIN = "train one with `fedglass train diffusion DATA -o DIR`"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a folder is to hold, and how one comes by it."""
+
+    noun: str
+    train: str
+
+
+DIFFUSION = Wanted("diffusion model", TRAIN)
 
 
 @runtime_checkable
@@ -78,8 +90,8 @@ def save_network(folder: Path, network: nn.Module, weights: Mapping[str, Tensor]
 
 def load_folder(folder: Path) -> Denoiser:
     """The diffusion model of a folder, ours or diffusers'."""
-    where = _network_folder(folder)
-    config, scheduler = _json(where / CONFIG), _json(_scheduler(folder, where))
+    where = network_folder(folder)
+    config, scheduler = read_table(where / CONFIG), read_table(_scheduler(folder, where))
     name = config.pop("_class_name", None)
     network, shape = _foreign(where, config) if name == FOREIGN else _ours(where, name, config, "denoisers")
     network.eval().requires_grad_(False)
@@ -89,11 +101,10 @@ def load_folder(folder: Path) -> Denoiser:
     return Denoiser(network, schedule, prediction, shape, clamp, _decoder(folder, shape))
 
 
-def _decoder(folder: Path, latent_shape: Shape) -> Autoencoder | None:
+def _decoder(folder: Path, latent_shape: Shape) -> LatentSpace | None:
     if not (folder / AUTOENCODER).is_dir():
         return None
-    found = load_network(folder / AUTOENCODER, "autoencoders")
-    assert isinstance(found, Autoencoder), "the one kind of autoencoder"
+    found = load_autoencoder(folder / AUTOENCODER)
     if found.latent_shape != latent_shape:
         raise ModelError(
             f"The autoencoder in {folder / AUTOENCODER} has latents of {found.latent_shape}, the network beside it is "
@@ -102,11 +113,12 @@ def _decoder(folder: Path, latent_shape: Shape) -> Autoencoder | None:
     return found
 
 
-def load_network(folder: Path, kind: str) -> nn.Module:
-    """What `save_network` wrote, a network of that kind of the registry."""
-    where = _network_folder(folder)
-    config = _json(where / CONFIG)
-    network, _ = _ours(where, config.pop("_class_name", None), config, kind)
+def load_autoencoder(folder: Path, wanted: Wanted = DIFFUSION) -> LatentSpace:
+    """What `save_network` wrote of an autoencoder."""
+    where = network_folder(folder, wanted)
+    config = read_table(where / CONFIG)
+    network, _ = _ours(where, config.pop("_class_name", None), config, "autoencoders")
+    assert isinstance(network, LatentSpace), "all autoencoders are"
     network.eval().requires_grad_(False)
     _check_finite(network, where)
     return network
@@ -114,9 +126,14 @@ def load_network(folder: Path, kind: str) -> nn.Module:
 
 def digest_of(folder: Path) -> str:
     """Names what the folder holds, so that results go by the weights and not by where they lie."""
-    where = _network_folder(folder)
+    where = network_folder(folder)
+    return digest_of_files([where / CONFIG, _scheduler(folder, where), where / WEIGHTS, *_of_autoencoder(folder)])
+
+
+def digest_of_files(paths: Iterable[Path]) -> str:
+    """Names what these files hold, in that order."""
     state = hashlib.sha256()
-    for path in (where / CONFIG, _scheduler(folder, where), where / WEIGHTS, *_of_autoencoder(folder)):
+    for path in paths:
         state.update(hashlib.sha256(path.read_bytes()).digest())
     return state.hexdigest()[:16]
 
@@ -135,13 +152,14 @@ def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
         )
 
 
-def _network_folder(folder: Path) -> Path:
+def network_folder(folder: Path, wanted: Wanted = DIFFUSION) -> Path:
+    """Where in a folder config and weights lie; one without them is refused."""
     if not folder.is_dir():
-        raise UsageError(f"The diffusion model {str(folder)!r} is not a folder: name one, or {TRAIN}.")
+        raise UsageError(f"The {wanted.noun} {str(folder)!r} is not a folder: name one, or {wanted.train}.")
     where = folder / "unet" if (folder / "unet").is_dir() else folder
     for name in (CONFIG, WEIGHTS):
         if not (where / name).is_file():
-            raise UsageError(f"The folder {str(folder)!r} holds no diffusion model ({name} is missing): {TRAIN}.")
+            raise UsageError(f"The folder {str(folder)!r} holds no {wanted.noun} ({name} is missing): {wanted.train}.")
     return where
 
 
@@ -155,10 +173,11 @@ def _scheduler(folder: Path, where: Path) -> Path:
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Any]:
+    """The options in a JSON file of somebody else's."""
     try:
         if path.stat().st_size > MOST_TEXT:
-            raise ModelError(f"{path} is too large to be the config of a diffusion model.")
+            raise ModelError(f"{path} is too large to be the config of a model.")
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} can not be read as JSON ({error}): it is damaged or of another format.") from error

@@ -148,6 +148,8 @@ class Record(_Frozen):
     """Whose examples are in the message, the adversary's own left out; empty where not told."""
     owners: list[str] = Field(default_factory=list)
     """Whose image i of the metrics is; empty where not told."""
+    swept: dict[str, float] = Field(default_factory=dict)
+    """What a sweep of the plan changes, and its value in this case; empty without a sweep."""
     pictures: list[Picture] = Field(default_factory=list)
     """`pictures[i]` shows image i of the metrics; there may be fewer."""
     versions: dict[str, str] = Field(default_factory=dict)

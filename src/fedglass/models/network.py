@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
+import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedglass.core.errors import ModelError
 from fedglass.core.params import Params
@@ -91,6 +92,25 @@ class Network:
         self._head = cast(nn.Linear, seen[0][0])
         return logits, seen[0][1]
 
+    def statistics(self, weights: Sequence[Tensor], inputs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Mean and unbiased variance of what each BatchNorm layer that runs once is given, by the layer's name.
+
+        They are what such a layer's running statistics move towards in a training step.  # (channels,) each
+        """
+        seen: dict[str, list[Tensor]] = {}
+
+        def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            return lambda layer, arguments: seen.setdefault(name, []).append(arguments[0])
+
+        layers = [(name, m) for name, m in self._module.named_modules() if isinstance(m, _BatchNorm)]
+        hooks = [layer.register_forward_pre_hook(noting(name)) for name, layer in layers]
+        try:
+            self(weights, inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {name: _moments(given[0]) for name, given in seen.items() if len(given) == 1}
+
     @property
     def head(self) -> tuple[str, str | None]:
         """The names of the last dense layer's weight and bias (None where it has no bias).
@@ -116,6 +136,12 @@ class Network:
             return full
         place, _ = _owner(self._module, full)
         return self._names[next(i for p, name, i in self._ties if p is place and name == parameter)]
+
+
+def _moments(given: Tensor) -> tuple[Tensor, Tensor]:
+    """Over all dimensions but that of the channels."""
+    values = given.transpose(0, 1).flatten(1)
+    return values.mean(1), values.var(1) if values.shape[1] > 1 else torch.zeros_like(values[:, 0])
 
 
 _Place = tuple[dict[str, Tensor], str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,12 @@ from torch import nn
 
 from fedglass.attack.needs import needs_of
 from fedglass.bundle.facts import best
-from fedglass.bundle.measured import Finding, findings_of
+from fedglass.bundle.measured import Finding, change, findings_of
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
-from fedglass.core.types import Knowledge, Whitening
+from fedglass.core.types import Whitening
 from fedglass.plan.bundle_choice import Choice, chosen
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.people import participant_of
@@ -58,27 +58,34 @@ def info_of(bundle: Bundle) -> Info:
 
 def _missing(choice: Choice) -> dict[str, tuple[Fact, ...]]:
     """What every attack lacks on the first message that lacks something."""
-    known = [knowledge.facts for knowledge in _knowledge(choice)]
+    known = list(_known(choice))
     found = {}
     for name in built_in("attacks"):
-        needed = needs_of(recipe(name))
+        attack = recipe(name)
+        # All unknowns hang on it, unless an attack searches for it.
+        needed = needs_of(attack) | (set() if Fact.EXAMPLES in getattr(attack, "supplies", ()) else {Fact.EXAMPLES})
         lacking = {fact for facts in known for fact in needed - facts}
         found[name] = tuple(sorted(lacking, key=list(Fact).index))
     return found
 
 
-def _knowledge(choice: Choice) -> list[Knowledge]:
+def _known(choice: Choice) -> Iterator[frozenset[Fact]]:
     """What the adversary knows beside each message that would be looked at."""
-    bundle, found = choice.bundle, []
+    bundle = choice.bundle
     terms = Terms((1, 1, 1), 2, Whitening((0.0,), (1.0,)), bundle.clients, "")
     empty = Transcript(nn.Identity(), terms, {})
     for index in choice.rounds:
         groups = [choice.people(index)] if choice.view == "aggregate" else [(name,) for name in choice.whose(index)]
         for names in groups:
             people = tuple(participant_of(bundle, name, index, {}) for name in names)
-            look = Look(empty, index, people or (Participant("", 1, counted=False),), {})
-            found.append(look.knowledge(Knows()))
-    return found
+            look = Look(empty, index, people or (Participant("", 1, counted=False),), {}, {})
+            yield look.knowledge(Knows()).facts | ({Fact.STATISTICS} if _statistics(bundle, names, index) else set())
+
+
+def _statistics(bundle: Bundle, names: tuple[str, ...], index: int) -> bool:
+    """Whether running statistics came with the message, and were moved by the training."""
+    moves = [change(bundle, name, index) or {} for name in names]
+    return any(bool(t.any()) for moved in moves for name, t in moved.items() if name.endswith("running_mean"))
 
 
 def plain_info(info: Info) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from fedglass.plan.keys import Classes, Defences, Name, Side, Table, Title, listed
+from fedglass.plan.keys import Classes, Defences, Examples, Name, Side, Table, Title, listed
 from fedglass.plan.training_table import TrainingTable, WhiteningTable
 
 Index = Annotated[int, Field(ge=0, lt=10**9)]
@@ -29,6 +29,8 @@ class BundleTable(Table):
     """Channels, height and width, where the bundle does not tell."""
     whitening: WhiteningTable | None = None
     """How the clients normalised their pixels, where the bundle does not tell."""
+    examples: Examples | None = None
+    """How many examples each client has, or the aggregate of nobody knows whom, where the bundle does not tell."""
     truth: Folder | None = None
     """A folder of what clients have kept of their own examples, to score by."""
     rounds: Annotated[list[Index], Field(min_length=1, max_length=10_000)] | Literal["all"] | None = None

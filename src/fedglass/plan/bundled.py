@@ -29,10 +29,11 @@ from fedglass.plan.recording import defended_in_words, knows_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.bundled import Reading, rule_in_words
 from fedglass.rounds.private import truths_beside
-from fedglass.rounds.transcript import Participant, Round, Terms, Transcript
+from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import View
 
 
@@ -59,14 +60,17 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     choice = chosen(bundle, adversary.view if "view" in adversary.model_fields_set else None, table.rounds, table.whose)
     transcript, protections = _transcript(table, reading, settled, choice)
     views = _views(choice, transcript.terms.clients, base_of(bundle))
+    views = _together(views) if adversary.together else views
     known = [view for view, clients in views if truths is not None and set(clients) <= set(truths.examples)]
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
     doubts = _doubts(bundle, reading.model, choice)
+    present = {index - base_of(bundle): choice.people(index) for index in bundle.rounds}
+    everywhere = Attendance(transcript.terms.clients, present)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
-        return Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts)
+        return Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
 
     scored = [source(name, known, truths)] if known else []
     return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])
@@ -164,15 +168,17 @@ def _names(told: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _told(past: Round, table: BundleTable) -> Round:
-    """The round with the training that the plan gives in place of what the bundle tells."""
-    if table.training is None:
-        return past
-    training = table.training.value()
+    """The round with what the plan gives: a training in place of the bundle's, and examples where it tells none."""
+    training = None if table.training is None else table.training.value()
 
-    def trained(person: Participant) -> Participant:
-        return replace(person, training=training, lr=None, steps=None)
+    def told(person: Participant) -> Participant:
+        if training is not None:
+            person = replace(person, training=training, lr=None, steps=None)
+        if table.examples is not None and not person.counted:
+            person = replace(person, examples=table.examples, counted=True)
+        return person
 
-    return replace(past, participants=tuple(map(trained, past.participants)))
+    return replace(past, participants=tuple(map(told, past.participants)))
 
 
 def _defences(
@@ -221,6 +227,14 @@ def _views(choice: Choice, clients: Sequence[str], base: int) -> list[tuple[View
             own = choice.whose(index)
             found += [(ServerView(clients.index(client), index - base), (client,)) for client in own]
     return found
+
+
+def _together(views: Sequence[tuple[View, tuple[str, ...]]]) -> list[tuple[View, tuple[str, ...]]]:
+    """The rounds of the same client, or of the same clients, as one view."""
+    groups: dict[tuple[str, ...], list[View]] = {}
+    for view, people in views:
+        groups.setdefault(people, []).append(view)
+    return [(Together(tuple(alike)), people) for people, alike in groups.items()]
 
 
 def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:

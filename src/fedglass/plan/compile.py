@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedglass.attack.hypotheses import AnyAttack, refined_by
+from fedglass.attack.images.decoders import located_decoder
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.needs import needs_of, uses_of
@@ -19,7 +20,6 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import factory, make, takes
 from fedglass.diffusion.stored import located_model
-from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric, why_not
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import recorded_bundle
@@ -29,6 +29,7 @@ from fedglass.plan.options import checked_options
 from fedglass.plan.recording import recorded
 from fedglass.plan.recording_table import RecordingTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
+from fedglass.plan.sweep import points
 from fedglass.recipes.catalogue import recipe
 
 
@@ -45,10 +46,11 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
-    protection = defences_of(plan.defences)
+    defences_of(plan.defences)  # also where no federation has them
     sources: list[Source] = [
-        simulated(table, plan.adversary, plan.seed, folder, protection if table.defended else Protection())
+        simulated(point.table, plan.adversary, plan.seed, folder, defences_of(point.defences), point.swept)
         for table in plan.federation
+        for point in points(table, plan.defences)
     ]
     sources += [source for table in plan.recording for source in recordings(table, plan.adversary, folder)]
     _check_batch_labels(plan.adversary, attacks)
@@ -68,7 +70,7 @@ def recordings(table: RecordingTable | BundleTable, adversary: AdversaryTable, f
 
 def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
     """The attack with its options and refinements, whose models lie in folders beside the plan."""
-    attack = _composed(table, adversary)
+    attack = _composed(table, adversary, folder)
     parts = tuple(_refinement(each, folder) for each in table.refine)
     return refined_by(attack, parts) if parts else attack
 
@@ -82,10 +84,12 @@ def _refinement(table: RefineTable, folder: Path) -> Refine:
     return part
 
 
-def _composed(table: AttackTable, adversary: AdversaryTable) -> AnyAttack:
+def _composed(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
     """The attack with its options; oracle labels where the adversary knows them and the recipe can use them."""
     makes, where = factory("attacks", table.name), f"attack {table.name!r}"
     options = checked_options(where, makes, table.options)
+    if isinstance(decoder := options.get("decoder"), str):
+        options["decoder"] = located_decoder(decoder, folder)
     takes_labels = takes(makes, "labels")
     if table.labels is not None:
         if not takes_labels:

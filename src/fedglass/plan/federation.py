@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -24,13 +24,14 @@ from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
 from fedglass.plan.code import code_named
 from fedglass.plan.defences import defences_of, made
-from fedglass.plan.federation_table import BehaviourTable, FederationTable, GroupTable
+from fedglass.plan.federation_table import FederationTable, GroupTable
 from fedglass.plan.public import public_of
 from fedglass.plan.recording import knows_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.rounds.behaviour.behaviour import Behaviour
 from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound
+from fedglass.rounds.behaviour.rejoin import Rejoin
 from fedglass.rounds.client import Client
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.transcript import Attendance
@@ -38,17 +39,24 @@ from fedglass.rounds.truth import Examples
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import View
 
 
-def behaviour_of(tables: Sequence[BehaviourTable]) -> Behaviour:
-    """Honest where nothing is said; of several, one for each round."""
-    found = [cast(Behaviour, made("behaviours", table)) for table in tables]
-    return Honest() if not found else found[0] if len(found) == 1 else PerRound(tuple(found))
+def behaviour_of(group: GroupTable) -> Behaviour:
+    """Honest where nothing is said; of several, one for each round; under new names where a client comes back."""
+    found = [cast(Behaviour, made("behaviours", table)) for table in group.behaviour]
+    acting = Honest() if not found else found[0] if len(found) == 1 else PerRound(tuple(found))
+    return acting if group.rejoins_after is None else Rejoin(acting, group.rejoins_after)
 
 
 def simulated(
-    table: FederationTable, adversary: AdversaryTable, seed: int, folder: Path, protection: Protection
+    table: FederationTable,
+    adversary: AdversaryTable,
+    seed: int,
+    folder: Path,
+    protection: Protection,
+    swept: Mapping[str, float] | None = None,
 ) -> Simulated:
     """A federation of the plan with the adversary's views of it."""
     own_seed = seed if table.seed is None else table.seed
@@ -72,7 +80,17 @@ def simulated(
     public = public_of(adversary, data.shape, folder)
     if public is None and dealt.unused:
         public = Public.of(data.images, data.labels, dealt.unused)
-    return Simulated(federation, table.rounds, views, knows_of(adversary), table.name, data.class_names, test, public)
+    return Simulated(
+        federation,
+        table.rounds,
+        views,
+        knows_of(adversary),
+        table.name,
+        data.class_names,
+        test,
+        public,
+        swept or {},
+    )
 
 
 def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
@@ -97,7 +115,7 @@ def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Prote
         group = groups.get(i, GroupTable(clients=[i]))
         own = protection if group.defences is None else defences_of(group.defences)
         training = None if group.training is None else group.training.value()
-        behaviour = behaviour_of(group.behaviour)
+        behaviour = behaviour_of(group)
         found.append(Client(f"client {i}", part.images, part.labels, own.gradient, own.release, behaviour, training))
     return found
 
@@ -106,9 +124,14 @@ def views_of(adversary: AdversaryTable, attendance: Attendance) -> tuple[View, .
     """One view for each round, and for each client where it looks at one, or is one."""
     rounds = dict.fromkeys(adversary.round if isinstance(adversary.round, list) else [adversary.round])
     if adversary.view == "aggregate":
-        return tuple(AggregateView(index) for index in rounds)
+        alike: list[View] = [AggregateView(index) for index in rounds]
+        return (Together(tuple(alike)),) if adversary.together else tuple(alike)
     kind = PeerView if adversary.view == "peer" else ServerView
-    return tuple(kind(client, index) for index in rounds for client in _looked_at(adversary, attendance, index))
+    views = [kind(client, index) for index in rounds for client in _looked_at(adversary, attendance, index)]
+    if not adversary.together:
+        return tuple(views)
+    people = dict.fromkeys(view.client for view in views)
+    return tuple(Together(tuple(view for view in views if view.client == client)) for client in people)
 
 
 def _looked_at(adversary: AdversaryTable, attendance: Attendance, index: int) -> Sequence[int]:

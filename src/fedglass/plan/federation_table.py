@@ -43,6 +43,8 @@ class GroupTable(Table):
     """Their positions."""
     behaviour: Annotated[list[BehaviourTable], Field(max_length=1000)] = []
     """One, or one for each round, of which the last stays; honest where nothing is said."""
+    rejoins_after: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Rejected updates in a row after which each of them comes back under a new name; never where it is left out."""
     defences: Defences | None = None
     """In place of the plan's; an empty list is none."""
     training: TrainingTable | None = None
@@ -52,6 +54,17 @@ class GroupTable(Table):
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
         return listed(value)
+
+
+class SweepTable(Table):
+    """One option of one of the plan's defences over several values: each makes a federation of its own."""
+
+    defence: Name
+    """Its name in `[[defences]]`."""
+    option: Name
+    """Such as `noise_multiplier`; what the defence's own table says of it is put aside."""
+    values: Annotated[list[Annotated[float, Field(allow_inf_nan=False)] | int], Field(min_length=2, max_length=50)]
+    """The report draws what the attacks reach over them, beside the best blind guess."""
 
 
 class FederationTable(Table):
@@ -95,6 +108,8 @@ class FederationTable(Table):
     """In place of the data's own."""
     defended: bool = True
     """False: without the plan's defences, for comparison."""
+    sweep: SweepTable | None = None
+    """The federation once for each value of an option of a defence."""
     rule: RuleTable | None = None
     """How the server combines the updates: `fedglass list rules`; the mean where it is left out."""
     group: Annotated[list[GroupTable], Field(max_length=10_000)] = []
@@ -121,6 +136,10 @@ class FederationTable(Table):
                 f"rounds x clients must be at most {MOST_TURNS:,}, got {self.rounds:,} x {self.clients:,}: ask for "
                 "fewer of one of them"
             )
+        if self.sweep is not None and not self.defended:
+            raise ValueError("sweep changes one of the plan's defences, which defended = false leaves out: drop either")
+        if self.sweep is not None and len(set(self.sweep.values)) < len(self.sweep.values):
+            raise ValueError(f"sweep.values must differ from each other, got {self.sweep.values}")
         grouped = [client for group in self.group for client in group.clients]
         twice = {client for client, times in Counter(grouped).items() if times > 1}
         for client in grouped:

@@ -12,7 +12,8 @@ from fedglass.audit.recorded import Recorded
 from fedglass.bundle.facts import best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.types import BatchNorm, Knowledge
+from fedglass.core.facts import Fact
+from fedglass.core.types import BatchNorm, Observation
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import opened, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
@@ -22,6 +23,7 @@ ORDER = (
     "inverting_gradients",
     "idlg",
     "coarse_to_fine_batchnorm",
+    "coarse_to_fine_statistics",
     "dlfa",
     "sme",
 )
@@ -81,25 +83,33 @@ def draft(
 
 
 def attacks_for(sources: Sequence[Recorded]) -> Chosen:
-    """The attacks that can be played on every message of the sources."""
+    """The attacks that can be played on every message of the sources, and say more than others on one of them."""
     seen = [found.observation for source in sources for found in source.rehearse()]
     left: dict[str, str] = {}
     for name in ORDER:
-        attack = recipe(name)
-        for observation in seen:
-            try:
-                reason = _needless(name, observation.knows)
-                attack.check(observation)
-            except UsageError as error:
-                reason = str(error)
-            if reason:
-                left[name] = reason
-                break
+        needless = [_needless(name, observation) for observation in seen]
+        reason = _refused(name, seen) or (needless[0] if all(needless) else "")
+        if reason:
+            left[name] = reason
+    if len(left) == len(ORDER):
+        raise UsageError(f"No attack can be played on every message: {left[ORDER[0]]}")
     return Chosen(tuple(name for name in ORDER if name not in left), left)
 
 
-def _needless(name: str, knows: Knowledge) -> str:
+def _refused(name: str, seen: Sequence[Observation]) -> str:
+    """Why an attack can not be played on one of the messages."""
+    attack = recipe(name)
+    for observation in seen:
+        try:
+            attack.check(observation)
+        except UsageError as error:
+            return str(error)
+    return ""
+
+
+def _needless(name: str, seen: Observation) -> str:
     """Why an attack that could be played says no more than another."""
+    knows, told = seen.knows, Fact.STATISTICS in seen.facts
     steps = knows.local_steps
     batch = knows.training is not None and knows.training.batch_norm is BatchNorm.BATCH
     if name == "idlg" and (knows.examples != 1 or knows.clients != 1 or steps != 1):
@@ -110,6 +120,10 @@ def _needless(name: str, knows: Knowledge) -> str:
         return f"{steps} local steps are dear to simulate; name it in a plan if you want it"
     if name == "coarse_to_fine_batchnorm" and not batch:
         return "no client is known to train BatchNorm by its batch"
+    if name == "coarse_to_fine_batchnorm" and told:
+        return "coarse_to_fine_statistics reads the running statistics too"
+    if name == "coarse_to_fine_statistics" and not told:
+        return "no running statistics that have moved were recorded"
     if name == "dlfa" and math.prod(knows.shape) > LARGE:
         return "images of that size are dear to simulate; name it in a plan if you want it"
     return ""

@@ -46,6 +46,8 @@ class AdversaryTable(Table):
     """Whose update the server sees, or which client the peer is; all are those of the round. Not for recordings."""
     round: Round | SomeRounds = 0
     """Which round it looks at, or a list of them, counted from 0. Not for recordings."""
+    together: bool = False
+    """Whether the rounds of that list are explained by the same examples at once. Not for a peer."""
     knows_training: bool = True
     """Optimiser, learning rate, epochs and batch size."""
     knows_steps: bool = False
@@ -63,7 +65,7 @@ class AdversaryTable(Table):
 
     def views(self, clients: int) -> int:
         """How many it has of a federation of so many clients, if all take part in every round."""
-        rounds = len(set(self.round)) if isinstance(self.round, list) else 1
+        rounds = len(set(self.round)) if isinstance(self.round, list) and not self.together else 1
         if self.view == "aggregate" or isinstance(self.client, int):
             return rounds
         return rounds * (clients if isinstance(self.client, str) else len(set(self.client)))
@@ -178,7 +180,10 @@ class Plan(Table):
     @property
     def cases(self) -> int:
         """How many there are if all clients take part in every round: known before anything is built."""
-        messages = len(self.recording) + sum(self.adversary.views(table.clients) for table in self.federation)
+        messages = len(self.recording) + sum(
+            self.adversary.views(table.clients) * (1 if table.sweep is None else len(table.sweep.values))
+            for table in self.federation
+        )
         return messages * len(self.attacks) * self.repeats
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Section, Source
 from fedglass.core.foreign import no_code
-from fedglass.fl.protection import Protection
 from fedglass.metrics.catalogue import metric
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import opened, settled_facts
@@ -27,6 +26,7 @@ from fedglass.plan.defences import defences_of
 from fedglass.plan.federation import check_parts, simulated
 from fedglass.plan.recording import check_recording
 from fedglass.plan.schema import Plan
+from fedglass.plan.sweep import points
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def check_without_code(plan: Plan, folder: Path) -> Checked:
 def _sources(plan: Plan, folder: Path) -> list[Source]:
     """Those that are made of built-in parts alone; the built-in parts of the others are checked and dropped."""
     own = [table for table in plan.defences if list(code_named("defences", table.name))]
-    protection = defences_of([table for table in plan.defences if table not in own])
+    defences_of([table for table in plan.defences if table not in own])
     foreign = bool(code_of_adversary(plan.adversary))
     adversary = plan.adversary.model_copy(update={"public": None}) if foreign else plan.adversary
     found: list[Source] = []
@@ -67,8 +67,10 @@ def _sources(plan: Plan, folder: Path) -> list[Source]:
         if code_of_federation(table) or (own and table.defended):
             check_parts(table, plan.seed, folder)
         else:
-            shield = protection if table.defended else Protection()
-            found.append(simulated(table, adversary, plan.seed, folder, shield))
+            found += [
+                simulated(point.table, adversary, plan.seed, folder, defences_of(point.defences), point.swept)
+                for point in points(table, plan.defences)
+            ]
     for recording in plan.recording:
         if not code_of_recording(recording):
             found += recordings(recording, adversary, folder)

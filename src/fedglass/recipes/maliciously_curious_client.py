@@ -1,6 +1,8 @@
 """The maliciously curious client: a participant reads through the server's aggregation rule.
 
-What it sends itself, poison or not, is a behaviour of the federation; here it is one more update that it knows.
+What it sends itself, poison or not, is a behaviour of the federation; here it is one more update that it knows. The
+paper's baseline, InvertGrad on the same step, is `inverting_gradients_published` on a peer's view: pixels of all
+examples behind the step, the adversary's own among them, by cosine distance and total variation.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from fedglass.attack.forward.combine import (
 )
 from fedglass.attack.forward.through import Through
 from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.images.decoders import NONE, OWN, decoder_named
+from fedglass.attack.images.latent import Latent
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.own_counts import LastLayerCounts
 from fedglass.attack.own import LabelsOfOthers, OwnAsSent
-from fedglass.attack.parts import Labels
+from fedglass.attack.parts import Images, Labels
 from fedglass.attack.rules import TryRules
-from fedglass.attack.solvers.adam import SignedAdam
+from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay
-from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import unknown_name
 from fedglass.core.papers import MALICIOUSLY_CURIOUS_CLIENT
@@ -72,3 +76,31 @@ def maliciously_curious_client(
         return OwnAsSent(Attack(LabelsOfOthers(labels), (stage,)))
 
     return TryRules(tuple((name, supposing(combination)) for name, combination in chosen.items()))
+
+
+@register(
+    "attacks",
+    "maliciously_curious_client_published",
+    summary="a peer looks for codes of an autoencoder through mean, soft median and one client, by squared error",
+    paper=MALICIOUSLY_CURIOUS_CLIENT,
+)
+def maliciously_curious_client_published(
+    labels: Labels = LAST_LAYER, decoder: str = OWN, rate: float = 0.01, iterations: int = 1000
+) -> TryRules:
+    """All clients are simulated, the adversary among them; three surrogates are tried, the lowest energy wins [Eq. 22].
+
+    `decoder` is a folder of `fedglass train autoencoder`, `own` (trained on the adversary's own examples) or `none`
+    (pixels, the ablation). The paper has Adam, whose rate it chooses between 1e-4 and 1e-2. It does not say, and
+    chosen here are: the decoder's design and what it has seen, where labels come from (counted in the last layer), the
+    soft median's temperature, the number of iterations, a constant rate, and that pseudo-Krum's client, which is drawn
+    at random, is the first one throughout: from random codes all are alike, unless labels are told with their clients.
+    """
+    images: Images = Pixels() if decoder == NONE else Latent(decoder_named(decoder))
+    solver = Adam(rate=rate, iterations=iterations)
+    surrogates = (("mean", SupposedMean()), ("soft_median", SoftMedian()), ("one_client", OneClient()))
+    return TryRules(
+        tuple(
+            (name, Attack(labels, (Stage(Through(surrogate), images, SquaredError(), solver),)))
+            for name, surrogate in surrogates
+        )
+    )

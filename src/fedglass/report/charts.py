@@ -140,6 +140,43 @@ def line_chart(title: str, values: Sequence[float], last: float, x_title: str, r
     return _svg(title, [*_y_grid(y, left), *_x_axis(x, [(top, bottom)], bottom), curve, named], bottom + 38)
 
 
+def sweep_chart(
+    title: str,
+    places: Sequence[float],
+    series: Mapping[str, Sequence[float | None]],
+    blind: Sequence[float | None],
+    x_title: str,
+    y_title: str,
+) -> Markup:
+    """Values over a swept number, whose places stand at equal distances; dotted what a blind guess reaches.
+
+    None where nothing was measured there. The guess comes last in the key.
+    """
+    top, bottom, left = 22, 190, 46
+    known = [value for values in (*series.values(), blind) for value in values if value is not None]
+    x, y = Axis(-0.4, len(places) - 0.6, left, WIDTH - EDGE), _linear(known, bottom, top)
+    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, left), _line("axis", left, bottom, WIDTH, bottom)]
+    parts += [_text("tick", x.at(i), bottom + 15, f"{place:g}", "middle") for i, place in enumerate(places)]
+    parts += [_polyline("blind", _placed(blind, x, y))]
+    for number, values in enumerate(series.values()):
+        dots = _placed(values, x, y)
+        parts.append(_polyline(f"curve {_colour(number)}", dots))
+        parts += [f'<circle class="dot c{number % 4}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in dots]
+    parts.append(_text("tick", (left + WIDTH) / 2, bottom + 32, x_title, "middle"))
+    below = bottom + 52 + KEY * len(series)
+    guess = [_line("blind", left, below - 4, left + 12, below - 4)]
+    guess.append(_text("name", left + 18, below, "best blind guess", "start"))
+    return _svg(title, [*parts, *_key(list(series), left, bottom + 52), *guess], below + 8)
+
+
+def _placed(values: Sequence[float | None], x: Axis, y: Axis) -> list[tuple[float, float]]:
+    return [(x.at(i), y.at(value)) for i, value in enumerate(values) if value is not None]
+
+
+def _polyline(kind: str, dots: Sequence[tuple[float, float]]) -> str:
+    return f'<polyline class="{kind}" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in dots)}"/>'
+
+
 def _colour(number: int) -> str:
     """The classes of a series' line: four colours, then the same ones dashed.
 

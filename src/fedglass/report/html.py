@@ -16,6 +16,7 @@ from fedglass.report.names import Names, count, short_names
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
+from fedglass.report.sweeps import sweep_figures
 from fedglass.report.threat import threat_model
 from fedglass.report.whose import whose_images
 from fedglass.verdict.gate import HIDDEN, Gate
@@ -84,6 +85,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         view_table=sections.figures_table(views, gate, scales, names) if views else None,
         starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),
         plots=sections.metric_plots(groups, gate, scales),
+        sweeps=sweep_figures(records, gate, scales),
         skipped=sections.skipped_metrics(records, scales),
         refined=any(record.metrics_raw for record in records),
         utility=utility,

@@ -150,7 +150,9 @@ def _got_through(index: int, participants: Sequence[str], kept: Sequence[str]) -
     lost = [name for name in participants if name not in kept]
     if not lost:
         return f"Round {index}: all {len(participants)} updates got through the aggregation rule."
-    named = f" ({', '.join(some(kept))})" if kept else ""
+    if not kept:
+        return f"Round {index}: none of {len(participants)} updates got through the aggregation rule; the model stayed."
+    named = f" ({', '.join(some(kept))})"
     return (
         f"Round {index}: {len(kept)} of {len(participants)} updates got through the aggregation rule{named}; not those "
         f"of {', '.join(some(lost))}."

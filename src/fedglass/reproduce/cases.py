@@ -102,7 +102,8 @@ def cells(
 def _population(experiment: Experiment, populations: Mapping[str, Population]) -> Population:
     """The images of the experiment, under their own labels where a network has been trained on them."""
     found = populations[experiment.setup.data]
-    return found if experiment.setup.warm_up is None else found.with_own_labels()
+    trained = experiment.setup.warm_up is not None or experiment.setup.course is not None
+    return found.with_own_labels() if trained else found
 
 
 def _check_data(experiments: Iterable[Experiment], clients: int, populations: Mapping[str, Population]) -> None:
@@ -140,10 +141,19 @@ def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: 
 
 
 def _view_in_words(setup: Setup) -> str:
+    if setup.course is not None and not setup.sizes:
+        return f"nobody: the model that {setup.clients} clients train is tested"
     if setup.sizes:
         return f"one of {setup.clients} clients sees the global models before and after the round, and its own examples"
     many = setup.clients > 1
     return f"the server sees the mean update of {setup.clients} clients" if many else "the server sees one update"
+
+
+def _round(setup: Setup) -> int:
+    """The number of the round that is looked at."""
+    if setup.course is not None:
+        return setup.course.rounds
+    return 1 if setup.warm_up is None else setup.warm_up.rounds + 1
 
 
 def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
@@ -154,7 +164,7 @@ def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
         "attack": method,
         "attack_repr": repr(experiment.probe),
         "view": _view_in_words(setup),
-        "round": 1 if setup.warm_up is None else setup.warm_up.rounds + 1,
+        "round": _round(setup),
         "client": str(trial.client),
         "repeat": 0,
         "extra": {

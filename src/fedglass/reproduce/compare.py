@@ -14,6 +14,7 @@ from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table
 
 DEVIATION = "standard deviation"
+NO_BETTER = "no better than guessing"
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,9 @@ def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
         cell.title,
         {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
         {
-            name: number(means[name], measure.digits) + ("" if name in derived else _share(len(values[name]), clients))
+            name: number(means[name], measure.digits)
+            + ("" if name in derived else _share(len(values[name]), clients))
+            + _judged(name, cell, records)
             for name, measure in of.measures.items()
         },
         printed,
@@ -143,6 +146,13 @@ def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
         statistics.fmean(record.seconds for record in done) if done else None,
         max(peaks) if peaks else None,
     )
+
+
+def _judged(measure: str, cell: Cell, records: Mapping[str, Record]) -> str:
+    """That an attack is no better than the best guess that needs no message, where both were measured."""
+    reached, blind = (by_client(cell, records, name) for name in (measure, "guess"))
+    beaten = measure == "rmse" and reached and blind and statistics.fmean(reached) >= statistics.fmean(blind)
+    return f" ({NO_BETTER})" if beaten else ""
 
 
 def _share(told: int, clients: int) -> str:

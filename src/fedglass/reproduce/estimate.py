@@ -13,7 +13,9 @@ def seconds_of(experiment: Experiment) -> float:
     """About how long one case takes on one core."""
     setup = experiment.setup
     load = Load(setup.network, setup.data, experiment.supposed or setup.training, setup.examples, setup.clients)
-    return load.training_seconds() + experiment.probe.seconds(load)
+    # Of clients that train for many rounds all are simulated, of a message those behind it.
+    trainings = 1 if setup.course is None else setup.course.rounds * setup.clients
+    return trainings * load.training_seconds() + experiment.probe.seconds(load)
 
 
 def training_seconds(trial: Trial) -> float:

@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 
 from fedglass.core.identity import LATER
 from fedglass.core.types import Training
+from fedglass.fl.aggregate.mean import WeightedMean
+from fedglass.fl.aggregate.rule import Aggregator
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Release
 from fedglass.models.init import Initialisation, PyTorchDefault
 from fedglass.reproduce.populations import Population
 from fedglass.reproduce.probes.probe import PublishedProbe
+from fedglass.rounds.behaviour.behaviour import Behaviour
+from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
@@ -27,6 +31,18 @@ class WarmUp:
     """Of each client; None takes all that its writer has."""
     called: int = 10
     """Clients in each round."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """Rounds of one federation from its first to the one that is looked at, with an adversary among its clients."""
+
+    rounds: int
+    rule: Aggregator = field(default_factory=WeightedMean)
+    behaviour: Behaviour = field(default_factory=Honest)
+    """Of the first client, the adversary."""
+    alpha: float | None = None
+    """Of the Dirichlet distribution that each client's shares of the classes are drawn from; None takes any images."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,9 @@ class Setup:
     sizes: tuple[int, ...] = field(default=(), metadata=LATER)
     """The examples of each client of a round that one of them, the first, looks at; they share no image. Empty where
     the server looks. `round_of` fills in `examples` and `clients` after it."""
+    course: Course | None = field(default=None, metadata=LATER)
+    """Where the clients train together for many rounds; a draw of the data is then also one of network and training.
+    The first client then takes its gradients without a defence."""
 
     def view(self) -> View:
         """Who looks at the message."""

@@ -16,7 +16,7 @@ from fedglass.report.pictures import Album, Inlined
 from fedglass.reproduce.cases import Cell, TrialCase
 from fedglass.reproduce.compare import Line, curves_of, lines, lines_of, measures_of, shown, spread_in_words, strips_of
 from fedglass.reproduce.curves import Chart
-from fedglass.reproduce.drawn_over import charts_over
+from fedglass.reproduce.drawn_over import charts_along, charts_over
 from fedglass.reproduce.estimate import duration
 from fedglass.reproduce.remarks import remarks
 from fedglass.reproduce.tables import Figure, Table
@@ -63,7 +63,7 @@ def write_recreation(
         table=_table(of, found),
         notes=remarks(of, cells, records),
         charts=_charts(of, cells, records),
-        averaged=bool(of.drawn_over),
+        averaged=bool(of.drawn_over or of.drawn_along),
         groups=[group for row in _by_row(cells) for group in _groups(of, row, records, album)],
         failures=[(case.title, r.error) for case, r in _failed(cells, records)],
         attacks=PageTable(["method", "exactly as run"], _reprs(cells)),
@@ -150,7 +150,7 @@ def _epochs(cell: Cell, strips: Mapping[str, Any], album: Album) -> list[Strip]:
 
 
 def _charts(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
-    found = charts_over(of, cells, records)
+    found = [*charts_over(of, cells, records), *charts_along(of, cells, records)]
     for cell in cells:
         record = records.get(cell.cases[0].key)
         for curve in [] if record is None else curves_of(record):

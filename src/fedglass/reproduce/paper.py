@@ -1,9 +1,13 @@
-"""A paper as a value. Each is one module of `papers`, named as its tables begin, whose PAPER says how rows are run."""
+"""A paper as a value. Each is a module of `papers`, named as its tables begin, whose PAPER says how rows are run.
+
+A paper with much to re-create may have several: `malicious_theory` has tables of `malicious` too.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,6 +15,7 @@ from typing import TYPE_CHECKING
 from fedglass.attack.attack import Attack
 from fedglass.core.errors import UsageError
 from fedglass.recipes.catalogue import recipe
+from fedglass.reproduce import papers
 from fedglass.reproduce.experiment import Experiment
 from fedglass.reproduce.request import Request
 from fedglass.reproduce.tables import Row, Setting, Table
@@ -102,10 +107,13 @@ def paper_of(table: Table) -> Paper:
     >>> "dlfa-table1" in paper_of(table("dlfa-table1")).tables
     True
     """
-    return _paper(table.name.partition("-")[0])
+    found = _modules(table.name.partition("-")[0])
+    return next(paper for paper in found if table.name in (*paper.tables, *paper.compared))
 
 
 @functools.cache
-def _paper(name: str) -> Paper:
-    found: Paper = importlib.import_module(f"fedglass.reproduce.papers.{name}").PAPER
-    return found
+def _modules(name: str) -> tuple[Paper, ...]:
+    """Those of one paper."""
+    known = sorted(module.name for module in pkgutil.iter_modules(papers.__path__))
+    own = [module for module in known if module == name or module.startswith(f"{name}_")]
+    return tuple(importlib.import_module(f"{papers.__name__}.{module}").PAPER for module in own)

@@ -8,19 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedglass.audit.utility import sample
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.identity import digest, of_tensor
-from fedglass.core.rng import stream
+from fedglass.core.rng import derive, stream
 from fedglass.core.types import Whitening
 from fedglass.data.catalogue import load
 from fedglass.data.dataset import Dataset
 from fedglass.data.photos import photos
-from fedglass.data.whitening import CIFAR10, CIFAR100, FEMNIST
+from fedglass.data.whitening import CIFAR10, CIFAR100, FASHION_MNIST, FEMNIST, MNIST
 from fedglass.reproduce.request import CURIOUS_SIDES, PUBLISHED, REDUCED
 from fedglass.reproduce.samples import read_samples
+from fedglass.rounds.truth import Examples
 
 IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -80,6 +83,10 @@ KINDS = {
     "cifar10": Kind(
         "CIFAR-10", (3, 32, 32), 10, CIFAR10, "cifar10_10k.npz", "CIFAR-10", "photos", genuine=True, split="test"
     ),
+    "mnist": Kind("MNIST", (1, 28, 28), 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True),
+    "fashion": Kind(
+        "F-MNIST", (1, 28, 28), 10, FASHION_MNIST, "fashion_mnist_10k.npz", "Fashion-MNIST", "glyphs", genuine=True
+    ),
     **_photographs(PUBLISHED),
     **_photographs(REDUCED),
     **{name: kind for side in CURIOUS_SIDES for name, kind in _unwhitened(side).items()},
@@ -118,6 +125,31 @@ class Population:
         rows = torch.randperm(len(data), generator=stream(self.seed, "round", index))[: sum(sizes)]
         parts = torch.split(rows, list(sizes))
         return [(f"client {i} of round {index}", data.images[p], data.labels[p]) for i, p in enumerate(parts)]
+
+    def dealt(self, index: int, sizes: Sequence[int], alpha: float) -> list[tuple[str, Tensor, Tensor]]:
+        """Name, images and labels of each client, its classes in shares q ~ Dirichlet(alpha) [Hsu et al., 2019].
+
+        Each class is dealt from one shuffled circle: no image goes to two clients before all of its class are out.
+        """
+        data, found = self.dataset(), []
+        draws = np.random.default_rng(derive(self.seed, "shares", index))
+        order = torch.randperm(len(data), generator=stream(self.seed, "dealt", index))
+        circles = [order[data.labels[order] == label] for label in sorted(set(data.labels.tolist()))]
+        starts = [0] * len(circles)
+        for i, size in enumerate(sizes):
+            counts = draws.multinomial(size, draws.dirichlet(np.full(len(circles), alpha)))
+            taken = [c[(s + torch.arange(n)) % len(c)] for c, s, n in zip(circles, starts, counts, strict=True)]
+            rows = torch.cat(taken)[torch.from_numpy(draws.permutation(size))]
+            starts = [s + int(n) for s, n in zip(starts, counts, strict=True)]
+            found.append((f"client {i} of run {index}", data.images[rows], data.labels[rows]))
+        return found
+
+    def test(self) -> Examples:
+        """Images that no client has; those of embedded stand-ins are among the clients' own."""
+        if self.source == KINDS[self.kind].embedded:
+            return sample(self.dataset(), self.seed)
+        data = _read(self.source, "test")
+        return Examples(data.images, data.labels)
 
     def check(self, clients: int, examples: int | None, together: int = 1) -> None:
         """Refuse what the data do not suffice for: `together` clients are behind each message.

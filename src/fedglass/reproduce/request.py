@@ -26,3 +26,5 @@ class Request:
     """Of each client, in place of the 16 of the curious client; its other sizes change in proportion."""
     own_labels: bool = False
     """Whether stand-ins keep their labels."""
+    rounds: int | None = None
+    """That a federation is trained for, where the paper does not say how many."""

@@ -13,6 +13,7 @@ from fedglass.audit.progress import Progress
 from fedglass.ledger.lock import alone
 from fedglass.ledger.records import RECORDS, Record, RecordFile
 from fedglass.reproduce.cases import Cell, TrialCase, cases_of
+from fedglass.reproduce.courses import Played
 from fedglass.reproduce.messages import Message, TrainedNetwork, members
 from fedglass.reproduce.warm_ups import network_file, trained_network
 
@@ -52,6 +53,9 @@ def _networks(
 
 def _work(case: TrialCase, network: TrainedNetwork | None) -> Work:
     trial, experiment = case.subject, case.subject.experiment
+    device = device_named("auto" if experiment.probe.accelerated else "cpu")
+    if experiment.setup.course is not None:
+        return Work(case, Played(experiment, trial.population, trial.client, trial.seed), device)
     clients = members(experiment.setup, trial.population, trial.client)
     message = Message(experiment, clients, trial.seed, network)
-    return Work(case, message, device_named("auto" if experiment.probe.accelerated else "cpu"))
+    return Work(case, message, device)

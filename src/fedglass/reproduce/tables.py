@@ -81,7 +81,9 @@ class Table:
     """Methods that are run beside the paper's where none are asked for."""
     drawn_over: Mapping[str, Any] = field(default_factory=dict)
     """What the measures are drawn over: the field `x` of the setting, its `title`, whether `log`, the `places` of what
-    is no number, and the fields that change `along` with it."""
+    is no number, the fields that change `along` with it, and those by which `panels` are drawn apart."""
+    drawn_along: Mapping[str, str] = field(default_factory=dict)
+    """Measures that were also taken on the way to the end, and along what."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from fedglass.core.errors import DataError
 from fedglass.core.params import Params
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.fl.local import Batch, GradientFn, MeanGradient, schedule, train
+from fedglass.fl.local import Batch, GradientFn, MeanGradient, path, schedule
 from fedglass.fl.release import AsIs, Outgoing, Release
 from fedglass.models.network import Network
 from fedglass.rounds.behaviour.behaviour import Behaviour, Turn
@@ -83,13 +83,16 @@ def respond(client: Client, call: Call) -> Message:
     batches = local_batches(client, training, call.seed, call.round)
     inputs = call.whitening.whiten(images)
     start = [call.before[name] for name in network.names]
-    after = train(network, start, inputs, labels, batches, training, client.gradient, inner)
-    trained = dict(zip(network.names, after, strict=True))
+    statistics = RunningStatistics(call, training)
+    for at, batch in zip_longest(
+        path(network, start, inputs, labels, batches, training, client.gradient, inner), batches
+    ):
+        if batch is not None:
+            statistics.gather(dict(zip(network.names, at.weights, strict=True)), inputs[batch.rows])
+    trained = dict(zip(network.names, (w.detach() for w in at.weights), strict=True))
     update = client.behaviour.update(turn, {name: trained[name] - call.before[name] for name in network.names})
     return Message(
-        client.name,
-        client.release.release(Outgoing(update, outer, call.round, call.before)),
-        running_statistics(call, training, trained, [inputs[batch.rows] for batch in batches]),
+        client.name, client.release.release(Outgoing(update, outer, call.round, call.before)), statistics.buffers
     )
 
 
@@ -98,19 +101,24 @@ def local_batches(client: Client, training: Training, seed: int, index: int) -> 
     return list(schedule(training, len(client.labels), stream(seed, "batches", client.name, index)))
 
 
-def running_statistics(call: Call, training: Training, weights: Params, batches: Sequence[Tensor]) -> Params:
-    """The normalisation layers' running statistics after training with batch statistics.
+class RunningStatistics:
+    """The normalisation layers' running statistics, which training with batch statistics moves at each step.
 
-    They are gathered in one pass with the trained weights instead of during training: they do not influence
-    the update, and the next round only needs them to evaluate the model.
+    They do not influence the update: of each step they are gathered in a pass of their own.
     """
-    if training.batch_norm is BatchNorm.FROZEN or not call.buffers:
-        return call.buffers
-    buffers = {name: tensor.clone() for name, tensor in call.buffers.items()}
-    model = copy.deepcopy(call.model).eval()
-    for layer in model.modules():
-        layer.training = isinstance(layer, _NormBase)  # not dropout, which would draw from the global generator
-    with torch.no_grad():
-        for inputs in batches:
-            functional_call(model, {**weights, **buffers}, (inputs,))
-    return buffers
+
+    def __init__(self, call: Call, training: Training) -> None:
+        self.buffers = call.buffers
+        self._model: nn.Module | None = None
+        if training.batch_norm is BatchNorm.FROZEN or not call.buffers:
+            return
+        self.buffers = {name: tensor.clone() for name, tensor in call.buffers.items()}
+        self._model = copy.deepcopy(call.model).eval()
+        for layer in self._model.modules():
+            layer.training = isinstance(layer, _NormBase)  # not dropout, which would draw from the global generator
+
+    def gather(self, weights: Params, inputs: Tensor) -> None:
+        """What a step on these inputs, which starts from these weights, leaves behind."""
+        if self._model is not None:
+            with torch.no_grad():
+                functional_call(self._model, {**weights, **self.buffers}, (inputs,))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -17,6 +17,8 @@ from fedglass.core.types import Training, Whitening
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.fl.aggregate.rule import Aggregator, Limited
 from fedglass.fl.local import Batch
+from fedglass.rounds.behaviour.behaviour import Fitting
+from fedglass.rounds.behaviour.rejoin import Doorbook
 from fedglass.rounds.client import Call, Client, local_batches, respond
 from fedglass.rounds.server import Server
 from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
@@ -75,6 +77,8 @@ class Federation:
                 f"Client {client.name!r} has label {int(outside[0])}, expected 0 to {self.classes - 1}: "
                 "correct the label or raise the number of classes."
             )
+        if isinstance(client.behaviour, Fitting):
+            client.behaviour.check(self.shape, self.classes)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -121,21 +125,26 @@ class Federation:
         if rounds < 1:
             raise UsageError(f"federation.rounds must be at least 1, got {rounds}.")
         server = Server(self.aggregator, weights_of(self.model), buffers_of(self.model), self.seed)
+        book = Doorbook.of((client.name, client.behaviour) for client in self.clients)
         for index in range(rounds):
-            yield self._round(server, index)
+            past = self._round(server, index, book.known)
+            book = book.after((p.name for p in past.participants), past.kept)
+            yield past
             if progress is not None:
                 progress(index + 1, rounds)
 
     def again(self, index: int, past: Round) -> Round:
         """One round from the model that another federation's had, by a rule that remembers nothing."""
-        return self._round(Server(self.aggregator, past.before, past.buffers, self.seed), index)
+        known = {p.name: p.known_as for p in past.participants}
+        return self._round(Server(self.aggregator, past.before, past.buffers, self.seed), index, known)
 
-    def _round(self, server: Server, index: int) -> Round:
+    def _round(self, server: Server, index: int, known: Mapping[str, str]) -> Round:
         call = Call(self.model, server.weights, server.buffers, self.training, self.whitening, self.seed, index)
         called = self.called(index)
         messages = [respond(client, call) for client in called]
         own = None if self.server is None else respond(self.server, call)
-        return server.combine(index, [self.participant(client) for client in called], messages, own)
+        people = [replace(self.participant(client), known_as=known.get(client.name, "")) for client in called]
+        return server.combine(index, people, messages, own)
 
     def run(
         self,

@@ -88,6 +88,7 @@ class ParticipantFacts(_Table):
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
     steps: Count | None
     weight: Count | None = None
+    known_as: Text = ""
     counted: bool = True
 
     @classmethod

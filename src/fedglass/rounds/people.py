@@ -45,17 +45,20 @@ def participant_of(
         best(told, "lr") if training is None and _optimiser(told) == OPTIMISERS["sgd"]() else None,
         (best(told, "steps") or None) if training is None else None,
         int(weight) if whole and int(weight) != examples else None,
-        counted,
+        counted=counted,
     )
 
 
 def _examples(told: FactSheet, owned: int | None) -> tuple[int, bool]:
-    """How many there are, or the least that there can be."""
+    """How many there are, as the federation or their owner says or the batches tell; or the least there can be."""
     said = best(told, "examples")
     if isinstance(said, int):
         return said, True
     if owned is not None:
         return owned, True
+    sizes, epochs = best(told, "batch_sizes"), best(told, "epochs")
+    if sizes is not None and (len(sizes) == 1 or (epochs is not None and sum(sizes) % epochs == 0)):
+        return sum(sizes) // (epochs or 1) or 1, True
     return (said[0] if isinstance(said, list) else 1), False
 
 

@@ -48,7 +48,7 @@ class Server:
         context = AggregationContext(
             torch.tensor([float(p.weight or p.examples) for p in senders]),
             index,
-            tuple(p.name for p in senders),
+            tuple(p.known_as or p.name for p in senders),
             _row(weights, buffers),
             self.previous,
             stream(self.seed, "rule", index),

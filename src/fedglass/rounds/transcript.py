@@ -28,6 +28,8 @@ class Participant:
     """Learning rate and local steps, where they are known without the rest of the training."""
     weight: int | None = None
     """What it weighs in a mean, where that is not the number of examples that it trained on."""
+    known_as: str = field(default="", metadata=LATER)
+    """The name under which the server knows it, where it has come back under a new one."""
     counted: bool = field(default=True, metadata=LATER)
     """Whether `examples` is their number; if not, the least that it can be."""
 

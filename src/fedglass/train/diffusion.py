@@ -8,10 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from fedglass.core.errors import AuditError, DataError, UsageError, unknown_name
+from fedglass.core.errors import UsageError, unknown_name
 from fedglass.core.identity import digest, of_tensor
 from fedglass.core.rng import derive, stream
 from fedglass.data.dataset import Dataset
@@ -24,11 +23,9 @@ from fedglass.diffusion.training import Course, Lesson, State, beginning, train
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 from fedglass.diffusion.unet import UNet
 from fedglass.train.autoencoder import Listener, learned_autoencoder
+from fedglass.train.places import PICTURE, check_material, contact_sheet, pace, writing_into
 
-PICTURE = "samples.png"
 SAMPLES = 64
-_SCALE = 2
-"""Each pixel of a sample is drawn as a square of this side."""
 
 
 @dataclass(frozen=True)
@@ -124,16 +121,13 @@ def train_diffusion(data: Dataset, teaching: Teaching, folder: Path, listener: L
             raise unknown_name(f"{what} of diffusion model", name, known)
     if teaching.autoencoder and teaching.kind != "transformer":
         raise UsageError("An autoencoder goes with --kind transformer: ddrm restores pixels, not latents.")
-    if len(data) < 2:
-        raise DataError(f"{data.name}: {len(data)} images are too few to learn from: bring more.")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file: name a folder with -o.")
+    check_material(data, folder)
     course = teaching.course
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(course.seed, "diffusion", "weights"))
         images, decode = 2 * data.images - 1, None
         identity = digest(
-            teaching.kind, teaching.size, repr(_pace(course)), of_tensor(data.images), of_tensor(data.labels)
+            teaching.kind, teaching.size, repr(pace(course)), of_tensor(data.images), of_tensor(data.labels)
         )
         if teaching.autoencoder:
             autoencoder = learned_autoencoder(images, course, folder / AUTOENCODER, listener)
@@ -143,11 +137,6 @@ def train_diffusion(data: Dataset, teaching: Teaching, folder: Path, listener: L
     state = resume(folder, beginning(network, course), identity)
     keeper = Keeper(folder, identity, lesson, course.seed, listener, decode)
     return train(state, lesson, course, keeper)
-
-
-def _pace(course: Course) -> tuple[object, ...]:
-    """What a training that is continued must share with its beginning; it may be given more time."""
-    return course.lr, course.batch_size, course.average, course.clip, course.mirror, course.seed
 
 
 @dataclass(eq=False)
@@ -172,18 +161,13 @@ class Keeper:
     def saved(self, state: State) -> None:
         # Latents have no bounds.
         denoiser = Denoiser(state.network, self.lesson.schedule, self.lesson.prediction, clamp=self.decode is None)
-        try:
+        with writing_into(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             save_folder(self.folder, state.network, state.averaged, denoiser)
             write_state(self.folder, state, self.identity)
             if self.share >= 1 or self.share - self.pictured >= 0.25:
                 self.pictured = self.share
                 self._picture(state, denoiser)
-        except OSError as error:
-            raise AuditError(
-                f"Cannot write into {self.folder}: {error.strerror}; make room or fix permissions, then run the same "
-                "command again: it continues where it stopped."
-            ) from error
 
     def _picture(self, state: State, denoiser: Denoiser) -> None:
         """Samples of the averaged network, which for that time takes the place of the one that is trained."""
@@ -198,15 +182,3 @@ class Keeper:
         contact_sheet((images + 1) / 2).save(self.folder / PICTURE)
         state.network.load_state_dict(trained)
         state.network.train()
-
-
-def contact_sheet(images: Tensor, columns: int = 8) -> Image.Image:
-    """Images in [0, 1] side by side.  # (n, c, h, w), grey or colour; of other channels the first is drawn"""
-    shown = images if images.shape[1] in (1, 3) else images[:, :1]
-    tiles = torch.nn.functional.pad(shown.clamp(0, 1), (1, 1, 1, 1), value=1.0)
-    blank = torch.ones(-len(tiles) % columns, *tiles.shape[1:])
-    rows = torch.cat([tiles, blank]).view(-1, columns, *tiles.shape[1:])  # (rows, columns, c, h, w)
-    sheet = rows.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)  # (rows h, columns w, c)
-    pixels = (sheet * 255).round().to(torch.uint8).numpy()
-    picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    return picture.resize((picture.width * _SCALE, picture.height * _SCALE), Image.Resampling.NEAREST)

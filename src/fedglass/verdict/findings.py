@@ -86,7 +86,9 @@ class Findings:
     replay: str = ""
     """What came of playing it again, in words, and what would explain the message."""
     batch_statistics: bool = False
-    """Whether the clients' BatchNorm layers took the statistics of their batches."""
+    """Whether the clients' BatchNorm layers took the statistics of their batches, which the attack does not read."""
+    further: int = 0
+    """Rounds in which the same examples were trained on, beyond those that were attacked together."""
     contradictions: Sequence[str] = ()
     """What of the message can not be as declared, whatever the data are."""
     apart: Sequence[str] = ()
@@ -129,7 +131,15 @@ class Findings:
 
     @property
     def absence(self) -> str | None:
-        """In which way it was shown that what was not recovered does not leak; None where it was not."""
+        """In which way it was shown that what was not recovered does not leak; None where it was not.
+
+        What one message hides or leaves open several may tell together.
+        """
+        return None if self.further else self.absence_here
+
+    @property
+    def absence_here(self) -> str | None:
+        """The same of this message alone, whatever others tell."""
         if (
             not self.open
             or self.explained is not True

@@ -89,10 +89,10 @@ def _batch_norm(found: Findings) -> Flag | None:
     text = (
         "The clients' BatchNorm layers took the statistics of the batch. That makes the search harder and takes the "
         "contrast of the pictures out of the gradient, but it protects nothing: the running statistics, which leave "
-        "the client beside the update and untouched by its defences, tell of it, and no attack here reads "
-        "them. Absence of leakage is thus not shown. Play coarse_to_fine_batchnorm with several restarts, and look at "
-        'the pictures; an audit of the same federation with batch_norm = "frozen", or of a model with another '
-        "normalisation, tells more."
+        "the client beside the update and untouched by its defences, tell of it, and this attack does not read "
+        "them. Absence of leakage is thus not shown. Play coarse_to_fine_statistics, which does, and "
+        "coarse_to_fine_batchnorm with several restarts, and look at the pictures; an audit of the same federation "
+        'with batch_norm = "frozen", or of a model with another normalisation, tells more.'
     )
     return Flag(name="batch statistics", severity="serious", text=text)
 
@@ -176,7 +176,7 @@ def _preferred(found: Findings) -> Flag | None:
     if not found.open or found.hidden or not found.reached or _other_run(found) is not None:
         return None
     same = f"(energies {found.energy:.3g} and {found.energy_truth:.3g})"
-    if found.absence == CHOICE:
+    if found.absence_here == CHOICE:
         text = (
             f"The attack found other images that explain the message as well as the true ones {same}, from "
             f"{len(found.looks) + 1} starts and priors: the message leaves a choice, and the true images are not it."
@@ -196,6 +196,19 @@ def _preferred(found: Findings) -> Flag | None:
         "of the prior (tv), or another attack."
     )
     return Flag(name="other images fit as well", severity="serious", text=text)
+
+
+def _further(found: Findings) -> Flag | None:
+    if not found.further or found.absence_here is None:
+        return None
+    count = f"{found.further} more round{'' if found.further == 1 else 's'}"
+    text = (
+        f"This message does not show the images, but the same examples are trained on in {count}, of which each tells "
+        "more: noise averages out, and what one message leaves open another decides. Absence of leakage is shown for "
+        "the rounds that are attacked together alone: list all of them in adversary.round and set adversary.together "
+        "= true."
+    )
+    return Flag(name="more rounds of the same data", severity="serious", text=text)
 
 
 def _partly(found: Findings) -> Flag | None:
@@ -311,6 +324,7 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _other_run,
     _hides,
     _preferred,
+    _further,
     _partly,
     _altered,
     _other_run_near,

@@ -98,6 +98,18 @@ def test_coordinates_are_taken_in_parts_without_a_seam() -> None:
     torch.testing.assert_close(squared_distances(updates), exact, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("part", [Median(), TrimmedMean(1)])
+@pytest.mark.parametrize("columns", [1, COLUMNS + 3])
+def test_with_and_without_a_gradient_the_bits_are_the_same(part: Aggregator, columns: int) -> None:
+    """One is sorted by numpy, the other by torch; neither writes into the updates."""
+    updates = honest(6, columns, 4).float()
+    sent = updates.clone()
+    plain, followed = combined(part, updates).step, combined(part, updates.clone().requires_grad_()).step
+    assert torch.equal(plain, followed.detach())
+    assert followed.requires_grad
+    assert torch.equal(updates, sent)
+
+
 @given(sizes)
 def test_scores_of_dnc_are_projections_on_the_top_singular_vector(size: tuple[int, int, int]) -> None:
     updates = honest(*size)

@@ -41,13 +41,20 @@ class Backdoor:
                 f"{self.target}, {self.side} and {self.share}."
             )
 
-    def examples(self, turn: Turn) -> tuple[Tensor, Tensor]:
-        height, width = turn.images.shape[-2:]
+    def check(self, shape: tuple[int, int, int], classes: int) -> None:
+        _, height, width = shape
         if self.side > min(height, width):
             raise DataError(
                 f"Behaviour 'backdoor': a square of {self.side} pixels does not fit into images of {height} x {width}: "
                 "choose a smaller side."
             )
+        if self.target >= classes:
+            raise DataError(
+                f"Behaviour 'backdoor': target must be one of the classes 0 to {classes - 1}, got {self.target}."
+            )
+
+    def examples(self, turn: Turn) -> tuple[Tensor, Tensor]:
+        height, width = turn.images.shape[-2:]
         images, labels = turn.images.clone(), turn.labels.clone()
         marked = math.ceil(self.share * len(labels))
         images[:marked, :, height - self.side :, width - self.side :] = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,15 @@ class Turn:
     before: Params
     """The global model that the client was sent."""
     generator: torch.Generator
+
+
+@runtime_checkable
+class Fitting(Protocol):
+    """A behaviour that can say beforehand of which images and classes it can not be."""
+
+    def check(self, shape: tuple[int, int, int], classes: int) -> None:
+        """Refuse them, before anything has run."""
+        ...
 
 
 class Behaviour(Protocol):

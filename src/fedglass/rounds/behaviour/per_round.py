@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.params import Update
-from fedglass.rounds.behaviour.behaviour import Behaviour, Turn
+from fedglass.rounds.behaviour.behaviour import Behaviour, Fitting, Turn
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class PerRound:
 
     def update(self, turn: Turn, trained: Update) -> Update:
         return self.at(turn.round).update(turn, trained)
+
+    def check(self, shape: tuple[int, int, int], classes: int) -> None:
+        for each in self.behaviours:
+            if isinstance(each, Fitting):
+                each.check(shape, classes)
 
     def at(self, index: int) -> Behaviour:
         """The behaviour in that round, counted from 0."""

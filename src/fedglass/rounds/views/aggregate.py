@@ -28,7 +28,7 @@ class AggregateView:
         behind = tuple(p for p in past.participants if p.name in past.kept)
         if not behind:
             raise UsageError(f"No update of round {self.round} got through the rule: choose another round.")
-        look = Look(transcript, self.round, behind, past.step)
+        look = Look(transcript, self.round, behind, past.step, past.buffers_after)
         return Seen(look.observation(knows, truths), tuple(p.name for p in behind))
 
     def describe(self) -> str:

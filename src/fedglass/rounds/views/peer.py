@@ -40,7 +40,7 @@ class PeerView:
         past, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
         others, mine = _behind(name, past)
         own = replace(_own(name, self.round, past, truths), share=_share(transcript, others, mine, knows))
-        look = Look(transcript, self.round, (*others, *mine), past.step)
+        look = Look(transcript, self.round, (*others, *mine), past.step, past.buffers_after)
         names = tuple(p.name for p in others)
         return Seen(look.observation(knows, truths, own), names, name if mine else None)
 
@@ -58,6 +58,11 @@ def _behind(name: str, past: Round) -> tuple[tuple[Participant, ...], tuple[Part
     """The others whose updates got through, and the peer itself where its own did."""
     through = [p for p in past.participants if p.name in past.kept]
     others = tuple(p for p in through if p.name != name)
+    if not through:
+        raise UsageError(
+            "No update of the round got through the rule, which left the model as it was, so that there is nothing to "
+            "read: choose another round."
+        )
     if not others:
         raise UsageError(
             f"Of the round's updates only that of {name!r} itself got through the rule, so that there is nothing of "

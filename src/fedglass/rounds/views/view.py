@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedglass.core.facts import Fact
 from fedglass.core.identity import LATER
-from fedglass.core.params import Update
+from fedglass.core.params import Params, Update
 from fedglass.core.types import Knowledge, Observation, Own
 from fedglass.rounds.transcript import Attendance, Participant, Transcript
 from fedglass.rounds.truth import Truths
@@ -99,11 +99,14 @@ class Look:
     behind: tuple[Participant, ...]
     """Whose examples are in the message, the adversary's own last."""
     update: Update
+    buffers_after: Params = field(default_factory=dict)
+    """The running statistics that came with it; empty where they were not seen."""
 
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
         past = self.transcript.rounds[self.round]
+        facts = self.knowledge(knows, truths, own)
         return Observation(
-            self.transcript.model, past.before, past.buffers, self.update, self.knowledge(knows, truths, own), own
+            self.transcript.model, past.before, past.buffers, self.update, facts, own, self.buffers_after
         )
 
     def knowledge(self, knows: Knows, truths: Truths | None = None, own: Own | None = None) -> Knowledge:

@@ -1,0 +1,80 @@
+"""Stages that explain the messages of several rounds by the same examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.needs import NOTHING, Reads
+from fedglass.attack.parts import Binding, BoundForward, BoundTerm, Evaluation, Forward
+from fedglass.attack.terms.term import Term
+from fedglass.core.facts import Fact
+from fedglass.core.types import Candidate, Observation
+
+MARK = "round "
+
+
+@dataclass(frozen=True)
+class EachRound:
+    """What `forward` predicts of each round's message, one after another."""
+
+    forward: Forward
+
+    def reads(self, observation: Observation) -> frozenset[Fact]:
+        return self.forward.reads(observation) if isinstance(self.forward, Reads) else NOTHING
+
+    def bind(self, observation: Observation) -> BoundForward:
+        bounds = [self.forward.bind(each) for each in (observation, *observation.also)]
+        ends = list(accumulate((len(bound.unknowns) for bound in bounds), initial=0))
+        own = [slice(*ends) for ends in pairwise(ends)]
+
+        def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
+            rows = zip(bounds, own, strict=True)
+            return [tensor for bound, part in rows for tensor in bound.predict(candidate, unknowns[part])]
+
+        return BoundForward(
+            tuple(tensor for bound in bounds for tensor in bound.target),
+            predict,
+            tuple(f"{MARK}{i}: {name}" for i, bound in enumerate(bounds) for name in bound.names),
+            tuple(replace(u, name=f"{MARK}{i}: {u.name}") for i, bound in enumerate(bounds) for u in bound.unknowns),
+            bounds[0].batches,
+        )
+
+
+@dataclass(frozen=True)
+class MeanOverRounds(Term):
+    """The mean of a term's energies in each round, so that priors weigh what they do in one."""
+
+    term: Term
+
+    def weakened(self, factor: float) -> Term:
+        return replace(self, term=self.term.weakened(factor))
+
+    def bind(self, binding: Binding) -> BoundTerm:
+        rounds = [name.partition(": ")[0] for name in binding.names]
+        starts = [i for i, name in enumerate(rounds) if i == 0 or name != rounds[i - 1]]
+        parts = [slice(*ends) for ends in pairwise([*starts, len(rounds)])]
+        names = tuple(name.partition(": ")[2] for name in binding.names)
+        terms = [self.term.bind(replace(binding, target=binding.target[p], names=names[p])) for p in parts]
+
+        def value(at: Evaluation) -> Tensor:
+            rows = zip(terms, parts, strict=True)
+            return torch.stack([term(replace(at, predicted=at.predicted[part])) for term, part in rows]).mean()
+
+        return value
+
+
+def averaged(observation: Observation) -> Observation:
+    """The mean of the rounds' updates in place of the first one's, for labels, which noise hides first.
+
+    The rounds start from different weights, so that for what is computed with these it is an approximation.
+    """
+    if not observation.also:
+        return observation
+    updates = [each.update for each in (observation, *observation.also)]
+    mean = {name: torch.stack([update[name] for update in updates]).mean(0) for name in observation.update}
+    return replace(observation, update=mean, also=())

@@ -1,0 +1,94 @@
+"""Several rounds of the same examples, attacked together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedglass.attack.several_rounds import averaged
+from fedglass.core.assignment import assign, squared_distances
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Training
+from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
+from fedglass.rounds.views.view import Knows
+
+ROUNDS = Together(tuple(ServerView(0, index) for index in range(6)))
+
+
+def error(images: torch.Tensor, truth: torch.Tensor) -> float:
+    distances = squared_distances(truth, images)
+    return float(distances[torch.arange(len(truth)), assign(distances)].mean())
+
+
+def noisy(toy: Any, std: float) -> Any:
+    federation = toy.federation(Training(0.01), examples=1)
+    clients = [replace(client, release=GaussianNoise(std)) for client in federation.clients]
+    return replace(federation, clients=clients)
+
+
+def test_noise_that_hides_one_message_averages_out_over_several(toy: Any) -> None:
+    federation, attack = noisy(toy, 0.001), recipe("inverting_gradients", iterations=150, tv=0.0)
+    alone, truth = observe(federation, ServerView(), Knows())
+    together, _ = observe(federation, ROUNDS, Knows())
+    assert len(together.also) == 5
+    one, many = (error(attack.run(seen).images, truth.images) for seen in (alone, together))
+    assert many < 0.3 * one
+
+
+def test_the_energy_is_the_mean_over_the_rounds(toy: Any) -> None:
+    federation, attack = noisy(toy, 0.001), recipe("inverting_gradients", iterations=3)
+    seen, truth = observe(federation, Together((ServerView(0, 2), ServerView(0, 0))), Knows())
+    found = attack.run(seen)
+    parts = [replace(seen, also=()), *seen.also]
+    each = [attack.energy_of(part, truth.images, truth.labels, found) for part in parts]
+    assert attack.energy_of(seen, truth.images, truth.labels, found) == pytest.approx(sum(each) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sme", "dlfa", "coarse_to_fine", "dlfa_unknown_epochs", "coarse_to_fine_statistics"])
+def test_every_kind_of_operator_can_be_played_over_rounds(toy: Any, name: str) -> None:
+    """Each round has unknowns of its own where the operator has some."""
+    federation = toy.federation(Training(0.1, epochs=2, batch_size=2), examples=3)
+    seen, truth = observe(federation, Together((ServerView(0, 0), ServerView(0, 1))), Knows())
+    attack = recipe(name, iterations=3)
+    attack.check(seen)
+    found = attack.run(seen)
+    assert found.images.shape == truth.images.shape
+    assert len(found.unknowns) % 2 == 0
+
+
+def test_labels_are_read_off_the_mean_update(toy: Any) -> None:
+    seen, _ = observe(noisy(toy, 0.1), ROUNDS, Knows())
+    updates = [each.update for each in (seen, *seen.also)]
+    for name, tensor in averaged(seen).update.items():
+        torch.testing.assert_close(tensor, sum(u[name] for u in updates) / len(updates))
+
+
+def test_the_earliest_round_stands_for_all(toy: Any) -> None:
+    view = Together((ServerView(0, 4), ServerView(0, 1), ServerView(0, 2)))
+    assert view.rounds() == (4, 2, 1)
+    assert view.describe().endswith("and the same of rounds 2, 3, 5 together")
+    assert view.brief().name == "server, client 0, 3 rounds together"
+
+
+def test_what_can_not_be_looked_at_together_is_said(toy: Any) -> None:
+    with pytest.raises(UsageError, match="must be different ones, at least two"):
+        Together((ServerView(0, 1), ServerView(0, 1)))
+    federation = toy.federation(Training(0.1), clients=3)
+    with pytest.raises(UsageError, match="can not be attacked together: other clients or"):
+        observe(federation, Together((ServerView(0, 0), ServerView(1, 1))), Knows())
+    with pytest.raises(UsageError, match="can not be attacked together by a peer"):
+        observe(federation, Together((PeerView(0, 0), PeerView(0, 1))), Knows())
+    seen, _ = observe(federation, Together((AggregateView(0), AggregateView(1))), Knows())
+    assert seen.knows.clients == 3
+    short = toy.federation(Training(0.1, batch_size=1, steps=1), examples=4)
+    with pytest.raises(UsageError, match="other examples are behind them"):
+        observe(short, Together(tuple(ServerView(0, i) for i in range(4))), Knows())

@@ -1,0 +1,158 @@
+"""`record-info`, `audit BUNDLE` and `init --from`: what is in a bundle, and an audit of it without a plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fedglass.bundle import BundleWriter
+from fedglass.cli.main import cli
+from fedglass.plan import from_bundle
+
+from .federations import TERMS, Real
+from .mutations import original, sign
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def fedglass() -> Run:
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False)
+
+    return run
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    Real(sizes=(1,), rounds=1).record(tmp_path / "b")
+    return tmp_path / "b"
+
+
+def test_record_info_tells_what_is_there_and_what_is_missing(fedglass: Run, tmp_path: Path) -> None:
+    writer = BundleWriter(tmp_path / "b", facts={"rule": {"name": "mean"}})
+    state = dict(Real().model().state_dict())
+    writer.round(3).sent(state)
+    writer.round(3).received("a", {name: t + 1 for name, t in state.items()}, examples="unknown")
+    writer.round(3).absent("b", "timed out")
+    found = fedglass("record-info", tmp_path / "b")
+    assert found.exit_code == 0
+    assert "Missing, and needed for every attack (a plan can give it): model, shape, classes, whitening" in found.stdout
+    assert "absent: b" in found.stdout
+    assert "dlfa lacks the clients' learning rate, epochs and batch size" in found.stdout
+    told = json.loads(fedglass("record-info", tmp_path / "b", "--json").stdout)
+    assert told["needed"] == ["model", "shape", "classes", "whitening"]
+    attacks = {each["name"]: each for each in told["attacks"]}
+    assert attacks["inverting_gradients"]["missing"] == ["examples"]
+    assert "training" in attacks["dlfa"]["missing"]
+    assert told["rounds"][0]["messages"][1]["absent"] == "timed out"
+    assert fedglass("record-info", tmp_path / "b", "-q").stdout == ""
+
+
+def test_record_info_says_what_is_not_as_it_was_said(fedglass: Run, bundle: Path) -> None:
+    BundleWriter(bundle, resume=True).training("client 0", 1, {"lr": 3.0}, source="declared")
+    assert "lr is told differently: 0.1 (read), 3.0 (declared)" in fedglass("record-info", bundle).stdout
+
+
+def test_a_bundle_is_audited_without_a_plan(
+    fedglass: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_bundle, "ORDER", ("idlg", "dlfa"))
+    found = fedglass("audit", bundle, "-o", tmp_path / "out", "--workers", 1, "--json")
+    told = json.loads(found.stdout)
+    assert [each["attack"] for each in told["attacks"]] == ["idlg"]
+    assert "Left out: dlfa: one local step is explained by inverting_gradients as well" in found.stderr
+    plan = (tmp_path / "out" / "plan.toml").read_text()
+    assert str(bundle) in plan
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_the_plan_of_a_bundle_is_sound(fedglass: Run, bundle: Path, tmp_path: Path) -> None:
+    place = tmp_path / "plans"
+    place.mkdir()
+    assert fedglass("init", place / "plan.toml", "--from", bundle).exit_code == 0
+    text = (place / "plan.toml").read_text()
+    assert 'bundle = "../b"' in text
+    assert 'truth = "../b-truth"' in text
+    checked = fedglass("check", place / "plan.toml")
+    assert checked.exit_code == 0
+    assert "is sound" in checked.stdout
+
+
+def test_the_plan_of_an_incomplete_bundle_says_what_is_missing(fedglass: Run, tmp_path: Path) -> None:
+    Real().record(tmp_path / "b", whitening=None)
+    found = fedglass("init", tmp_path / "plan.toml", "--from", tmp_path / "b")
+    assert found.exit_code == 0
+    assert "The plan is not ready yet" in found.stderr
+    assert "# whitening = {" in (tmp_path / "plan.toml").read_text()
+
+
+def test_hostile_names_stay_text(fedglass: Run, tmp_path: Path) -> None:
+    name = 'x"]\n[evil]\x1b[31m'
+    writer = BundleWriter(tmp_path / "b", facts=TERMS)
+    state = dict(Real().model().state_dict())
+    writer.round(1).sent(state)
+    writer.round(1).received(name, {key: t + 0.1 for key, t in state.items()}, examples=1)
+    told = fedglass("record-info", tmp_path / "b").stdout
+    assert "\x1b" not in told
+    assert fedglass("init", tmp_path / "plan.toml", "--from", tmp_path / "b").exit_code == 0
+    assert fedglass("check", tmp_path / "plan.toml").exit_code == 0
+
+
+def _newer(folder: Path) -> None:
+    told = json.loads((folder / "manifest.json").read_text())
+    sign(folder, {**told, "format": 3})
+
+
+def _half(folder: Path) -> None:
+    (folder / "round-00002-client-00001.safetensors").unlink()
+
+
+def _no_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (_newer, "has format 3, expected at most 2: a newer fedglass recorded it"),
+        (_half, "is missing: the bundle is not whole"),
+        (_no_manifest, "manifest.json is missing"),
+        (shutil.rmtree, "is no folder, expected that of a bundle"),
+    ],
+)
+@pytest.mark.parametrize("command", ["record-info", "audit", "init"])
+def test_bad_bundles_are_refused_in_a_sentence(
+    fedglass: Run, tmp_path: Path, spoil: Callable[[Path], None], match: str, command: str
+) -> None:
+    original(tmp_path / "b")
+    spoil(tmp_path / "b")
+    if command == "audit" and not (tmp_path / "b").exists():
+        return  # it is taken for the name of a plan then
+    arguments = (
+        ("init", tmp_path / "plan.toml", "--from", tmp_path / "b") if command == "init" else (command, tmp_path / "b")
+    )
+    found = fedglass(*arguments)
+    assert found.exit_code == 2
+    assert match in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_bundle_of_somebody_else_is_refused(fedglass: Run, bundle: Path) -> None:
+    (bundle / "manifest.json").chmod(0)
+    found = fedglass("record-info", bundle)
+    assert found.exit_code == 2
+    assert "only the user who recorded it may" in found.stderr
+
+
+def test_a_model_is_no_option_of_a_plan(fedglass: Run, tmp_path: Path) -> None:
+    found = fedglass("audit", tmp_path / "plan.toml", "--model", "lenet")
+    assert found.exit_code == 2
+    assert "belong to a recorded federation" in found.stderr

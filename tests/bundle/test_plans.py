@@ -1,0 +1,232 @@
+"""A plan names a bundle, or a bundle is audited by itself: the same messages as files would be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedglass.audit.assessment import contradictions_in
+from fedglass.audit.audit import Job
+from fedglass.audit.recorded import Recorded
+from fedglass.audit.replay import replay
+from fedglass.audit.target import Target
+from fedglass.bundle import BundleWriter, read_bundle
+from fedglass.bundle.facts import best
+from fedglass.core.errors import DataError, UpdateError, UsageError
+from fedglass.core.types import Training
+from fedglass.plan.bundle_choice import chosen
+from fedglass.plan.compile import compile_plan
+from fedglass.plan.schema import parse_plan
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+
+from .federations import CLASSES, SHAPE, TERMS, Real, State, examples
+
+ATTACK = '[[attacks]]\nname = "inverting_gradients"\niterations = 3\n[metrics]\nnames = ["psnr"]\n'
+
+
+def job(folder: Path, keys: str = "", adversary: str = "", attack: str = ATTACK) -> Job:
+    text = f'[recording]\nbundle = "b"\n{keys}\n[adversary]\n{adversary}\n{attack}'
+    return compile_plan(parse_plan(text), folder)
+
+
+def sources(job: Job) -> list[Recorded]:
+    found = []
+    for source in job.sources:
+        assert isinstance(source, Recorded)
+        found.append(source)
+    return found
+
+
+def targets(job: Job) -> list[Target]:
+    return [target.target() for source in job.sources for target in source.targets(lambda done, total: None)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Real(sizes=(1, 2), rounds=3).record(tmp_path / "b")
+    return tmp_path
+
+
+def test_the_first_and_the_last_round_are_looked_at(folder: Path) -> None:
+    (source,) = sources(job(folder))
+    expected = [ServerView(client, index) for index in (0, 2) for client in (0, 1)]
+    assert list(source.views) == expected
+    assert source.infos()[-1].words == "b: the server sees the update of client 1 in round 3"
+
+
+def test_rounds_and_clients_can_be_chosen(folder: Path) -> None:
+    (source,) = sources(job(folder, 'rounds = [2]\nwhose = ["client 1"]'))
+    assert source.views == (ServerView(1, 1),)
+    (source,) = sources(job(folder, 'rounds = "all"', 'view = "aggregate"'))
+    assert source.views == (AggregateView(0), AggregateView(1), AggregateView(2))
+
+
+def test_a_message_is_what_its_client_trained(folder: Path) -> None:
+    """The declared training, replayed on the truth, gives it, whoever it is and in whatever round."""
+    for target in targets(job(folder, 'truth = "b-truth"\nrounds = "all"')):
+        assert target.declared is not None
+        found = replay(target.declared)
+        assert found is not None
+        assert found.explained
+        assert contradictions_in(target) == ()
+
+
+def test_an_aggregate_is_replayed_as_the_server_weighs_it(folder: Path) -> None:
+    (target, _) = targets(job(folder, 'truth = "b-truth"', 'view = "aggregate"'))
+    assert target.declared is not None
+    found = replay(target.declared)
+    assert found is not None
+    assert found.explained
+    even = replace(target.declared, parts=tuple(replace(part, weight=1) for part in target.declared.parts))
+    other = replay(even)
+    assert other is not None
+    assert not other.explained
+
+
+def test_clients_without_a_truth_are_attacked_and_not_scored(folder: Path) -> None:
+    keys = 'truth = "b-truth/client-00000"\nrounds = [1]'
+    scored, other = sources(job(folder, keys))
+    assert (scored.views, other.views) == ((ServerView(0, 0),), (ServerView(1, 0),))
+    assert other.truths is None
+
+
+def test_the_recorded_order_of_batches_is_replayed(tmp_path: Path) -> None:
+    """Batches of two out of four in an order of its own: exactly what was done, or not explained at all."""
+    model, (images, labels) = Real().model(), examples(7, 4)
+    order = [[3, 0], [2, 1], [1, 3], [0, 2]]
+    start = {name: t.detach().clone() for name, t in model.state_dict().items()}
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3)
+    for rows in order:
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model((images[rows] - 0.5) / 0.3), labels[rows]).backward()
+        optimiser.step()
+    writer = BundleWriter(tmp_path / "b", facts=TERMS)
+    writer.round(1).sent(start)
+    writer.round(1).received("a", dict(model.state_dict()), examples=4)
+    writer.training("a", 1, {"optimiser": "SGD", "lr": 0.3, "steps": 4, "batch_sizes": [2] * 4}, source="read")
+    writer.truth("a", images, labels, batches={1: order})
+    (target,) = targets(job(tmp_path, 'truth = "b-truth"'))
+    assert target.declared is not None
+    found = replay(target.declared)
+    assert found is not None
+    assert found.residual < 1e-4
+    wrong = replace(target.declared, parts=(replace(target.declared.parts[0], order=tuple(map(tuple, order[::-1]))),))
+    other = replay(wrong)
+    assert other is not None
+    assert other.residual > 1e-2
+
+
+def test_the_plan_s_word_counts_more_than_the_bundle_s(folder: Path) -> None:
+    (source,) = sources(job(folder, 'training = { lr = 0.5, epochs = 2 }\ndefended = { name = "clip", norm = 1.0 }'))
+    past = source.transcript.rounds[0]
+    assert {person.training for person in past.participants} == {Training(lr=0.5, epochs=2)}
+    assert source.transcript.terms.defences is not None
+    assert "Clip" in source.transcript.terms.defences["client 0"][0]
+
+
+def test_doubts_reach_the_verdict(folder: Path) -> None:
+    writer = BundleWriter(folder / "b", resume=True)
+    writer.training("client 0", 1, {"lr": 0.7}, source="declared")
+    found = {view.client: contradictions_in(target) for view, target in _pairs(job(folder, "rounds = [1]"))}
+    assert found[0] == ("lr is told differently: 0.1 (read), 0.7 (declared)",)
+    assert found[1] == ()
+
+
+def _pairs(job: Job) -> list[tuple[Any, Target]]:
+    views = [view for source in sources(job) for view in source.views]
+    return list(zip(views, targets(job), strict=True))
+
+
+def test_an_aggregate_alone_is_attacked_as_one(tmp_path: Path) -> None:
+    Real(sizes=(1, 2)).record(tmp_path / "b", sees="aggregate")
+    (source,) = sources(job(tmp_path))
+    assert source.views == (AggregateView(0), AggregateView(1))
+    assert source.rehearse()
+    assert chosen(read_bundle(tmp_path / "b"), None).view == "aggregate"
+
+
+def test_an_aggregate_of_nobody_knows_whom(tmp_path: Path) -> None:
+    """Global models alone: two in a row are a message, whose size nobody knows."""
+    writer = BundleWriter(tmp_path / "b", facts=TERMS)
+    state: State = dict(Real().model().state_dict())
+    writer.round(1).sent(state)
+    writer.round(2).sent({name: tensor + 0.1 for name, tensor in state.items()})
+    with pytest.raises(UsageError, match=r"number of examples behind the message.*give recording\.examples"):
+        job(tmp_path)
+    (source,) = sources(job(tmp_path, "examples = 6"))
+    assert source.views == (AggregateView(0),)
+    (seen,) = source.rehearse()
+    assert seen.observation.knows.examples == 6
+
+
+def test_numbers_that_nobody_told_are_not_known_to_the_adversary(tmp_path: Path) -> None:
+    writer = BundleWriter(tmp_path / "b", facts=TERMS)
+    state: State = dict(Real().model().state_dict())
+    writer.round(0).sent(state)
+    writer.round(0).received("a", {name: tensor + 0.1 for name, tensor in state.items()}, examples="unknown")
+    with pytest.raises(UsageError, match=r"number of examples behind the message.*give recording\.examples"):
+        job(tmp_path)
+    (source,) = sources(job(tmp_path, "examples = 3"))
+    assert source.infos()[0].words.endswith("client 0 in round 1")
+    (seen,) = source.rehearse()
+    assert seen.observation.knows.examples == 3
+
+
+FOREIGN = {"model": "some_package.models:make"}
+
+
+def test_code_that_a_bundle_names_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_package").mkdir()
+    (tmp_path / "some_package" / "models.py").write_text("raise SystemExit('it was run')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Real().record(tmp_path / "b", **FOREIGN)
+    with pytest.raises(UsageError, match="is code that is not part of fedglass: if you trust it"):
+        job(tmp_path)
+    with pytest.raises(UsageError, match="it was run"):
+        job(tmp_path, 'model = "some_package.models:make"')
+
+
+def test_defences_that_a_bundle_names_are_words_unless_they_are_built_in(tmp_path: Path) -> None:
+    Real().record(tmp_path / "b", defences=[{"name": "some_package:Defence", "options": {"strength": 3}}])
+    (source,) = sources(job(tmp_path))
+    assert source.defences == {}
+    assert source.transcript.terms.defences is not None
+    assert "some_package:Defence(strength=3)" in source.transcript.terms.defences["client 0"][0]
+    Real().record(tmp_path / "c", defences=[{"name": "clip", "options": {"norm": 100.0}}])
+    (source,) = sources(compile_plan(parse_plan(f'[recording]\nbundle = "c"\n{ATTACK}'), tmp_path))
+    assert set(source.defences) == {"client 0", "client 1"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "keys", "match"),
+    [
+        ({"shape": None}, "", r"does not tell its shape.*fedglass init --from"),
+        ({"whitening": None}, "", "does not tell its whitening"),
+        ({"model": None}, "", r"does not name its model.*--model"),
+        ({}, 'model = "resnet18"', "was not recorded from this model"),
+        ({}, f"classes = {CLASSES + 1}", "was not recorded from this model"),
+        ({}, "rounds = [9]", "expected rounds of"),
+        ({}, 'whose = ["nobody"]', "names 'nobody', expected clients"),
+        ({}, 'truth = "nowhere"', "is no folder, expected one of truths"),
+        ({}, 'bundel = "b"', "did you mean 'bundle'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(
+    tmp_path: Path, facts: dict[str, Any], keys: str, match: str
+) -> None:
+    Real().record(tmp_path / "b", **facts)
+    with pytest.raises((UsageError, DataError, UpdateError), match=match) as refused:
+        job(tmp_path, keys)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_fact_that_is_missing_is_taken_from_the_plan(tmp_path: Path) -> None:
+    Real().record(tmp_path / "b", whitening=None, shape=None)
+    keys = f"shape = {list(SHAPE)}\nwhitening = {{ mean = [0.5], std = [0.3] }}"
+    assert job(tmp_path, keys).cases
+    assert best(read_bundle(tmp_path / "b").facts, "shape") is None

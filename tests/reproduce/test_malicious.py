@@ -1,0 +1,239 @@
+"""The tables and figures of the maliciously curious client as experiments, and what is measured in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.parts import silent
+from fedglass.audit.executors.processes import executor_for
+from fedglass.audit.progress import Silent
+from fedglass.audit.target import Target
+from fedglass.core.errors import UsageError
+from fedglass.core.rng import derive
+from fedglass.core.types import Training
+from fedglass.defend.ghost import GhostDPSGD
+from fedglass.fl.aggregate.dnc import DnC
+from fedglass.fl.aggregate.krum import Krum
+from fedglass.fl.aggregate.mean import WeightedMean
+from fedglass.fl.local import MeanGradient
+from fedglass.ledger.evidence import Strips
+from fedglass.models.init import Orthogonal
+from fedglass.recipes.maliciously_curious_client import maliciously_curious_client
+from fedglass.reproduce.cases import cells, known_methods
+from fedglass.reproduce.compare import NO_BETTER, lines
+from fedglass.reproduce.courses import Played, federation_of_course
+from fedglass.reproduce.drawn_over import charts_along, charts_over
+from fedglass.reproduce.experiment import Course, Experiment, Setup, round_of
+from fedglass.reproduce.paper import paper_of
+from fedglass.reproduce.papers import malicious
+from fedglass.reproduce.populations import Population, populations
+from fedglass.reproduce.preflight import refuse_options
+from fedglass.reproduce.probes.accuracy import Accuracy, accuracies
+from fedglass.reproduce.probes.read import Read, together
+from fedglass.reproduce.request import Request
+from fedglass.reproduce.run import run
+from fedglass.reproduce.tables import table
+from fedglass.rounds.behaviour.honest import Honest
+from fedglass.rounds.behaviour.sign_flip import SignFlip
+from fedglass.rounds.views.view import Knows
+
+TESTED = [f"malicious-table{number}" for number in range(1, 5)]
+
+
+def made(name: str, row: int, method: str, request: Request | None = None) -> Experiment:
+    of = table(name)
+    return paper_of(of).tables[name].experiment(of.rows[row - 1], method, request or Request())
+
+
+def course_of(experiment: Experiment) -> Course:
+    assert experiment.setup.course is not None
+    return experiment.setup.course
+
+
+@pytest.fixture(scope="module")
+def population() -> Population:
+    return populations(["mnist"], [], None, seed=0)["mnist"].with_own_labels()
+
+
+def small(course: Course, sizes: tuple[int, ...] = ()) -> Setup:
+    setup = round_of("mnist", "lenet5", Training(0.05, epochs=2), sizes or (6, 6, 6, 6, 6))
+    return replace(setup, sizes=sizes, course=course)
+
+
+def played(setup: Setup, population: Population, index: int = 0) -> Target:
+    return Played(Experiment(setup, Accuracy(), Knows(labels=True)), population, index, 0).target()
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_accuracies_are_of_the_papers_federation(name: str) -> None:
+    of = table(name)
+    for row in of.rows:
+        for method in known_methods(of):
+            setup, course = (found := made(name, row.number, method)).setup, course_of(found)
+            assert (setup.clients, setup.training.local_steps(1000), setup.training.batch_size) == (10, 5, 100)
+            assert (setup.training.lr, course.alpha, setup.sizes) == (0.01, 0.1, ())
+            noisy = "dp" in method and method != "dp0"
+            assert isinstance(setup.gradient, GhostDPSGD if noisy else MeanGradient)
+
+
+def test_a_method_is_a_poison_a_noise_or_a_rule() -> None:
+    assert isinstance(course_of(made("malicious-table1", 1, "flip")).behaviour, SignFlip)
+    assert made("malicious-table2", 3, "dp7").setup.gradient == GhostDPSGD(4.0, 7.0)
+    krum = made("malicious-table4", 5, "krum-dp")
+    assert (course_of(krum).rule, krum.setup.gradient) == (Krum(), GhostDPSGD(4.0, 3.0))
+    assert course_of(made("malicious-table3", 2, "dnc", Request(rounds=7))) == Course(7, DnC(), Honest(), 0.1)
+
+
+def test_the_same_federation_in_four_tables_is_run_once() -> None:
+    same = [("malicious-table2", 1, "dp0"), ("malicious-table3", 1, "mean"), ("malicious-table4", 1, "mean")]
+    assert all(made(*each) == made("malicious-table1", 1, "passive") for each in same)
+    assert made("malicious-table2", 2, "dp3") != made("malicious-table2", 2, "dp0")
+
+
+@pytest.mark.parametrize("name", malicious.READ)
+def test_figures_are_rounds_that_the_adversary_sees(name: str) -> None:
+    of, small = table(name), Request(images=2, iterations=3)
+    for row in of.rows:
+        for method in known_methods(of):
+            found = made(name, row.number, method, small)
+            clients = row.setting.get("clients", 10)
+            assert found.setup.sizes == (2,) * clients
+            assert course_of(found).rounds == row.setting["round"]
+            assert found.knows.labels
+            assert isinstance(found.probe, Read)
+            assert found.probe.iterations == 3
+            assert isinstance(found.setup.gradient, GhostDPSGD) == bool(row.setting.get("noise"))
+    assert made(name, 1, "ours").setup.sizes == ((2,) * 4 if name == "malicious-rounds" else (100,) * 10)
+
+
+def test_initial_weights_and_rules_of_the_figures() -> None:
+    assert made("malicious-table5", 3, "ours").setup.init == Orthogonal()
+    row = next(row for row in table("malicious-figure4").rows if row.setting["rule"] == "krum")
+    assert course_of(made("malicious-figure4", row.number, "ours")).rule == Krum()
+    assert course_of(made("malicious-figure2", 1, "ours")).rule == WeightedMean()
+
+
+@pytest.mark.parametrize("name", malicious.PAPER.tables)
+def test_every_table_can_be_asked_for_with_its_own_options(name: str) -> None:
+    of = table(name)
+    refuse_options(of, Request(iterations=of.default.get("iterations"), images=of.default.get("images")))
+    if "round" not in of.rows[0].setting:
+        with pytest.raises(UsageError, match="takes a trained network"):
+            refuse_options(of, Request(weights={"autoencoder": "folder"}))
+
+
+def test_classes_are_dealt_in_shares_of_each_clients_own(population: Population) -> None:
+    drawn = population.dealt(0, (40, 40, 40), 0.1)
+    again = population.dealt(0, (40, 40, 40), 0.1)
+    assert [len(labels) for _, _, labels in drawn] == [40, 40, 40]
+    assert all(torch.equal(one[1], other[1]) for one, other in zip(drawn, again, strict=True))
+    even = population.dealt(0, (40, 40, 40), 1e6)
+    most = [[int(labels.bincount().max()) for _, _, labels in each] for each in (drawn, even)]
+    assert min(most[0]) > max(most[1]), "with a small alpha few classes make up a client"
+    assert not torch.equal(drawn[0][1], population.dealt(1, (40, 40, 40), 0.1)[0][1])
+
+
+def test_no_image_is_dealt_twice_before_all_of_its_class_are_out(population: Population) -> None:
+    parts = population.dealt(0, (30, 30, 30, 30), 1e6)
+    images = torch.cat([images for _, images, _ in parts]).flatten(1)
+    assert len({tuple(image.tolist()) for image in images}) > 110  # glyphs repeat now and then by themselves
+
+
+def test_the_adversary_alone_is_poisonous_and_undefended(population: Population) -> None:
+    setup = replace(small(Course(1, behaviour=SignFlip(), alpha=0.5)), gradient=GhostDPSGD(4.0, 3.0))
+    federation = federation_of_course(setup, population, 0, 0)
+    first, *others = federation.clients
+    assert (first.behaviour, first.gradient) == (SignFlip(), MeanGradient())
+    assert all((c.behaviour, c.gradient) == (Honest(), setup.gradient) for c in others)
+    assert len(others) == 4
+
+
+def test_accuracy_is_taken_on_the_way_and_at_the_end(population: Population) -> None:
+    target = played(small(Course(12)), population)
+    assert sorted(accuracies(target.utility)) == [10, 12]
+    finding = Accuracy().measure(target, 0, silent)
+    measures = finding.record["extra"]["measures"]
+    assert measures["accuracy"] == measures["accuracy_12"] == 100 * target.utility["test accuracy after 12"]
+
+
+def test_runs_differ_in_network_and_data_and_repeat(population: Population) -> None:
+    first, again, second = (played(small(Course(1)), population, i).observation for i in (0, 0, 1))
+    name = next(iter(first.before))
+    assert torch.equal(first.before[name], again.before[name])
+    assert torch.equal(first.update[name], again.update[name])
+    assert not torch.equal(first.before[name], second.before[name])
+
+
+def test_the_adversary_sees_the_round_after_those_before_it(population: Population) -> None:
+    setup = small(Course(3), (4, 4, 4))
+    seen = played(setup, population).observation
+    federation = federation_of_course(setup, population, 0, derive(0, "run", 0))
+    *_, second, third = federation.play(3)
+    name = next(iter(seen.before))
+    assert torch.equal(seen.before[name], second.after[name])
+    assert torch.equal(seen.update[name], third.step[name])
+    assert seen.own is not None
+
+
+def test_where_the_rule_lets_nobody_else_through_a_later_round_is_seen(population: Population) -> None:
+    """Krum takes one update, now and then the adversary's own."""
+    setup = small(Course(1, Krum()), (4, 4, 4, 4, 4))
+    for index in range(8):
+        target = played(setup, population, index)
+        assert target.behind != (federation_of_course(setup, population, index, 0).clients[0].name,)
+        assert len(target.known_truth.private.labels) == 4
+
+
+def test_an_attack_is_held_against_the_best_guess(population: Population) -> None:
+    target = played(small(Course(2), (2, 2, 2)), population)
+    reader = maliciously_curious_client(OracleLabels(), rule="mean", iterations=2)
+    finding = Read(reader, 2).measure(target, 0, silent)
+    measures = finding.record["extra"]["measures"]
+    blind = [measures[name] for name in ("grey", "black", "flat", "own", "mean", "class_mean")]
+    assert measures["guess"] == min(blind)
+    assert measures["rmse"] == pytest.approx(together(finding.record["metrics"]["rmse"]))
+    assert isinstance(finding.evidence, Strips)
+    assert len(finding.evidence.shown) == 4, "those of the two others"
+
+
+def test_rmse_is_that_of_equation_14() -> None:
+    images, truth = torch.rand(3, 1, 4, 4), torch.rand(3, 1, 4, 4)
+    each = [float((a - b).square().mean().sqrt()) for a, b in zip(images, truth, strict=True)]
+    assert together(each) == pytest.approx(float((images - truth).square().mean().sqrt()), rel=1e-5)
+
+
+def test_a_figure_is_run_compared_and_drawn(tmp_path: Path) -> None:
+    of, request = table("malicious-rounds"), Request(iterations=2)
+    found = populations(["mnist"], [], None, 0)
+    planned = cells(of, of.rows[:2], ["ours"], 2, found, request, 0)
+    records = run(planned[:1], tmp_path, executor_for(1), Silent())
+    assert [record.status for record in records.values()] == ["done", "done"]
+    (line,) = lines(of, planned[:1], records)
+    assert line.measured["rmse"].endswith(f"({NO_BETTER})"), "two iterations read nothing"
+    assert NO_BETTER not in line.measured["accuracy"]
+    (chart,) = charts_over(of, planned[:1], records)
+    assert "best blind guess" in chart.svg
+    assert charts_along(of, planned[:1], records) == []
+
+
+def test_accuracies_are_drawn_along_the_rounds(tmp_path: Path) -> None:
+    of, request = table("malicious-table1"), Request(rounds=11, images=10)
+    planned = cells(of, of.rows[:1], ["passive", "flip"], 1, populations(["mnist"], [], None, 0), request, 0)
+    records = run(planned, tmp_path, executor_for(1), Silent())
+    (chart,) = charts_along(of, planned, records)
+    assert (chart.note, chart.svg.count("<polyline")) == ("MNIST", 2)
+    assert chart.svg.count("<circle") >= 4, "after 10 and after 11 rounds"
+    assert run(planned, tmp_path, executor_for(1), Silent()).keys() == records.keys()
+
+
+def test_the_papers_own_data_are_split(shared_data: Path) -> None:
+    found = populations(["mnist", "fashion"], [], shared_data, 0)
+    for population in found.values():
+        test = population.test()
+        assert not population.stand_in
+        assert (len(population.dataset()), len(test.labels)) == (10_000, 2_000)
