@@ -111,7 +111,7 @@ class Recorded:
     def doubted(self) -> list[str]:
         """What is not as it was said, in words."""
         return [
-            f"{f'Client {name}' if name else 'All'}, round {index + 1}: {said}."
+            f"{name or 'All clients'}, round {index + 1}: {said}."
             for (index, name), words in self.doubts.items()
             for said in words
         ]
