@@ -18,7 +18,7 @@ from fedglass.core.errors import FedglassError
 from fedglass.record.client import folder_name, take_training
 from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of
 from fedglass.record.flower_names import metric_name, name_of, node_name
-from fedglass.record.flower_strategy import defences_asked, rule_of
+from fedglass.record.flower_strategy import defences_asked, layers_of, rule_of
 
 S = TypeVar("S")
 log = logging.getLogger("fedglass")
@@ -97,7 +97,8 @@ class StrategyRecorder:
 
     def __init__(self, bundle: str | Path, clients: str | Path | None, facts: Mapping[str, Any] | None) -> None:
         self._clients = None if clients is None else Path(clients)
-        self._writer = BundleWriter(bundle, writer="server", facts={**_framework(), **(facts or {})})
+        self._writer = BundleWriter(bundle, writer="server", facts=facts)
+        self._writer.facts(_framework(), source="read")
         self._called: dict[int, list[int]] = {}
         self._names: dict[int, str] = {}
         self._answers: dict[str, dict[str, Any]] = {}
@@ -236,7 +237,7 @@ def _framework() -> dict[str, str]:
 def _arrays_of(message: Any, strategy: Any) -> Any:
     """The record that holds the model: the strategy's own key, or the first."""
     records = message.content.array_records
-    inner = getattr(strategy, "strategy", strategy)
+    *_, inner = layers_of(strategy)
     key = getattr(inner, "arrayrecord_key", "arrays")
     return records.get(key, next(iter(records.values()), None))
 
@@ -247,7 +248,7 @@ def _config(message: Any) -> dict[str, Any]:
 
 def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | None, dict[str, Any]]:
     """The number of examples, and the weight in a mean, the metrics and what else a reply carries."""
-    inner = getattr(strategy, "strategy", strategy)
+    *_, inner = layers_of(strategy)
     key = getattr(inner, "weighted_by_key", "num-examples")
     metrics = {name: value for each in reply.content.metric_records.values() for name, value in each.items()}
     weight: Any = metrics.get(key)
