@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.record.hooks import LOSSES, TrainingReader
+from fedglass.record.functions import LOSSES
+from fedglass.record.hooks import TrainingReader
 from fedglass.record.read import model_facts, training_facts
 
 EXAMPLES = 10

@@ -72,7 +72,8 @@ def assess(asked: Question, findings: Findings) -> Assessment:
     """Score, compare with guesses, and take further looks where something was not read."""
     attack, seen, found, truth = asked.attack, asked.seen, asked.found, asked.truth
     judged = judge(attack, seen, found, truth, asked.metrics)
-    wrong = judged.label_errors > 0
+    # Of another number of images than there are, no label is the label of a true one.
+    wrong = judged.label_errors > 0 and len(found.labels) == len(truth.labels)
     findings = replace(
         _scored(asked, findings, judged, seen, found),
         energy_truth=judged.energy_truth,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +12,15 @@ import torch
 from torch import Tensor
 
 from fedglass.bundle import BundleWriter
-from fedglass.bundle.truths import FACTS
-from fedglass.bundle.writer import TRUTH
+from fedglass.bundle.manifest import MANIFEST, sheet
+from fedglass.bundle.reader import read_index
+from fedglass.bundle.truths import FACTS, examples_of, write_own
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Whitening
 from fedglass.record.hooks import TrainingReader
 from fedglass.record.pixels import distinct, measured_whitening, pixels_of
 from fedglass.record.read import model_facts, training_facts
-from fedglass.rounds.truth import Examples, Truths
+from fedglass.rounds.truth import Truths
 
 Batches = Sequence[Sequence[int]]
 """Rows of a client's examples, of each local step."""
@@ -51,17 +51,20 @@ class Told:
 
 
 class ClientRecorder:
-    """Writes one client's training to a bundle, round by round; clients on different machines have one each."""
+    """Writes one client's training to a bundle, round by round; clients on different machines have one each.
 
-    def __init__(self, folder: str | Path, client: str, *, told: Told, truth: bool) -> None:
-        self.client, self.told, self.truth = client, told, truth
-        self.folder = Path(folder)
-        self.writer = BundleWriter(self.folder, writer=client, resume=True)
+    `truth` is the folder for its examples, which are private: below it the client has one of its own. None keeps none.
+    """
+
+    def __init__(self, folder: str | Path, client: str, *, told: Told, truth: str | Path | None) -> None:
+        self.client, self.told = client, told
+        self.truth = None if truth is None else Path(truth) / folder_name(client)
+        self.writer = BundleWriter(folder, writer=client, resume=True)
         self.writer.facts(told.of_federation(), source="declared")
 
     def reader(self) -> TrainingReader:
         """Listens to one training; to be entered around it."""
-        return TrainingReader(keep_examples=self.truth)
+        return TrainingReader(keep_examples=self.truth is not None)
 
     def trained(self, index: int, reader: TrainingReader, defences: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write what was read of a round."""
@@ -73,15 +76,16 @@ class ClientRecorder:
         if defences:
             facts["defences"] = [dict(each) for each in defences]
         self.writer.training(self.client, index, facts, source="read")
-        if self.truth and reader.inputs:
-            self._keep(index, reader)
+        if self.truth is not None and reader.inputs:
+            self._keep(self.truth, index, reader)
 
-    def _keep(self, index: int, reader: TrainingReader) -> None:
+    def _keep(self, folder: Path, index: int, reader: TrainingReader) -> None:
         inputs, labels = _examples(self.client, reader)
         whitening = self.told.normalisation or self._measured(inputs)
         images = pixels_of(self.client, inputs, whitening)
         place = {digest: row for row, digest in enumerate(reader.inputs)}
-        self.examples(index, images, labels, [[place[digest] for digest in step.rows] for step in reader.steps])
+        batches = [[place[digest] for digest in step.rows] for step in reader.steps]
+        _keep_beside(folder, self.client, index, (images, labels), batches)
 
     def _measured(self, inputs: Tensor) -> Whitening:
         found = measured_whitening(inputs)
@@ -93,29 +97,21 @@ class ClientRecorder:
         self.writer.facts({"whitening": _whitening_fact(found)}, source="measured")
         return found
 
-    def examples(self, index: int, images: Tensor, labels: Tensor, batches: Batches | None = None) -> None:
-        """Keep the examples of a round, beside those of earlier rounds.  # (n, c, h, w) pixels in [0, 1], (n,)
 
-        `batches` are the rows that each local step took.
-        """
-        known, earlier = self._kept()
-        if known is not None:
-            images, rows = distinct(known.images, images)
-            told = dict(enumerate(known.labels.tolist())) | dict(zip(rows, labels.tolist(), strict=True))
-            labels = torch.tensor([told[i] for i in range(len(images))])
-            batches = None if batches is None else [[rows[row] for row in batch] for batch in batches]
-        order = earlier if batches is None else {**earlier, index: batches}
-        self.writer.truth(self.client, images, labels, batches=order)
-
-    def _kept(self) -> tuple[Examples | None, dict[int, Batches]]:
-        """What earlier rounds have left."""
-        folder = self.folder.with_name(self.folder.name + TRUTH) / f"client-{self.writer.meet(self.client):05}"
-        facts = folder / FACTS
-        if not facts.exists():
-            return None, {}
-        order = json.loads(facts.read_text()).get("order", [])
-        own = Truths.load(facts.parent).examples.get(self.client)
-        return own, {each["round"]: each["batches"] for each in order if each["client"] == self.client}
+def _keep_beside(folder: Path, client: str, index: int, own: tuple[Tensor, Tensor], batches: Batches) -> None:
+    """Write the examples of a round beside those of earlier ones, and which of them each local step took."""
+    images, labels = own
+    order: dict[int, Batches] = {}
+    if (folder / FACTS).exists():
+        before = Truths.load(folder)
+        known = before.examples[client]
+        images, rows = distinct(known.images, images)
+        told = dict(enumerate(known.labels.tolist())) | dict(zip(rows, labels.tolist(), strict=True))
+        labels = torch.tensor([told[i] for i in range(len(images))])
+        batches = [[rows[row] for row in batch] for batch in batches]
+        order = {number: steps for (number, _), steps in before.order.items()}
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_own(folder, client, examples_of(client, images, labels), {**order, index: batches})
 
 
 def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:
@@ -124,8 +120,8 @@ def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:
     for step in reader.steps:
         if step.labels is None:
             raise UsageError(
-                f"The labels of {client!r} could not be seen, since its loss is no cross entropy of classes: give the "
-                "recorder the examples themselves, with recording.examples(images, labels)."
+                f"The labels of {client!r} could not be seen, since its loss is no cross entropy of classes: record "
+                "without the truth, and give the plan an npz file of the examples in its place."
             )
         labels |= dict(zip(step.rows, step.labels, strict=True))
     return torch.stack(list(reader.inputs.values())), torch.tensor([labels[digest] for digest in reader.inputs])
@@ -142,3 +138,13 @@ def folder_name(client: str) -> str:
     '.._St._Mary_s'
     """
     return re.sub(r"[^0-9A-Za-z_.-]", "_", client)[:100] or "client"
+
+
+def take_training(writer: BundleWriter, folder: Path, index: int) -> None:
+    """Take over what a client has read of its training in a round, where its bundle is on the same machine."""
+    if not (folder / MANIFEST).exists():
+        return
+    manifest, rounds = read_index(folder)
+    writer.tell(sheet(manifest.facts))
+    for message in rounds[index].messages if index in rounds else ():
+        writer.round(index).tell_client(message.client, sheet(message.facts))

@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedglass.bundle import BundleWriter
+from fedglass.core.errors import FedglassError
+from fedglass.record.client import folder_name, take_training
 from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of
 from fedglass.record.flower_names import metric_name, name_of, node_name
-from fedglass.record.flower_strategy import defences_asked, rule_of
+from fedglass.record.flower_strategy import defences_asked, layers_of, rule_of
 
 S = TypeVar("S")
 log = logging.getLogger("fedglass")
@@ -32,9 +34,16 @@ class Recorded:
 
     _recorder: StrategyRecorder
 
-    def __init__(self, *args: Any, bundle: str | Path, facts: Mapping[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        bundle: str | Path,
+        clients: str | Path | None = None,
+        facts: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
-        self._recorder = StrategyRecorder(bundle, facts)
+        self._recorder = StrategyRecorder(bundle, clients, facts)
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
         messages = list(super().configure_train(server_round, arrays, config, grid))  # type: ignore[misc] # of the strategy
@@ -63,23 +72,33 @@ class Recorded:
         return result
 
 
-def recorded(strategy: S, bundle: str | Path, facts: Mapping[str, Any] | None = None) -> S:
+def recorded(
+    strategy: S,
+    bundle: str | Path,
+    *,
+    clients: str | Path | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> S:
     """A copy of a strategy that records to a folder: `strategy = recorded(FedAvg(), "bundle")`.
 
-    `facts` are what a bundle tells of the whole federation and no message does: `model`, `classes`, `whitening`, ...
+    `clients` is the folder of the clients' `recording_mod`, where it is on the same machine, as in a simulation: what
+    they have read of their training is then taken over. `facts` are what a bundle tells of the whole federation and
+    no message does: `model`, `classes`, `whitening`, ...
     """
     kind = type(strategy)
     both = type(kind.__name__, (Recorded, kind), {"__module__": __name__})
     made: S = object.__new__(both)
-    vars(made).update(vars(strategy), _recorder=StrategyRecorder(bundle, facts))
+    vars(made).update(vars(strategy), _recorder=StrategyRecorder(bundle, clients, facts))
     return made
 
 
 class StrategyRecorder:
     """Takes down a strategy's messages."""
 
-    def __init__(self, bundle: str | Path, facts: Mapping[str, Any] | None) -> None:
-        self._writer = BundleWriter(bundle, writer="server", facts={**_framework(), **(facts or {})})
+    def __init__(self, bundle: str | Path, clients: str | Path | None, facts: Mapping[str, Any] | None) -> None:
+        self._clients = None if clients is None else Path(clients)
+        self._writer = BundleWriter(bundle, writer="server", facts=facts)
+        self._writer.facts(_framework(), source="read")
         self._called: dict[int, list[int]] = {}
         self._names: dict[int, str] = {}
         self._answers: dict[str, dict[str, Any]] = {}
@@ -112,6 +131,9 @@ class StrategyRecorder:
             return
         try:
             take(*told)
+        except FedglassError as error:
+            self._broken = True
+            log.error("fedglass stops recording, the training goes on: %s", error)
         except Exception:  # whatever it is, a recorder is no reason to lose a training
             self._broken = True
             log.exception("fedglass stops recording, the training goes on.")
@@ -151,6 +173,7 @@ class StrategyRecorder:
             declared = {"defences": defences_asked(config)}
             past.received(name, arrays, examples=examples, facts=declared, source="declared")
             self._writer.training(name, index, {**told, "config": config}, source="read")
+            self._take(name, index)
         for node in self._called.get(index, []):
             if node not in answered:
                 past.absent(self._name(node), "no reply")
@@ -174,9 +197,10 @@ class StrategyRecorder:
             if not secure:
                 arrays = self._answers[name] = arrays_of(result.parameters)
                 past.received(name, arrays)
-            self._writer.training(name, index, {"examples": result.num_examples or "unknown"}, source="declared")
+            self._writer.training(name, index, {"examples": result.num_examples or None}, source="declared")
             told = {"metrics": metrics_of(result), "config": self._configs.get(client.node_id) or None}
             self._writer.training(name, index, told, source="read")
+            self._take(name, index)
         for node in self._called.get(index, []):
             if node not in answered:
                 past.absent(self._name(node), "no reply")
@@ -189,6 +213,10 @@ class StrategyRecorder:
         kept = alike if len(alike) == 1 and len(self._answers) > 1 else None
         self._writer.round(index).aggregated(after, kept=kept)
         self._answers = {}
+
+    def _take(self, name: str, index: int) -> None:
+        if self._clients is not None:
+            take_training(self._writer, self._clients / folder_name(name), index)
 
     def _name(self, node: int) -> str:
         return self._names.get(node, node_name(node))
@@ -209,7 +237,7 @@ def _framework() -> dict[str, str]:
 def _arrays_of(message: Any, strategy: Any) -> Any:
     """The record that holds the model: the strategy's own key, or the first."""
     records = message.content.array_records
-    inner = getattr(strategy, "strategy", strategy)
+    *_, inner = layers_of(strategy)
     key = getattr(inner, "arrayrecord_key", "arrays")
     return records.get(key, next(iter(records.values()), None))
 
@@ -218,14 +246,14 @@ def _config(message: Any) -> dict[str, Any]:
     return {key: value for record in message.content.config_records.values() for key, value in record.items()}
 
 
-def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | str, dict[str, Any]]:
+def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | None, dict[str, Any]]:
     """The number of examples, and the weight in a mean, the metrics and what else a reply carries."""
-    inner = getattr(strategy, "strategy", strategy)
+    *_, inner = layers_of(strategy)
     key = getattr(inner, "weighted_by_key", "num-examples")
     metrics = {name: value for each in reply.content.metric_records.values() for name, value in each.items()}
     weight: Any = metrics.get(key)
     plain = isinstance(weight, int | float) and weight > 0
-    examples = int(weight) if plain and key == "num-examples" and int(weight) == weight else "unknown"
+    examples = int(weight) if plain and key == "num-examples" and int(weight) == weight else None
     others = {
         name: {key: list(array.shape) for key, array in other.items()}
         for name, other in reply.content.array_records.items()

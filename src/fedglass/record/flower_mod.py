@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedglass.core.errors import FedglassError
 from fedglass.record.client import ClientRecorder, Told, folder_name
 from fedglass.record.flower_names import name_of
 from fedglass.record.flower_strategy import defences_of
@@ -20,22 +21,24 @@ ROUND_KEYS = ("server-round", "server_round", "current_round", "round")
 def recording_mod(
     folder: str | Path,
     *,
-    truth: bool = False,
+    truth: str | Path | None = None,
     model: str | None = None,
     whitening: tuple[Sequence[float], Sequence[float]] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Mod:
     """A mod for `ClientApp(mods=[recording_mod("clients"), ...])`; the first, so that it knows of those after it.
 
-    Every client writes to a folder of its own below `folder`, which stays with the client. With `truth` also its
-    examples, which are private, beside it: by them the audit can say whether what an attack found is true.
+    Every client writes to a folder of its own below `folder`. `truth` is another folder, for its examples, which are
+    private and stay with the client: by them an audit can say whether what an attack found is true. Give absolute
+    paths: a client's process has a working directory of its own.
+
     `whitening` is the pixels' normalisation (means, deviations), where it can not be read off the pixels themselves.
     """
     told = Told(model, whitening, {} if facts is None else facts)
     place = Path(folder)
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-        with TrainingReader(keep_examples=truth) as reader:
+        with TrainingReader(keep_examples=truth is not None) as reader:
             reply = call_next(message, context)
         if reader.steps and not reply.has_error():
             try:
@@ -43,6 +46,8 @@ def recording_mod(
                 recorder = ClientRecorder(place / folder_name(name), name, told=told, truth=truth)
                 mods = list(mods_within(call_next))
                 recorder.trained(_round(message), reader, defences_of(mods, _config(message)))
+            except FedglassError as error:
+                log.error("fedglass could not record this training, which goes on: %s", error)
             except Exception:  # whatever it is, the training goes on, and the server is not told its text
                 log.exception("fedglass could not record this training, which goes on.")
         return reply

@@ -12,9 +12,12 @@ METRIC = "partition-id"
 
 
 def name_of(reply: Any, node: int) -> str:
-    """`client-<partition-id>` where the reply has that metric, else by its node's id."""
-    metrics = {key: value for record in reply.content.metric_records.values() for key, value in record.items()}
-    return metric_name(metrics, node)
+    """`client-<partition-id>` where the reply has that metric, else by its node's id.
+
+    The older API sends metrics as a record of configuration.
+    """
+    records = [*reply.content.config_records.values(), *reply.content.metric_records.values()]
+    return metric_name({key: value for record in records for key, value in record.items()}, node)
 
 
 def metric_name(metrics: Mapping[str, Any], node: int) -> str:

@@ -6,17 +6,15 @@ forward passes through which a gradient came back belong to a step: validation o
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
@@ -24,26 +22,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from fedglass.record.functions import LOSSES, ShownFunctions, on_accumulated, on_gradient, replaced_losses
 from fedglass.record.steps import Loss, Pass, StepRead
 
-LOSSES: Mapping[Any, str] = {
-    F.cross_entropy: "cross_entropy",
-    F.nll_loss: "nll_loss",
-    F.mse_loss: "mse_loss",
-    F.l1_loss: "l1_loss",
-    F.smooth_l1_loss: "smooth_l1_loss",
-    F.huber_loss: "huber_loss",
-    F.kl_div: "kl_div",
-    F.binary_cross_entropy: "binary_cross_entropy",
-    F.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits",
-    F.multi_margin_loss: "multi_margin_loss",
-    F.cosine_embedding_loss: "cosine_embedding_loss",
-    F.triplet_margin_loss: "triplet_margin_loss",
-}
-"""Functions that a module of the same name calls too."""
 RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -57,6 +40,7 @@ class TrainingReader:
     With `keep_examples` the inputs are kept as the model was given them; without it only their digests, which tell how
     many different ones there were and in which order they came.
 
+    >>> from torch.nn import functional as F
     >>> model = nn.Linear(2, 3)
     >>> optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     >>> with TrainingReader() as reader:
@@ -95,7 +79,7 @@ class TrainingReader:
         for handle in handles:
             self._open.callback(handle.remove)
         self._open.callback(self._unwatch)
-        self._open.enter_context(_replaced_losses(self) if self.any_thread else _Functions(self))
+        self._open.enter_context(replaced_losses(self.called) if self.any_thread else ShownFunctions(self.called))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -219,40 +203,6 @@ class TrainingReader:
         return rows
 
 
-@contextmanager
-def _replaced_losses(reader: TrainingReader) -> Iterator[None]:
-    """Losses in `torch.nn.functional` that show themselves to a reader, in all threads."""
-
-    def shown(function: Any) -> Any:
-        @functools.wraps(function)
-        def call(*given: Any, **options: Any) -> Any:
-            result = function(*given, **options)
-            reader.called(function, given, options, result)
-            return result
-
-        return call
-
-    plain = {function.__name__: function for function in LOSSES}
-    for name, function in plain.items():
-        setattr(F, name, shown(function))
-    try:
-        yield
-    finally:
-        for name, function in plain.items():
-            setattr(F, name, function)
-
-
-def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
-    """Call a function with the gradient when it comes to a tensor."""
-    tensor.register_hook(call)  # type: ignore[no-untyped-call] # of torch
-
-
-def on_accumulated(parameter: Tensor, call: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call a function when a parameter's gradient has been added up."""
-    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call] # of torch
-    return handle
-
-
 class _Flag:
     """Whether a gradient has come by."""
 
@@ -261,20 +211,6 @@ class _Flag:
 
     def raised(self, gradient: Tensor) -> None:
         self.up = True
-
-
-class _Functions(TorchFunctionMode):
-    """Shows a reader the functions that are called; they compute what they always do."""
-
-    def __init__(self, reader: TrainingReader) -> None:
-        super().__init__()
-        self._reader = reader
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
-        result = func(*args, **options)
-        self._reader.called(func, args, options, result)
-        return result
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

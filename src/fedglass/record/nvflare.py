@@ -22,8 +22,8 @@ from torch import Tensor
 from fedglass.bundle import BundleWriter
 from fedglass.bundle.arrays import Form
 from fedglass.bundle.manifest import MANIFEST
-from fedglass.core.errors import UsageError
-from fedglass.record.client import ClientRecorder, Told, folder_name
+from fedglass.core.errors import FedglassError, UsageError
+from fedglass.record.client import ClientRecorder, Told, folder_name, take_training
 from fedglass.record.hooks import TrainingReader
 
 log = logging.getLogger("fedglass")
@@ -34,36 +34,46 @@ _writers: dict[str, BundleWriter] = {}
 _readers: dict[str, TrainingReader] = {}
 
 
-def record_server(recipe: Any, folder: str | Path, facts: Mapping[str, Any] | None = None) -> None:
+def record_server(
+    recipe: Any,
+    folder: str | Path,
+    *,
+    clients: str | Path | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
     """Let a recipe's server record what it sends and gets: one line in the job's script.
 
-    `facts` are what a bundle tells of the whole federation and no message does: `model`, `classes`, `whitening`, ...
+    `clients` is the folder of `record_clients`, where it is on the same machine, as in a simulation: what the clients
+    have read of their training is then taken over. `facts` are what a bundle tells of the whole federation and no
+    message does: `model`, `classes`, `whitening`, ...
     """
     place = Path(folder).absolute()
     if (place / MANIFEST).exists():
         raise UsageError(f"{place} holds a bundle already: choose another folder for this job.")
     told = {"rule": _rule(recipe), **(facts or {})}
     recipe.add_server_output_filter(SentFilter(str(place), told), tasks=["train"])
-    recipe.add_server_input_filter(ReceivedFilter(str(place)), tasks=["train"])
+    near = None if clients is None else str(Path(clients).absolute())
+    recipe.add_server_input_filter(ReceivedFilter(str(place), near), tasks=["train"])
 
 
 def record_clients(
     recipe: Any,
     folder: str | Path,
     *,
-    truth: bool = False,
+    truth: str | Path | None = None,
     model: str | None = None,
     whitening: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> None:
     """Let a recipe's clients read how they train, each to a folder of its own below `folder`.
 
-    `truth` keeps their examples beside it, for their own audit. It needs the training to run in the client's own
-    process, as it does unless a recipe is told to launch an external one.
+    `truth` is another folder, for their examples, which are private and stay with the client, for its own audit. The
+    training must run in the client's own process, as it does unless a recipe is told to launch an external one.
     """
     place = str(Path(folder).absolute())
+    private = None if truth is None else str(Path(truth).absolute())
     told = None if whitening is None else [list(values) for values in whitening]
-    recipe.add_client_input_filter(TrainingBegins(place, truth), tasks=["train"])
-    recipe.add_client_output_filter(TrainingEnds(place, truth, model, told), tasks=["train"])
+    recipe.add_client_input_filter(TrainingBegins(place, private is not None), tasks=["train"])
+    recipe.add_client_output_filter(TrainingEnds(place, private, model, told), tasks=["train"])
 
 
 def _rule(recipe: Any) -> dict[str, Any]:
@@ -106,9 +116,9 @@ class SentFilter(Filter):  # type: ignore[misc] # NVFlare has no types
 class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
     """Records what a client sent, before the server's other filters and its workflow touch it."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, clients: str | None = None) -> None:
         super().__init__()
-        self.folder = folder
+        self.folder, self.clients = folder, clients
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
         _safely(self._take, shareable, fl_ctx)
@@ -126,7 +136,7 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
             past.absent(client, code if code != ReturnCode.OK else "its reply is no model that a filter can see")
             return
         tensors, form, dxo = arrays
-        past.received(client, tensors, form=form, examples="unknown", source="declared")
+        past.received(client, tensors, form=form)
         weight = dxo.get_meta_prop(FLMetaKey.NUM_STEPS_CURRENT_ROUND)
         facts = {
             "weight": float(weight) if isinstance(weight, int | float) and weight > 0 else None,
@@ -134,14 +144,16 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
             "x-filters": list(dxo.get_filter_history() or []) or None,
         }
         writer.training(client, index, facts, source="read")
+        if self.clients is not None:
+            take_training(writer, Path(self.clients) / folder_name(client), index)
 
 
 class TrainingBegins(Filter):  # type: ignore[misc] # NVFlare has no types
     """On a client: from here on torch is listened to."""
 
-    def __init__(self, folder: str, truth: bool = False) -> None:
+    def __init__(self, folder: str, keep_examples: bool = False) -> None:
         super().__init__()
-        self.folder, self.truth = folder, truth
+        self.folder, self.keep_examples = folder, keep_examples
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
         _safely(self._begin)
@@ -150,7 +162,7 @@ class TrainingBegins(Filter):  # type: ignore[misc] # NVFlare has no types
     def _begin(self) -> None:
         with _lock:
             _close(self.folder)
-            reader = _readers[self.folder] = TrainingReader(keep_examples=self.truth, any_thread=True)
+            reader = _readers[self.folder] = TrainingReader(keep_examples=self.keep_examples, any_thread=True)
             reader.__enter__()
 
 
@@ -158,7 +170,11 @@ class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
     """On a client: what was heard until here is how it trained."""
 
     def __init__(
-        self, folder: str, truth: bool = False, model: str | None = None, whitening: list[list[float]] | None = None
+        self,
+        folder: str,
+        truth: str | None = None,
+        model: str | None = None,
+        whitening: list[list[float]] | None = None,
     ) -> None:
         super().__init__()
         self.folder, self.truth, self.model, self.whitening = folder, truth, model, whitening
@@ -192,6 +208,8 @@ def _close(folder: str) -> TrainingReader | None:
 def _safely(take: Any, *told: Any) -> None:
     try:
         take(*told)
+    except FedglassError as error:
+        log.error("fedglass could not record, the training goes on: %s", error)
     except Exception:  # a filter that raises makes the client's result an error: a recorder may not
         log.exception("fedglass could not record, the training goes on.")
 

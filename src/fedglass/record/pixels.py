@@ -53,7 +53,7 @@ def _channel(values: Tensor) -> tuple[float, float] | None:
 
 def _tidy(value: float) -> float:
     """Without the last digits, which are single precision's."""
-    return 0.0 if abs(value) < 1e-6 else float(f"{value:.6g}")
+    return 0.0 if abs(value) < 1e-6 else float(f"{value:.5g}")
 
 
 def pixels_of(client: str, inputs: Tensor, whitening: Whitening) -> Tensor:

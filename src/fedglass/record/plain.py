@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.bundle import BundleWriter
+from fedglass.bundle.writer import TRUTH
 from fedglass.record.client import ClientRecorder, Told
 
 
@@ -28,7 +29,7 @@ def recording(
 ) -> Iterator[ClientRecorder]:
     """Record what a client makes of a model: its state on entry is what was sent, its state at the end the reply.
 
-    How it trained is read off torch meanwhile. `truth` keeps the examples too, beside the bundle. `architecture`,
+    How it trained is read off torch meanwhile. `truth` keeps the examples too, in `<folder>-truth`. `architecture`,
     where it is not the model's own class, is how a plan names the model; `whitening` the pixels' normalisation, where
     it can not be read off them. Several clients and rounds go to one folder; a block that raises leaves no message.
 
@@ -43,7 +44,8 @@ def recording(
     >>> told["optimiser"], told["steps"], told["examples"]
     ({'read': 'SGD'}, {'read': 1}, {'read': 4})
     """
-    recorder = ClientRecorder(folder, client, told=Told(architecture, whitening, facts or {}), truth=truth)
+    private = Path(folder).with_name(Path(folder).name + TRUTH) if truth else None
+    recorder = ClientRecorder(folder, client, told=Told(architecture, whitening, facts or {}), truth=private)
     before = state_of(model)
     with recorder.reader() as reader:
         yield recorder

@@ -55,11 +55,11 @@ def test_training_is_read_and_joined_with_what_the_server_saw(federation: Make, 
 
 
 def test_the_truth_is_the_clients_own_examples_in_the_order_of_its_batches(federation: Make, tmp_path: Path) -> None:
-    mod = recording_mod(tmp_path / "clients", truth=True, whitening=WHITENING)
+    mod = recording_mod(tmp_path / "clients", truth=tmp_path / "truth", whitening=WHITENING)
 
     federation([mod]).play(FedAvg(**ALL), rounds=2)
 
-    own = Truths.load(tmp_path / "clients" / "client-1-truth" / "client-00000").examples["client-1"]
+    own = Truths.load(tmp_path / "truth" / "client-1").examples["client-1"]
     images, labels = examples_of(1)
     order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(1))
     assert torch.allclose(own.images, images[order], atol=1e-6)
@@ -90,7 +90,7 @@ def test_mods_that_clip_and_add_noise_are_read(federation: Make, tmp_path: Path)
 
 def test_a_recorder_that_fails_neither_stops_the_client_nor_tells_the_server(federation: Make, tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("no folder")
-    nodes = federation([recording_mod(tmp_path / "clients", truth=True)])
+    nodes = federation([recording_mod(tmp_path / "clients", truth=tmp_path / "truth")])
 
     nodes.play(FedAvg(**ALL), rounds=1)
 
