@@ -155,7 +155,7 @@ class StrategyRecorder:
     def _received(self, index: int, replies: list[Any], strategy: Any) -> None:
         past = self._writer.round(index)
         answered, self._answers = set(), {}
-        for reply in replies:
+        for reply in sorted(replies, key=_by_name):
             node = reply.metadata.src_node_id
             answered.add(node)
             if reply.has_error():
@@ -220,6 +220,14 @@ class StrategyRecorder:
 
     def _name(self, node: int) -> str:
         return self._names.get(node, node_name(node))
+
+
+def _by_name(reply: Any) -> tuple[bool, int, str]:
+    """Replies by their clients' names, 2 before 10, whichever came first; those with errors have none, and come last."""
+    if reply.has_error():
+        return True, 0, ""
+    name = name_of(reply, reply.metadata.src_node_id)
+    return False, len(name), name
 
 
 def _first_line(text: str) -> str:
