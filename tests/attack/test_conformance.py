@@ -470,7 +470,8 @@ def test_the_gradient_passes_through_operators(
     loss = torch.stack([p.square().sum() for p in predicted]).sum()
     to_images, *to_own = torch.autograd.grad(loss, [at.images, *own])
     one_step = isinstance(
-        part, OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment | SuperClient
+        part.forward if isinstance(part, BesideStatistics) else part,
+        OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment | SuperClient,
     )
     assert all(bool(row.any()) for row in (to_images[:1] if one_step else to_images).flatten(0, 1))
     assert all(bool(g.any()) for g in to_own)
