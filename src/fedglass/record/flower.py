@@ -223,7 +223,7 @@ class StrategyRecorder:
 
 
 def _by_name(reply: Any) -> tuple[bool, int, str]:
-    """Replies by their clients' names, 2 before 10, whichever came first; those with errors have none, and come last."""
+    """Replies by their clients' names, 2 before 10, whichever came first; those with errors have none and come last."""
     if reply.has_error():
         return True, 0, ""
     name = name_of(reply, reply.metadata.src_node_id)
