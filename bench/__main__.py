@@ -1,4 +1,4 @@
-"""`python -m bench [call loop fedavg peer rules startup quality classic]`: what was measured, and what is demanded."""
+"""`python -m bench [call loop fedavg peer rules ...]`: what was measured, and what is demanded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import call, classic, fedavg, loop, peer, quality, rules, startup
+from bench import call, classic, executors, fedavg, loop, peer, quality, rounds, rules, startup
 
 PARTS = {
     "call": call.measure,
@@ -17,6 +17,8 @@ PARTS = {
     "peer": peer.measure,
     "rules": rules.measure,
     "startup": startup.measure,
+    "executors": executors.measure,
+    "rounds": rounds.measure,
     "quality": quality.measure,
     "classic": classic.measure,
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedglass.metrics.metric import Metric
     from fedglass.models.catalogue import build
     from fedglass.recipes.catalogue import recipe
+    from fedglass.record.plain import record_aggregate, recording
     from fedglass.rounds.behaviour.sign_flip import SignFlip
     from fedglass.rounds.client import Client
     from fedglass.rounds.federation import Federation
@@ -59,6 +60,8 @@ __all__ = [
     "defence",
     "load",
     "recipe",
+    "record_aggregate",
+    "recording",
     "register",
 ]
 
@@ -74,6 +77,7 @@ _PLACES = {
     "fedglass.metrics.metric": ("Metric",),
     "fedglass.models.catalogue": ("build",),
     "fedglass.recipes.catalogue": ("recipe",),
+    "fedglass.record.plain": ("record_aggregate", "recording"),
     "fedglass.rounds.behaviour.sign_flip": ("SignFlip",),
     "fedglass.rounds.client": ("Client",),
     "fedglass.rounds.federation": ("Federation",),

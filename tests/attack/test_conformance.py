@@ -43,6 +43,8 @@ from fedglass.attack.images.latent import Latent
 from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.kept import AllOthers, Everybody, OneOther, SomeOthers, TryKept
+from fedglass.attack.labels.assigned import AssignedLabels
 from fedglass.attack.labels.bias_counts import BiasCounts
 from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
@@ -160,6 +162,7 @@ LABELS = [
     OracleBatchLabels(),
     LabelsBesideOwn(OracleLabels()),
     LabelsOfOthers(OracleLabels()),
+    AssignedLabels(OracleLabels(), Unroll(), Cosine(), trials=20),
 ]
 EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
 LOW = [LowResolution(2), BoundedLowResolution(2), BesideOwn(LowResolution(4))]
@@ -263,6 +266,8 @@ WHOLES = [
     SubtractOwn(Attack(OracleLabels(), (STAGE,))),
     OwnAsSent(Attack(OracleLabels(), (STAGE,))),
     TryRules((("mean", Attack(OracleLabels(), (STAGE,))), ("other", OwnAsSent(Attack(OracleLabels(), (STAGE,)))))),
+    *(TryKept(Attack(OracleLabels(), (STAGE,)), who) for who in (Everybody(), AllOthers(), OneOther(), SomeOthers())),
+    *(Everybody(), AllOthers(), OneOther(), SomeOthers()),
     SearchByOwn(Attack(OracleLabels(), (STAGE,)), SubtractOwn(Attack(OracleLabels(), (STAGE,))), (0.1,), (5, 6), 1),
 ]
 
@@ -465,7 +470,8 @@ def test_the_gradient_passes_through_operators(
     loss = torch.stack([p.square().sum() for p in predicted]).sum()
     to_images, *to_own = torch.autograd.grad(loss, [at.images, *own])
     one_step = isinstance(
-        part, OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment | SuperClient
+        part.forward if isinstance(part, BesideStatistics) else part,
+        OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment | SuperClient,
     )
     assert all(bool(row.any()) for row in (to_images[:1] if one_step else to_images).flatten(0, 1))
     assert all(bool(g.any()) for g in to_own)

@@ -46,7 +46,12 @@ def original(folder: Path) -> None:
 
 
 def _any(folder: Path, random: Random) -> Path:
-    return random.choice(sorted(folder.iterdir()))
+    return random.choice(_files(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those that a bundle is made of."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def bit_flip(folder: Path, random: Random) -> None:
@@ -77,14 +82,14 @@ def missing(folder: Path, random: Random) -> None:
 
 
 def exchanged(folder: Path, random: Random) -> None:
-    one, other = random.sample(sorted(folder.iterdir()), 2)
+    one, other = random.sample(_files(folder), 2)
     first, second = one.read_bytes(), other.read_bytes()
     one.write_bytes(second)
     other.write_bytes(first)
 
 
 def renamed(folder: Path, random: Random) -> None:
-    one, other = random.sample(sorted(folder.iterdir()), 2)
+    one, other = random.sample(_files(folder), 2)
     one.rename(random.choice([other, folder / f"x{one.name}"]))
 
 

@@ -95,6 +95,20 @@ def test_the_counter_contradicts_declared_steps_and_mode(tmp_path: Path) -> None
     assert any(said.startswith("steps is told differently") for said in found)
 
 
+def test_counters_are_counted_from_what_the_client_loads(tmp_path: Path) -> None:
+    """The mean of counters has decimals, the client's own counter has not."""
+    name = "norm.num_batches_tracked"
+    writer = BundleWriter(tmp_path / "b", facts={"rule": {"name": "mean"}})
+    writer.round(1).sent({name: torch.tensor(7.25, dtype=torch.float64)})
+    for client, steps in (("a", 2), ("b", 5)):
+        facts = {"steps": steps, "batch_norm": "batch"}
+        writer.round(1).received(client, {name: torch.tensor(7 + steps)}, examples=1, facts=facts)
+    writer.round(1).aggregated({name: torch.tensor(10.5, dtype=torch.float64)})
+    assert words(tmp_path / "b") == []
+    BundleWriter(tmp_path / "b", resume=True).training("a", 1, {"steps": 3}, source="declared")
+    assert words(tmp_path / "b") == ["steps is told differently: 2 (read), 2 (measured), 3 (declared)"]
+
+
 def test_running_statistics_outside_the_clipping_are_named_aside(tmp_path: Path) -> None:
     Real(model=normalised, steps=3, sizes=(2, 4), lr=1e-4).record(tmp_path / "b", defences=CLIPPED)
     found = findings_of(read_bundle(tmp_path / "b"), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from fedglass.bundle import BundleWriter, read_bundle
 from fedglass.bundle.join import join
+from fedglass.bundle.reader import files_of
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.files import write_atomic
 from fedglass.rounds.truth import Truths
 
 STATE = {"b.weight": torch.tensor([[1.0, 2.0]]), "a.bias": torch.tensor(3.0), "n": torch.tensor(4)}
@@ -64,12 +67,47 @@ def test_after_every_call_there_is_a_whole_bundle(tmp_path: Path) -> None:
         read_bundle(folder)
 
 
+class Crash(BaseException):
+    """Nothing may catch it, as nothing catches a power cut."""
+
+
+def _record_rounds(folder: Path) -> None:
+    writer = BundleWriter(folder)
+    for index in range(9):
+        writer.round(index).sent(moved(index))
+        writer.round(index).received("a", moved(index + 1))
+        writer.round(index).aggregated(moved(index + 1))
+
+
+@pytest.mark.parametrize("last", range(1, 14))
+def test_a_crash_leaves_the_bundle_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """After any number of files that were written, the next one never arrives."""
+    writes = []
+
+    def put(path: Path, content: bytes, private: bool) -> None:
+        if len(writes) == last:
+            raise Crash
+        writes.append(path)
+        write_atomic(path, content, private)
+
+    monkeypatch.setattr("fedglass.bundle.writer.write_atomic", put)
+    with pytest.raises(Crash):
+        _record_rounds(tmp_path / "b")
+    manifests = [path for path in writes if path.name == "manifest.json"]
+    bundle = read_bundle(tmp_path / "b")
+    files = [held for past in bundle.rounds.values() for held in files_of(past)]
+    assert len(files) == len(manifests) - 1
+    monkeypatch.undo()
+    BundleWriter(tmp_path / "b", resume=True).round(20).sent(STATE)
+    assert 20 in read_bundle(tmp_path / "b").rounds
+
+
 def test_only_the_owner_may_read(tmp_path: Path) -> None:
     writer = BundleWriter(tmp_path / "b")
     writer.round(0).sent(STATE)
     writer.truth("a", np.zeros((2, 1, 3, 3), np.uint8), [0, 1])
     files = [*(tmp_path / "b").iterdir(), *(tmp_path / "b-truth").rglob("*.*")]
-    assert len(files) == 5
+    assert len(files) == 6
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o700
 
@@ -107,6 +145,32 @@ def test_a_bundle_is_continued_only_when_asked_for(tmp_path: Path) -> None:
         BundleWriter(tmp_path / "b")
     BundleWriter(tmp_path / "b", resume=True).round(0).received("a", moved(1))
     assert read_bundle(tmp_path / "b").rounds[0].messages[0].received is not None
+
+
+def test_writers_of_one_folder_add_to_what_the_others_wrote(tmp_path: Path) -> None:
+    one, other = BundleWriter(tmp_path / "b"), BundleWriter(tmp_path / "b", resume=True)
+    one.round(0).sent(STATE)
+    other.round(0).received("a", moved(1))
+    one.round(0).received("b", moved(2))
+    other.round(1).sent(STATE)
+    bundle = read_bundle(tmp_path / "b")
+    assert [message.client for message in bundle.rounds[0].messages] == ["a", "b"]
+    assert list(bundle.rounds) == [0, 1]
+
+
+def _sends(folder: Path, number: int) -> None:
+    writer = BundleWriter(folder, resume=True)
+    for index in range(5):
+        writer.round(index).received(f"client {number}", moved(number))
+
+
+def test_writers_wait_for_each_other(tmp_path: Path) -> None:
+    BundleWriter(tmp_path / "b")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(_sends, [tmp_path / "b"] * 4, range(4)))
+    bundle = read_bundle(tmp_path / "b")
+    assert {len(past.messages) for past in bundle.rounds.values()} == {4}
+    assert len(bundle.rounds) == 5
 
 
 @pytest.mark.parametrize(

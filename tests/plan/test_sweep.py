@@ -9,6 +9,7 @@ import pytest
 from fedglass.audit.audit import run
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
+from fedglass.core.notes import AFTER_ROUND
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan, read_plan
@@ -67,6 +68,19 @@ def test_the_report_draws_it_beside_the_blind_guess(tmp_path: Path) -> None:
     assert "RMSE over noise multiplier (lower = more leaked)" in page
     assert "best blind guess" in page
     assert "Recovered (RMSE below 0.1) at 0: 0 of 1 image; 0.1: 0 of 1 image; 3: 0 of 1 image." in page
+
+
+def test_rounds_are_drawn_with_the_accuracy_that_the_model_had(tmp_path: Path) -> None:
+    start, end = PLAN.index("[federation.sweep]"), PLAN.index("[adversary]")
+    text = (PLAN[:start] + PLAN[end:]).replace("examples = 1", "examples = 1\nrounds = 3\ntest_examples = 20")
+    records = run(compile_plan(parse_plan(text.replace("client = 0", "client = 0\nround = [0, 2]")), Path()), tmp_path)
+    page = audit_page(tmp_path, records.records)
+    assert "RMSE over round (lower = more leaked)" in page
+    accuracies = [record.utility[AFTER_ROUND] for record in records.records]
+    assert accuracies[-1] == records.records[-1].utility["test accuracy"]
+    for place, accuracy in zip((1, 3), accuracies, strict=True):
+        assert accuracy is not None
+        assert f"{place}: 0 of 1 image (test accuracy {accuracy:.1%})" in page
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
 from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
+from fedglass.fl.aggregate.dnc import DnC
 from fedglass.fl.aggregate.krum import Krum
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.fl.aggregate.rule import Aggregator
@@ -624,6 +625,18 @@ def _among_peers() -> Iterator[Situation]:
     trimmed = simulated(*three, view=peer, rule=TrimmedMean(1), knows=told)
     yield row("a peer behind a trimmed mean", LEAKS, trimmed, through("trimmed_mean"))
     yield row("a peer behind a median that takes it for a mean", LEAKS, median, curious)
+    unlabelled = recipe("maliciously_curious_client", rule="median", iterations=300, tv=0.01)
+    yield row(
+        "a peer behind a median that finds labels and whose they are",
+        LEAKS,
+        simulated(*three, view=peer, rule=Median()),
+        unlabelled,
+    )
+    unsure = Knows(labels=True, kept=False)
+    forwarded = simulated(*five, view=PeerView(1), rule=Krum(1), knows=unsure)
+    yield row("a peer behind Krum that is not told whose update it sees", LEAKS, forwarded, through("one_client"))
+    dropped = simulated({"behaviour": SignFlip(5.0)}, {}, {}, view=peer, rule=DnC(1, passes=1), knows=told)
+    yield row("a peer whose poison was dropped", LEAKS, dropped, through("mean"))
     loud = simulated({}, noisy(1.0), noisy(1.0), view=peer, rule=Median(), knows=told)
     yield row("a peer behind a median of two that add heavy noise", SAFE, loud, through("median"))
 

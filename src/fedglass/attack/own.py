@@ -19,6 +19,9 @@ from fedglass.core.facts import Fact
 from fedglass.core.params import Update
 from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
 
+ECHO = 1e-4
+"""Share of an update: what differs from it by less is that update, carried in single precision."""
+
 
 @dataclass(frozen=True)
 class SubtractOwn:
@@ -219,11 +222,27 @@ def followed_by(found: Reconstruction, own: Own) -> Reconstruction:
     return replace(found, images=torch.cat([found.images, mine]), labels=labels, raw=raw, film=film)
 
 
+def check_others_spoke(observation: Observation) -> None:
+    """Refuse a message that is what the adversary sent itself, as Krum returns it to the client that it chose."""
+    own = observation.own
+    if own is None or not all(name in own.update for name in observation.update):
+        return
+    pairs = [(u.double(), own.update[name].to(u).double()) for name, u in observation.update.items()]
+    length = sum(float(mine.square().sum()) for _, mine in pairs) ** 0.5
+    apart = sum(float((seen - mine).square().sum()) for seen, mine in pairs) ** 0.5
+    if length > 0 and apart <= ECHO * length:
+        raise UsageError(
+            "The message is the adversary's own update, sent back by the rule: there is nothing of others in it to "
+            "read, which says nothing about other rounds; choose another client or round."
+        )
+
+
 def check_own(observation: Observation) -> None:
     """Refuse a contribution that can not be a part of the message."""
     own, knows = observation.own, observation.knows
     if own is None:
         return
+    check_others_spoke(observation)
     if tuple(own.images.shape[1:]) != knows.shape or len(own.images) != len(own.labels):
         raise UsageError(
             f"The adversary's own images have shape {tuple(own.images.shape)} for {len(own.labels)} labels, expected "

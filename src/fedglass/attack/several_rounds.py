@@ -28,6 +28,8 @@ class EachRound:
         return self.forward.reads(observation) if isinstance(self.forward, Reads) else NOTHING
 
     def bind(self, observation: Observation) -> BoundForward:
+        if not observation.also:
+            return self.forward.bind(observation)
         bounds = [self.forward.bind(each) for each in (observation, *observation.also)]
         ends = list(accumulate((len(bound.unknowns) for bound in bounds), initial=0))
         own = [slice(*ends) for ends in pairwise(ends)]
@@ -55,6 +57,8 @@ class MeanOverRounds(Term):
         return replace(self, term=self.term.weakened(factor))
 
     def bind(self, binding: Binding) -> BoundTerm:
+        if not binding.names[0].startswith(MARK):  # one round alone
+            return self.term.bind(binding)
         rounds = [name.partition(": ")[0] for name in binding.names]
         starts = [i for i, name in enumerate(rounds) if i == 0 or name != rounds[i - 1]]
         parts = [slice(*ends) for ends in pairwise([*starts, len(rounds)])]

@@ -72,7 +72,8 @@ def assess(asked: Question, findings: Findings) -> Assessment:
     """Score, compare with guesses, and take further looks where something was not read."""
     attack, seen, found, truth = asked.attack, asked.seen, asked.found, asked.truth
     judged = judge(attack, seen, found, truth, asked.metrics)
-    wrong = judged.label_errors > 0
+    # Of another number of images than there are, no label is the label of a true one.
+    wrong = judged.label_errors > 0 and len(found.labels) == len(truth.labels)
     findings = replace(
         _scored(asked, findings, judged, seen, found),
         energy_truth=judged.energy_truth,
@@ -166,12 +167,12 @@ def _reads(asked: Question, bare: Observation) -> bool:
     """Whether the attack recovers every image of the message without what protects it."""
     seen = isolated(bare, asked.attack, _device(asked.seen))
     found = asked.attack.run(seen, asked.seed, asked.progress)
-    return _judged_again(asked, seen, found).all_recovered
+    return shown_by(asked, seen, found).all_recovered
 
 
 def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
     found = run.attack.run(asked.seen, run.seed, progress)
-    truth, again = asked.truth, _judged_again(asked, asked.seen, found)
+    truth, again = asked.truth, shown_by(asked, asked.seen, found)
     return Look(
         run.words,
         found.energy,
@@ -184,7 +185,7 @@ def _look(asked: Question, run: Rerun, progress: Progress) -> Look:
     )
 
 
-def _judged_again(asked: Question, seen: Observation, found: Reconstruction) -> Findings:
+def shown_by(asked: Question, seen: Observation, found: Reconstruction) -> Findings:
     """What a further run shows of the private images, by all metrics that are cheap and by the gate's."""
     chosen = tuple(name for name in asked.metrics if name not in DEAR or name == asked.gate.metric)
     again = replace(asked, metrics=chosen)

@@ -11,8 +11,9 @@ import torch
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.cases import Case, Place, enumerate_cases
+from fedglass.audit.crew import answers_of
 from fedglass.audit.engine import play_unfinished
-from fedglass.audit.executors.executor import Executor
+from fedglass.audit.executors.executor import Executor, kept
 from fedglass.audit.executors.in_process import InProcess
 from fedglass.audit.isolation import oracle_facts
 from fedglass.audit.looks import Effort
@@ -29,6 +30,7 @@ from fedglass.core.scale import scale_of
 from fedglass.ledger.lock import alone
 from fedglass.ledger.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
 from fedglass.metrics.catalogue import USUAL, metric
+from fedglass.rounds.client import Answers
 from fedglass.verdict.gate import Gate, Verdict
 from fedglass.verdict.summary import Summary, summarise
 
@@ -109,10 +111,10 @@ def run(
 ) -> Result:
     """Play every case that the directory has no finished record of, and judge them all.
 
-    Records do not depend on the executor: every attack runs on one thread.
+    Records do not depend on the executor: every attack runs on one thread, and so does every client.
     """
-    with alone(directory):
-        return _run(job, directory, executor, device, Silent() if progress is None else progress)
+    with alone(directory), kept(executor) as ready:
+        return _run(job, directory, ready, device, Silent() if progress is None else progress)
 
 
 def _run(job: Job, directory: Path, executor: Executor, device: torch.device, said: Progress) -> Result:
@@ -124,7 +126,7 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, sa
     _summed_up(job, directory, file)
 
     def prepared(todo: Sequence[Case[Place]]) -> list[Work]:
-        targets = _targets(job, {case.subject.source for case in todo}, said)
+        targets = _targets(job, {case.subject.source for case in todo}, said, answers_of(executor))
         return [Work(case, targets[case.subject.source][case.subject.target], device) for case in todo]
 
     play_unfinished(job.cases, directory, executor, prepared, said)
@@ -141,7 +143,7 @@ def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
     return summary
 
 
-def _targets(job: Job, wanted: set[int], said: Progress) -> dict[int, Sequence[Target | Pending]]:
+def _targets(job: Job, wanted: set[int], said: Progress, answers: Answers) -> dict[int, Sequence[Target | Pending]]:
     """The messages of those sources that have something left to do."""
     targets: dict[int, Sequence[Target | Pending]] = {}
     for index in sorted(wanted):
@@ -151,5 +153,5 @@ def _targets(job: Job, wanted: set[int], said: Progress) -> dict[int, Sequence[T
             said.trained(name, done, total)
 
         with one_thread():
-            targets[index] = source.targets(trained)
+            targets[index] = source.targets(trained, answers)
     return targets

@@ -34,6 +34,11 @@ class Work:
     target: Target | Pending
     device: torch.device
 
+    @property
+    def key(self) -> str:
+        """What decides the outcome, the kind of device among it."""
+        return f"{self.case.key} {self.device.type}"
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:

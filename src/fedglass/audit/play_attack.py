@@ -94,6 +94,8 @@ def of_run(attack: AnyAttack, found: Reconstruction) -> dict[str, Any]:
             "unknowns": {name: tensor.tolist() for name, tensor in found.unknowns.items()},
             "supposed": None if found.supposed is None else repr(found.supposed),
             **({"rule": found.rule} if found.rule else {}),
+            **({"kept": asdict(found.kept)} if found.kept else {}),
+            **({"grouping": [list(labels) for labels in found.grouping]} if found.grouping else {}),
             **({"tried": [asdict(trial) for trial in found.tried]} if found.tried else {}),
         },
     }

@@ -12,6 +12,7 @@ from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.fl.protection import Protection
+from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.server import ServerView
@@ -72,7 +73,7 @@ class Recorded:
         for view in self.views:
             yield view.see(self.transcript, self.knows, self.truths)
 
-    def targets(self, progress: Said) -> Sequence[Target]:
+    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target]:
         return [self._target(view) for view in self.views]
 
     def _target(self, view: View) -> Target:
@@ -111,7 +112,7 @@ class Recorded:
     def doubted(self) -> list[str]:
         """What is not as it was said, in words."""
         return [
-            f"{f'Client {name}' if name else 'All'}, round {index + 1}: {said}."
+            f"{name or 'All clients'}, round {index + 1}: {said}."
             for (index, name), words in self.doubts.items()
             for said in words
         ]

@@ -58,6 +58,16 @@ class Part:
     order: tuple[tuple[int, ...], ...] | None = None
     """Which examples each local step took, where that was recorded."""
 
+    @property
+    def steps(self) -> int:
+        return self.training.local_steps(len(self.labels)) if self.order is None else len(self.order)
+
+    @property
+    def has_no_order(self) -> bool:
+        """Whether there is nothing to draw: the order was recorded, or there is only one."""
+        fixed = self.order is not None or not self.training.shuffle
+        return fixed or len(self.training.batches(len(self.labels))) == 1
+
 
 @dataclass(frozen=True, eq=False)
 class Declared:
@@ -110,29 +120,32 @@ def played(declared: Declared) -> Params | None:
     declared = declared.bare
     if _too_long(declared):
         return None
-    tensors = zip(declared.before.items(), _message(declared, 0), strict=True)
+    tensors = zip(declared.before.items(), message_of(declared, 0), strict=True)
     update = {name: tensor.to(before.dtype) for (name, before), tensor in tensors}
     return update if all(bool(torch.isfinite(tensor).all()) for tensor in update.values()) else None
 
 
 def _too_long(declared: Declared) -> bool:
-    return any(part.training.local_steps(len(part.labels)) > MOST_STEPS for part in declared.parts)
+    return any(part.steps > MOST_STEPS for part in declared.parts)
 
 
 def replay(declared: Declared) -> Replay | None:
-    """Play the declared training again; None where it is too long."""
-    if _too_long(declared):
-        return None
-    found = _played(declared)
-    if found.explained:
+    """Play the declared training again, and what is often done in its place; None where it is too long."""
+    found = as_declared(declared)
+    if found is None or found.explained:
         return found
     return replace(found, other=next((words for words, other in _others(declared) if _played(other).explained), ""))
+
+
+def as_declared(declared: Declared) -> Replay | None:
+    """Play the declared training again, and nothing else; None where it is too long."""
+    return None if _too_long(declared) else _played(declared)
 
 
 def _played(declared: Declared) -> Replay:
     """Tensor by tensor: what is declared wrongly often shows in one of them, such as the first layer's, alone."""
     message = [declared.update[name].double() for name in declared.before]
-    tries = [_message(declared, order) for order in range(1 if _has_no_order(declared) else ORDERS)]
+    tries = [message_of(declared, order) for order in range(1 if _has_no_order(declared) else ORDERS)]
     worst = Replay(0.0, ROUNDING, explained=True)
     moved = [i for i, before in enumerate(declared.before.values()) if _norm(message[i]) > FAINT * _norm(before)]
     # Where all of it is faint, as by a tiny learning rate, all of it is what there is to be explained.
@@ -142,13 +155,13 @@ def _played(declared: Declared) -> Replay:
             worst = found
     if not declared.protected or not _draws(declared):
         return worst
-    noise = noise_fit(message, tries, _message(declared.bare, 0))
+    noise = noise_fit(message, tries, message_of(declared.bare, 0))
     return replace(worst, explained=worst.explained and noise == "as declared", noise=noise)
 
 
 def _draws(declared: Declared) -> bool:
     """Whether the defence is random: the same batches give another message then."""
-    pairs = zip(_message(declared, 0), _message(declared, 0, draw=ORDERS), strict=True)
+    pairs = zip(message_of(declared, 0), message_of(declared, 0, draw=ORDERS), strict=True)
     return any(float((one - other).norm()) > FAINT * float(one.norm()) for one, other in pairs)
 
 
@@ -170,14 +183,10 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _has_no_order(declared: Declared) -> bool:
-    def alone(part: Part) -> bool:
-        fixed = part.order is not None or not part.training.shuffle
-        return fixed or len(part.training.batches(len(part.labels))) == 1
-
-    return not declared.protected and all(map(alone, declared.parts))
+    return not declared.protected and all(part.has_no_order for part in declared.parts)
 
 
-def _message(declared: Declared, order: int, draw: int | None = None) -> list[Tensor]:
+def message_of(declared: Declared, order: int, draw: int | None = None) -> list[Tensor]:
     """What the declared clients send together, with the batches in one of their orders and one draw of their noise."""
     weights = [len(part.labels) if part.weight is None else part.weight for part in declared.parts]
     total = [torch.zeros(())] * len(declared.before)
@@ -229,7 +238,7 @@ def _others(declared: Declared) -> Iterator[tuple[str, Declared]]:
 
 def _factor(declared: Declared) -> float | None:
     """By how much the replayed message must be scaled to come nearest to the true one."""
-    pairs = list(zip(_message(declared, 0), declared.update.values(), strict=True))
+    pairs = list(zip(message_of(declared, 0), declared.update.values(), strict=True))
     square = sum(float(r.square().sum()) for r, _ in pairs)
     factor = sum(float((r * m).sum()) for r, m in pairs) / square if square > 0 and math.isfinite(square) else 0.0
     return factor if factor > 0 else None

@@ -14,8 +14,10 @@ from fedglass.audit.utility import accuracy, after
 from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
+from fedglass.core.notes import AFTER_ROUND
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.types import Training
+from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.transcript import Message, Round, Transcript
 from fedglass.rounds.truth import Examples, Truths
@@ -71,10 +73,10 @@ class Simulated:
         names = [client.name for client in f.clients]
         return infos_of(self.name, self.views, names, lambda index: [f.participant(c) for c in f.called(index)])
 
-    def targets(self, progress: Said) -> Sequence[Target | Unseen]:
-        transcript, last = self._played(progress)
-        truths, utility = self.truths(), self._utility(last, progress)
-        bare, attendance = self._bare(transcript), self.federation.attendance(self.rounds)
+    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Unseen]:
+        transcript, last = self._played(progress, answers)
+        truths, utility = self.truths(), self._utility(last, progress, answers)
+        bare, attendance = self._bare(transcript, answers), self.federation.attendance(self.rounds)
 
         def target(view: View) -> Target | Unseen:
             try:
@@ -83,22 +85,23 @@ class Simulated:
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
             more = further(view, found.behind, attendance)
-            found = replace(found, utility=utility, bare=without, public=self.public, simulated=True)
+            now = {**utility, **self._utility_after(transcript.rounds[view.rounds()[-1]])}
+            found = replace(found, utility=now, bare=without, public=self.public, simulated=True)
             return replace(found, swept=self.swept, further=more)
 
         return [target(view) for view in self.views]
 
-    def _bare(self, transcript: Transcript) -> Transcript | None:
+    def _bare(self, transcript: Transcript, answers: Answers) -> Transcript | None:
         """The same rounds, each from the same model, as they would have been without defences; None without any."""
         if not any(map(defences_of, self.federation.clients)):
             return None
         bare = replace(self.federation, clients=[undefended(client) for client in self.federation.clients])
-        rounds = {index: bare.again(index, past) for index, past in transcript.rounds.items()}
+        rounds = {index: bare.again(index, past, answers) for index, past in transcript.rounds.items()}
         return replace(transcript, rounds=rounds)
 
     def transcript(self, progress: Said = lambda done, total: None) -> Transcript:
         """What is said in the rounds that the views look at."""
-        return self._played(progress)[0]
+        return self._played(progress, one_by_one)[0]
 
     def truths(self) -> Truths:
         """The private data behind it."""
@@ -107,12 +110,12 @@ class Simulated:
     def _looked_at(self) -> set[int]:
         return {index for view in self.views for index in view.rounds()}
 
-    def _played(self, progress: Said) -> tuple[Transcript, Round]:
+    def _played(self, progress: Said, answers: Answers) -> tuple[Transcript, Round]:
         """The rounds that are looked at, and the last one of all, whose model is measured."""
         wanted = self._looked_at()
         rounds = max(wanted) + 1 if self.test is None else self.rounds
         kept: dict[int, Round] = {}
-        for index, last in enumerate(self.federation.play(rounds, progress)):
+        for index, last in enumerate(self.federation.play(rounds, progress, answers)):
             if index in wanted:
                 kept[index] = last
         return self._transcript(kept), last
@@ -136,7 +139,7 @@ class Simulated:
         """What protects each client and what that promises, in words."""
         return protection_of(self.federation, self.rounds)
 
-    def _utility(self, last: Round, progress: Said) -> dict[str, float]:
+    def _utility(self, last: Round, progress: Said, answers: Answers) -> dict[str, float]:
         """The model's accuracy, and what it would be without the defences."""
         if self.test is None:
             return {}
@@ -144,9 +147,16 @@ class Simulated:
         utility = {"test accuracy": accuracy(after(federation.model, last), federation.whitening, self.test)}
         if any(map(defences_of, federation.clients)):
             bare = replace(federation, clients=[undefended(client) for client in federation.clients])
-            *_, last = bare.play(self.rounds, progress)
+            *_, last = bare.play(self.rounds, progress, answers)
             utility["test accuracy, undefended"] = accuracy(after(bare.model, last), bare.whitening, self.test)
         return utility
+
+    def _utility_after(self, past: Round) -> dict[str, float]:
+        """The accuracy of the model that a round has made, where several rounds are looked at."""
+        if self.test is None or len(self._looked_at()) < 2:
+            return {}
+        federation = self.federation
+        return {AFTER_ROUND: accuracy(after(federation.model, past), federation.whitening, self.test)}
 
     def threat(self) -> list[Section]:
         f, named = self.federation, f" {self.name!r}" if self.name else ""

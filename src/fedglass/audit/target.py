@@ -16,6 +16,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
 from fedglass.core.types import BatchNorm, Observation
+from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
 from fedglass.rounds.truth import Truth, Truths
 from fedglass.rounds.views.peer import PeerView
@@ -151,8 +152,8 @@ class Source(Protocol):
         """Refuse what could only fail after the training; then what will be seen, but for its entries."""
         ...
 
-    def targets(self, progress: Said) -> Sequence[Target | Pending]:
-        """The targets, in the order of `infos`."""
+    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Pending]:
+        """The targets, in the order of `infos`; clients that are simulated for them train as `answers` has them."""
         ...
 
 

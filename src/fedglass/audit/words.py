@@ -121,6 +121,8 @@ def knows_in_words(knows: Knows) -> list[str]:
         lines.append(f"It knows the number of local steps{', but not the learning rate' if not knows.lr else ''}.")
     if not knows.examples:
         lines.append("It knows neither how many examples nor how many clients stand behind the message.")
+    if not knows.kept:
+        lines.append("A peer does not know whose updates got through the rule.")
     if knows.labels:
         lines.append("ORACLE: it is told the true labels, in no particular order.")
     if knows.batch_labels:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedglass.bundle.defended import SLACK, State, defended, unbounded, without_running
 from fedglass.bundle.facts import SOURCES, FactSheet, best, disputed, merged
-from fedglass.bundle.manifest import sheet
+from fedglass.bundle.manifest import RoundFacts, sheet
 from fedglass.bundle.names import COUNTER
 from fedglass.bundle.reader import Bundle, files_of
 
@@ -41,14 +41,19 @@ def change(bundle: Bundle, client: str, index: int) -> dict[str, Tensor] | None:
     past, message = bundle.rounds[index], bundle.message(client, index)
     if message is None or message.received is None:
         return None
-    got = {name: tensor.double() for name, tensor in bundle.arrays(message.received).items()}
+    got = bundle.arrays(message.received)
     if message.received.form == "update":
-        return got
+        return {name: tensor.double() for name, tensor in got.items()}
     start = message.sent or past.sent
     if start is None:
         return None
     before = bundle.arrays(start)
-    return {name: tensor - before[name].double() for name, tensor in got.items() if name in before}
+    return {name: tensor.double() - _loaded(before[name], tensor) for name, tensor in got.items() if name in before}
+
+
+def _loaded(sent: Tensor, like: Tensor) -> Tensor:
+    """What a client starts from: the mean of counters has decimals, which a whole number does not take over."""
+    return sent.double() if like.is_floating_point() else sent.double().trunc()
 
 
 def measured(moved: State) -> FactSheet:
@@ -122,7 +127,7 @@ def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
     step = {
         name: tensor.double() - (0 if past.aggregated.form == "update" else before[name].double())
         for name, tensor in after.items()
-        if name in before and tensor.is_floating_point()  # whole numbers have no mean
+        if name in before and name not in _whole(past)  # a mean of whole numbers is rounded by whoever loads it
     }
     coarse = max(GRAINS.get(array.dtype, 0.0) for held in files_of(past) for array in held.arrays)
     rounding = {name: 4 * coarse * float(before[name].double().norm()) for name in step}
@@ -131,6 +136,15 @@ def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
             f"the aggregate is not the mean of the {len(known)} message(s) that were recorded: before and after were "
             "swapped, a client is missing, its number of examples is wrong, or another rule made it"
         )
+
+
+def _whole(past: RoundFacts) -> set[str]:
+    return {
+        array.name
+        for held in files_of(past)
+        for array in held.arrays
+        if array.dtype[0] in "IUB" and array.dtype != "BF16"
+    }
 
 
 def _stands(bundle: Bundle, index: int) -> bool:

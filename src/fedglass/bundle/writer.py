@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from fedglass import __version__
 from fedglass.bundle.arrays import Arrays, Form, stored, tensors_of
 from fedglass.bundle.facts import OF_CLIENT, OF_FEDERATION, OF_ROUND, FactSheet, Source, merged
+from fedglass.bundle.lock import waiting
 from fedglass.bundle.manifest import MANIFEST, Held, Listed, Manifest, MessageFacts, RoundFacts, sheet, signed
 from fedglass.bundle.reader import read_index, tensors_in
 from fedglass.bundle.truths import examples_of, write_own
@@ -31,8 +33,8 @@ TRUTH = "-truth"
 class BundleWriter:
     """One recorder's bundle.
 
-    A server and its clients write to folders of their own, which `fedglass.bundle.join` makes one of. Calls may come
-    from several threads of one process.
+    A server and its clients write to folders of their own, which `fedglass.bundle.join` makes one of. Where several
+    writers have one folder, in threads or processes, each call waits for the others and adds to what they wrote.
 
     >>> import tempfile, torch
     >>> folder = tempfile.mkdtemp() + "/bundle"
@@ -60,17 +62,34 @@ class BundleWriter:
         """
         self.folder = Path(folder)
         self._truth = self.folder.with_name(self.folder.name + TRUTH) if truth is None else Path(truth)
-        self._lock = threading.RLock()
+        self._lock, self._depth, self._written = threading.RLock(), 0, b""
+        self._manifest, self._rounds = Manifest(fedglass=__version__, writer=writer), dict[int, RoundFacts]()
         self._made_folder(self.folder)
-        if (self.folder / MANIFEST).exists():
-            if not resume:
-                raise UsageError(
-                    f"{self.folder} holds a bundle already: choose another folder, or resume=True to continue it."
-                )
-            self._manifest, self._rounds = read_index(self.folder)
-        else:
-            self._manifest, self._rounds = Manifest(fedglass=__version__, writer=writer), dict[int, RoundFacts]()
+        if (self.folder / MANIFEST).exists() and not resume:
+            raise UsageError(
+                f"{self.folder} holds a bundle already: choose another folder, or resume=True to continue it."
+            )
         self.facts({} if facts is None else facts, source=source)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, nobody else writes to the folder, and all that others have written to it is known."""
+        with self._lock:
+            self._depth += 1
+            try:
+                if self._depth > 1:
+                    yield
+                    return
+                with waiting(self.folder):
+                    self._catch_up()
+                    yield
+            finally:
+                self._depth -= 1
+
+    def _catch_up(self) -> None:
+        path = self.folder / MANIFEST
+        if path.exists() and path.read_bytes() != self._written:
+            self._manifest, self._rounds = read_index(self.folder)
 
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
         """Tell of the whole federation: model, shape, classes, whitening, rule, defences, sees, ..."""
@@ -78,7 +97,7 @@ class BundleWriter:
 
     def tell(self, told: FactSheet) -> None:
         """The same, with the source of each fact."""
-        with self._lock:
+        with self.alone():
             self._write_manifest(facts=merged(sheet(self._manifest.facts), told))
 
     def round(self, index: int) -> RoundWriter:
@@ -99,7 +118,7 @@ class BundleWriter:
 
     def tell_always(self, client: str, told: FactSheet) -> None:
         """Tell of a client what holds in every round, with the source of each fact."""
-        with self._lock:
+        with self.alone():
             self.meet(client)
             always = {**self._manifest.always, client: merged(sheet(self._manifest.always.get(client, {})), told)}
             self._write_manifest(always=always)
@@ -117,7 +136,7 @@ class BundleWriter:
         Images are (n, c, h, w), pixels in [0, 1] before any normalisation, or bytes. `batches` tells by round which of
         them each local step took, in order: with it a training can be replayed exactly. A later call replaces all.
         """
-        with self._lock:
+        with self.alone():
             position = self.meet(client)
             self._write_manifest()
             folder = self._truth / f"client-{position:05}"
@@ -174,9 +193,11 @@ class BundleWriter:
 
     def _write_manifest(self, **changed: Any) -> None:
         self._manifest = self._manifest.model_copy(update=changed)
-        self._put(MANIFEST, signed(self._manifest))
+        data = signed(self._manifest).encode()
+        self._put(MANIFEST, data)
+        self._written = data
 
-    def _put(self, name: str, content: str | bytes) -> None:
+    def _put(self, name: str, content: bytes) -> None:
         try:
             write_atomic(self.folder / name, content, private=True)
         except OSError as error:
@@ -194,7 +215,7 @@ class RoundWriter:
 
     def sent(self, arrays: Arrays, *, client: str | None = None) -> None:
         """The global model that the clients start from; `client` where one was sent another than the rest."""
-        with self.bundle._lock:
+        with self.bundle.alone():
             if client is None:
                 self._check_new(self.told.sent, "the model that was sent")
                 held = self.bundle._store(arrays, f"round-{self.index:05}-sent.safetensors", "state")
@@ -220,7 +241,7 @@ class RoundWriter:
 
         `examples` is the number that it trained on, a range, or "unknown"; `config` is what it was told to do.
         """
-        with self.bundle._lock:
+        with self.bundle.alone():
             position = self.bundle.meet(client)
             self._check_new(self.message(client).received, f"the message of {client!r}")
             told = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
@@ -230,7 +251,7 @@ class RoundWriter:
 
     def aggregated(self, arrays: Arrays, *, form: Form = "state", kept: list[str] | None = None) -> None:
         """What the rule made of the messages, and whose of them got through where it tells."""
-        with self.bundle._lock:
+        with self.bundle.alone():
             self._check_new(self.told.aggregated, "the aggregate")
             held = self.bundle._store(arrays, f"round-{self.index:05}-aggregated.safetensors", form)
             told = OF_ROUND.told({"kept": kept}, "read")
@@ -238,7 +259,7 @@ class RoundWriter:
 
     def absent(self, client: str, reason: str = "") -> None:
         """A client that was called and sent nothing, or an error."""
-        with self.bundle._lock:
+        with self.bundle.alone():
             self.bundle.meet(client)
             self._write_message(client, absent=str(reason)[:2000])
 
@@ -248,12 +269,12 @@ class RoundWriter:
 
     def tell(self, told: FactSheet) -> None:
         """The same, with the source of each fact."""
-        with self.bundle._lock:
+        with self.bundle.alone():
             self._write(facts=merged(sheet(self.told.facts), told))
 
     def tell_client(self, client: str, told: FactSheet) -> None:
         """Tell of a client in this round, with the source of each fact."""
-        with self.bundle._lock:
+        with self.bundle.alone():
             self.bundle.meet(client)
             self._write_message(client, facts=merged(sheet(self.message(client).facts), told))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedglass.cli.code import announce, announce_model, code_option, importable, model_option
+from fedglass.cli.executors import Hands, executing
 from fedglass.cli.output import Output, answering
 from fedglass.core.errors import UsageError
 
@@ -20,7 +21,7 @@ DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 @click.command(short_help="Run a plan and write the report.")
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("-o", "--output", "place", type=click.Path(path_type=Path), help="The directory.  [default: audits/PLAN]")
-@click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+@executing
 @click.option("--device", type=DEVICES, default="auto", show_default=True, help="Where the attacks run.")
 @click.option(
     "--resume/--no-resume",
@@ -39,7 +40,7 @@ def audit(
     ctx: click.Context,
     plan: Path,
     place: Path | None,
-    workers: int | None,
+    hands: Hands,
     device: str,
     resume: bool,
     model: str | None,
@@ -61,6 +62,7 @@ def audit(
     Examples:
       fedglass audit plan.toml -o out
       fedglass audit plan.toml -o out --workers 4 --device cpu
+      fedglass audit plan.toml -o out --executor ray -x address=10.0.0.5:6379
       fedglass audit plan.toml -o out --code . --json
       fedglass audit recorded/ -o out
 
@@ -72,7 +74,7 @@ def audit(
         refuse_records(directory)
     # Before the workers are started, which are to find the same modules.
     ctx.with_resource(importable(folders))
-    warm_up(workers, device)
+    hands.warm_up(device)
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import parse_plan, read_plan
 
@@ -84,7 +86,7 @@ def audit(
     else:
         (parsed, text), folder = read_plan(plan), plan.resolve().parent
     announce(parsed, output)
-    result = perform(compile_plan(parsed, folder, text), directory, workers, device, output)
+    result = perform(compile_plan(parsed, folder, text), directory, hands, device, output)
     ctx.exit(result.verdict.exit_code)
 
 
@@ -104,14 +106,14 @@ def _plan_of(bundle: Path, model: str | None, truth: Path | None, output: Output
     return made.text
 
 
-def perform(job: Job, directory: Path, workers: int | None, device: str, output: Output) -> Result:
+def perform(job: Job, directory: Path, hands: Hands, device: str, output: Output) -> Result:
     """Run a job with progress on stderr, and say what came out on stdout, in words or as JSON."""
-    result, kind = performed(job, directory, workers, device, output)
+    result, kind = performed(job, directory, hands, device, output)
     output.answer(answer_of(result, kind))
     return result
 
 
-def performed(job: Job, directory: Path, workers: int | None, device: str, output: Output) -> tuple[Result, str]:
+def performed(job: Job, directory: Path, hands: Hands, device: str, output: Output) -> tuple[Result, str]:
     """Run a job and say in words what came out, with the device that it ran on; JSON is left to the caller."""
     from contextlib import nullcontext
 
@@ -120,10 +122,9 @@ def performed(job: Job, directory: Path, workers: int | None, device: str, outpu
     from fedglass.cli.screen import Screen, outcome_in_words, say_result
 
     kind = device_named(device).type
-    # Processes that share one accelerator only get in each other's way.
-    count = workers or (cores() if kind == "cpu" else 1)
+    executor = hands.executor(shared=kind != "cpu")
     with nullcontext() if output.quiet else Screen("cases", outcome_in_words) as screen:
-        result = run_and_report(job, directory, workers=count, device=kind, progress=screen)
+        result = run_and_report(job, directory, workers=1, device=kind, progress=screen, executor=executor)
     if output.in_words:
         say_result(result, kind)
     return result, kind
@@ -141,21 +142,6 @@ def answer_of(result: Result, device: str) -> dict[str, object]:
         "device": device,
         "paths": of_directory(result.directory),
     }
-
-
-def warm_up(workers: int | None, device: str) -> None:
-    """Let the workers' imports run beside those of this process: called before anything that imports torch."""
-    from fedglass.audit.executors.fork_server import warm
-
-    if (workers or (cores() if device in ("auto", "cpu") else 1)) > 1:
-        warm("fedglass.audit.play")
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def refuse_records(directory: Path) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedglass.cli.audit import DEVICES, answer_of, performed, warm_up
+from fedglass.cli.audit import DEVICES, answer_of, performed
+from fedglass.cli.executors import Hands
 from fedglass.cli.output import Output, answering
 
 if TYPE_CHECKING:
@@ -32,19 +33,20 @@ def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
     Example:
       fedglass demo -o demo
     """
-    warm_up(workers, device)
+    hands = Hands(workers=workers)
+    hands.warm_up(device)
     from fedglass.cli.template import DEMO, PEER_DEMO
 
-    server, kind = _audited(DEMO, place, workers, device, output)
-    peer, _ = _audited(PEER_DEMO, place / PEER, workers, device, output)
+    server, kind = _audited(DEMO, place, hands, device, output)
+    peer, _ = _audited(PEER_DEMO, place / PEER, hands, device, output)
     output.answer({**answer_of(server, kind), PEER: answer_of(peer, kind)})
 
 
-def _audited(plan: str, place: Path, workers: int | None, device: str, output: Output) -> tuple[Result, str]:
+def _audited(plan: str, place: Path, hands: Hands, device: str, output: Output) -> tuple[Result, str]:
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import parse_plan
 
-    result, kind = performed(compile_plan(parse_plan(plan), Path.cwd(), plan), place, workers, device, output)
+    result, kind = performed(compile_plan(parse_plan(plan), Path.cwd(), plan), place, hands, device, output)
     if result.verdict.exit_code:
         output.say(f"In a pipeline, `fedglass audit` would have exited with {result.verdict.exit_code} here.")
     return result, kind

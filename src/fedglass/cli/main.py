@@ -14,6 +14,7 @@ from fedglass.cli.audit import audit
 from fedglass.cli.check import check
 from fedglass.cli.demo import demo
 from fedglass.cli.init import init
+from fedglass.cli.join import join
 from fedglass.cli.listing import list_known
 from fedglass.cli.plain import plain
 from fedglass.cli.record_info import record_info
@@ -86,7 +87,7 @@ def cli() -> None:
 
 
 trainings = (train, train_diffusion, train_autoencoder)
-for command in (demo, init, check, audit, record_info, report, list_known, schema, reproduce, *trainings):
+for command in (demo, init, check, audit, record_info, join, report, list_known, schema, reproduce, *trainings):
     cli.add_command(command)
 
 

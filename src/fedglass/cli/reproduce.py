@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedglass.cli.audit import cores, warm_up
+from fedglass.cli.executors import Hands, executing
 from fedglass.cli.output import Output, answering
 from fedglass.cli.published import say_comparison, say_known
 from fedglass.core.errors import AuditError, UsageError
@@ -80,7 +80,7 @@ CLIENTS = 3
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
-@click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+@executing
 @click.option("--dry-run", is_flag=True, help="Say what would be run and how long it would take.")
 @answering
 def reproduce(
@@ -100,7 +100,7 @@ def reproduce(
     weights: tuple[str, ...],
     seed: int,
     place: Path,
-    workers: int | None,
+    hands: Hands,
     dry_run: bool,
     output: Output,
 ) -> None:
@@ -138,12 +138,12 @@ def reproduce(
     chosen = rows or (",".join(map(str, asked.rows)),) * bool(asked.rows)
     wanted = [m.strip() for given in methods for m in given.split(",")] or list(asked.methods)
     if not dry_run:
-        warm_up(workers, "auto")
+        hands.warm_up("auto")
     if say_comparison(printed, output):
         return None
     count = clients or printed.default.get("clients", CLIENTS)
     planned, absent = _cells(printed, chosen, wanted, count, data, stand_ins, request, seed)
-    return _run(asked, printed, planned, absent, place, workers, dry_run, output)
+    return _run(asked, printed, planned, absent, place, hands, dry_run, output)
 
 
 def _cells(
@@ -189,13 +189,12 @@ def _run(
     cells: Sequence[Cell],
     absent: Sequence[str],
     place: Path,
-    workers: int | None,
+    hands: Hands,
     dry_run: bool,
     output: Output,
 ) -> None:
     from contextlib import nullcontext
 
-    from fedglass.audit.executors.processes import executor_for
     from fedglass.audit.machine import device_named
     from fedglass.audit.progress import Silent
     from fedglass.cli.reproduced import answer_of, answer_of_plan, measures_in_words, say_before, say_plan, say_table
@@ -204,9 +203,8 @@ def _run(
     from fedglass.reproduce.page import write_recreation
     from fedglass.reproduce.run import run
 
-    # Processes that share one accelerator only get in each other's way.
     shared = device_named("auto").type != "cpu" and any(cell.experiment.probe.accelerated for cell in cells)
-    count = workers or (1 if shared else cores())
+    count, executor = hands.count(shared), hands.executor(shared)
     if not output.quiet:
         say_before(asked, cells, place, count, absent)
     if dry_run:
@@ -215,7 +213,7 @@ def _run(
         output.answer(answer_of_plan(asked, of, cells, place, count, absent))
         return
     with nullcontext(Silent()) if output.quiet else Screen("runs", measures_in_words) as screen:
-        records = run(cells, place, executor_for(count), screen)
+        records = run(cells, place, executor, screen)
     found = lines(of, cells, records)
     page = write_recreation(place, asked, of, cells, records, _command())
     if output.in_words:

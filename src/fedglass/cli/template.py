@@ -72,6 +72,7 @@ knows_labels = false       # ORACLE: the true labels; a real adversary has to re
 # knows_steps = false      # the number of local steps alone
 # knows_lr = true          # if false, the learning rate is withheld; curious_client_search looks for it
 # knows_examples = true    # if false, so is the number of examples behind the message
+# knows_kept = true        # if false, a peer is not told whose updates got through the rule
 # public = "npz:such.npz"  # such data that it has, for blind guesses; left out: what no client has of [federation]'s
 
 # ---- What protects the clients: `fedglass list defences` --------------------------------------------------------

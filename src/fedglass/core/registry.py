@@ -45,7 +45,7 @@ class Kind:
     """Whether one of the methods makes it such a part."""
     error: type[UsageError] = UsageError
     in_plans: bool = True
-    """Whether plans name such parts; networks of diffusion models are named by their own folders."""
+    """Whether plans name such parts; executors are named by commands, networks of diffusion models by their folders."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -59,6 +59,7 @@ KINDS: Mapping[str, Kind] = {
     "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
     "metrics": Kind("metric", "fedglass.metrics"),
     "refinements": Kind("refinement", "fedglass.attack.refine", ("refine",)),
+    "executors": Kind("executor", "fedglass.audit.executors", ("run",), in_plans=False),
     "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
     "autoencoders": Kind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
 }

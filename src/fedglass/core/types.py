@@ -176,6 +176,9 @@ class Knowledge:
     """ORACLE: the true labels of each local batch, one tuple per local step."""
     counted: bool = True
     """Whether `examples` is the number behind the message; if not, only the least that it can be."""
+    present: tuple[int, ...] | None = None
+    """How many examples each of the round's clients has, a participant's own last, where it is not known whose updates
+    got through the rule: `labels` are then those of all of them, client by client."""
 
     @property
     def facts(self) -> frozenset[Fact]:
@@ -314,6 +317,16 @@ class Film:
         return Film(self.epochs, frames, (*self.chosen, *[self.epochs[0]] * len(still)))
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Whose updates are supposed to have got through the server's rule."""
+
+    others: tuple[int, ...]
+    """The others by their positions; where their labels are not told, any of that size."""
+    own: bool
+    """Whether the adversary's own did."""
+
+
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
     """What an attack returns."""
@@ -332,6 +345,10 @@ class Reconstruction:
     """The clients' training that the attack found to fit, where it had to guess."""
     rule: str = ""
     """The aggregation rule under which the message was explained best, where the attack had to guess."""
+    kept: Kept | None = None
+    """Whose updates got through that rule, where the attack had to guess."""
+    grouping: tuple[tuple[int, ...], ...] = ()
+    """The labels of each of the others, where the attack had to find out whose label is whose."""
     tried: tuple[Trial, ...] = ()
     """The guesses that were compared, where the attack had to search for what it does not know."""
     raw: Tensor | None = None

@@ -100,6 +100,7 @@ def knows_of(adversary: AdversaryTable) -> Knows:
         batch_labels=adversary.knows_batch_labels,
         lr=adversary.knows_lr,
         examples=adversary.knows_examples,
+        kept=adversary.knows_kept,
     )
 
 

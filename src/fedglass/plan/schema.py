@@ -60,6 +60,8 @@ class AdversaryTable(Table):
     """The learning rate, where the training or the number of steps is known; else it can be searched for."""
     knows_examples: bool = True
     """How many examples stand behind the message, and of how many clients; else it can be searched for."""
+    knows_kept: bool = True
+    """Whose updates got through the server's rule; else a peer guesses, see `maliciously_curious_client`."""
     public: Name | None = None
     """Such data that it has, for blind guesses and decoys: as `federation.data`; else what no client has of these."""
 

@@ -21,7 +21,10 @@ from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.images.decoders import NONE, OWN, decoder_named
 from fedglass.attack.images.latent import Latent
 from fedglass.attack.images.pixels import Pixels
+from fedglass.attack.kept import AllOthers, Choice, Everybody, OneOther, SomeOthers, TryKept
+from fedglass.attack.labels.assigned import AssignedLabels
 from fedglass.attack.labels.own_counts import LastLayerCounts
+from fedglass.attack.needs import needs_of
 from fedglass.attack.own import LabelsOfOthers, OwnAsSent
 from fedglass.attack.parts import Images, Labels
 from fedglass.attack.rules import TryRules
@@ -34,6 +37,7 @@ from fedglass.core.papers import MALICIOUSLY_CURIOUS_CLIENT
 from fedglass.core.registry import register
 
 LAST_LAYER = LastLayerCounts()
+OWN_UPDATE = ("as_sent", "unknown")
 
 
 @register(
@@ -46,36 +50,49 @@ def maliciously_curious_client(
     labels: Labels = LAST_LAYER,
     rule: str = "any",
     byzantine: int = 1,
+    own: str = "as_sent",
     tv: float = 0.001,
     iterations: int = 300,
 ) -> AnyAttack:
     """Each client is simulated, and a differentiable rule combines them with the adversary's own update as it was sent.
 
     `rule` names the one that the server uses, where that is known: `mean`, `median`, `trimmed_mean` (which drops
-    `byzantine` at each end), `soft_median` or `one_client`. `any` tries them all; the paper tries the mean, the soft
-    median and one client. Images are pixels; the paper's are an autoencoder's.
+    `byzantine` at each end), `soft_median` or `one_client`; `mean_without_own` and `mean_of_some` stand for rules that
+    drop clients, where it is not known whose updates got through. `any` tries them all; the paper tries the mean, the
+    soft median and one client. Labels that are not told are assigned to clients by energy where the rule is no mean.
+    With `own = "unknown"` the adversary does not use what it sent, and looks for its own images as well, as the paper
+    does. Images are pixels; the paper's are an autoencoder's.
     """
-    rules: dict[str, Combination] = {
-        "mean": SupposedMean(),
-        "median": SupposedMedian(),
-        "trimmed_mean": SupposedTrimmedMean(byzantine),
-        "soft_median": SoftMedian(),
-        "one_client": OneClient(),
+    if own not in OWN_UPDATE:
+        raise unknown_name("own", own, OWN_UPDATE)
+    supposed: dict[str, tuple[Combination, Choice]] = {
+        "mean": (SupposedMean(), Everybody()),
+        "median": (SupposedMedian(), Everybody()),
+        "trimmed_mean": (SupposedTrimmedMean(byzantine), Everybody()),
+        "soft_median": (SoftMedian(), Everybody()),
+        "one_client": (OneClient(), OneOther()),
+        "mean_without_own": (SupposedMean(), AllOthers()),
+        "mean_of_some": (SupposedMean(), SomeOthers()),
     }
-    if rule == "any":
-        chosen = rules
-    elif rule in rules:
-        chosen = {rule: rules[rule]}
-    else:
-        raise unknown_name("rule", rule, ["any", *rules])
+    if rule != "any" and rule not in supposed:
+        raise unknown_name("rule", rule, ["any", *supposed])
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
     objective = Cosine() + tv * TotalVariation()
+    told = any(fact.oracle for fact in needs_of(labels))
 
-    def supposing(combination: Combination) -> AnyAttack:
-        stage = Stage(Through(combination, own=True), Pixels(), objective, solver)
-        return OwnAsSent(Attack(LabelsOfOthers(labels), (stage,)))
+    def supposing(combination: Combination, choice: Choice) -> AnyAttack:
+        mean, forward = isinstance(combination, SupposedMean), Through(combination, own=own == "as_sent")
+        found = LabelsOfOthers(labels) if own == "as_sent" else labels
+        whose = (
+            found
+            if told or isinstance(combination, SupposedMean | OneClient)
+            else AssignedLabels(found, forward, Cosine())
+        )
+        attack = Attack(whose, (Stage(forward, Pixels(), objective, solver),))
+        return TryKept(OwnAsSent(attack) if own == "as_sent" else attack, choice, mean=mean)
 
-    return TryRules(tuple((name, supposing(combination)) for name, combination in chosen.items()))
+    names = supposed if rule == "any" else [rule]
+    return TryRules(tuple((name, supposing(*supposed[name])) for name in names), finalists=2)
 
 
 @register(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from fedglass.core.notes import AFTER_ROUND
 from fedglass.ledger.records import Record
 from fedglass.report.charts import sweep_chart
 from fedglass.report.names import count
@@ -12,12 +13,17 @@ from fedglass.report.sections import Figure, Scales
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 
+ROUND = "round"
+
 
 def sweep_figures(records: Sequence[Record], gate: Gate, scales: Scales) -> list[Figure]:
-    """One chart for each swept option and metric, the gate's first; without a guess to compare with there is none."""
+    """One chart for each swept option and metric, the gate's first; without a guess to compare with there is none.
+
+    Rounds are swept wherever an audit looks at several.
+    """
     found = []
-    for option in dict.fromkeys(name for record in records for name in record.swept):
-        chosen = [record for record in records if option in record.swept and record.status == "done"]
+    for option in dict.fromkeys((*(name for record in records for name in record.swept), *_rounds(records))):
+        chosen = [record for record in records if option in _places(record) and record.status == "done"]
         metrics = dict.fromkeys(name for record in chosen for name in record.metrics if name in record.blind)
         for metric in sorted(metrics, key=lambda name: name != gate.metric):
             note = _read(chosen, option, gate) if metric == gate.metric else ""
@@ -25,17 +31,28 @@ def sweep_figures(records: Sequence[Record], gate: Gate, scales: Scales) -> list
     return found
 
 
+def _places(record: Record) -> dict[str, float]:
+    """Where a record stands on every axis that may be swept."""
+    return {**record.swept, ROUND: float(record.round)}
+
+
+def _rounds(records: Sequence[Record]) -> list[str]:
+    return [ROUND] if len({record.round for record in records}) > 1 else []
+
+
 def _figure(records: Sequence[Record], option: str, metric: str, scales: Scales, note: str) -> Figure:
-    places = sorted({record.swept[option] for record in records})
+    at = [_places(record)[option] for record in records]
+    places = sorted(set(at))
     attacks = dict.fromkeys(record.attack for record in records)
+    rows = list(zip(records, at, strict=True))
     series = {
         attack: [
-            _mean(v for r in records if (r.attack, r.swept[option]) == (attack, place) for v in r.metrics[metric])
+            _mean(v for r, where in rows if (r.attack, where) == (attack, place) for v in r.metrics.get(metric, ()))
             for place in places
         ]
         for attack in attacks
     }
-    blind = [_mean(v for r in records if r.swept[option] == place for v in r.blind[metric]) for place in places]
+    blind = [_mean(v for r, where in rows if where == place for v in r.blind.get(metric, ())) for place in places]
     axis, title = option.replace("_", " "), scales[metric].title
     svg = sweep_chart(f"{title} over {axis}", places, series, blind, f"{axis} (at equal distances)", title)
     side = "higher" if scales[metric].higher_leaks else "lower"
@@ -48,9 +65,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _read(records: Sequence[Record], option: str, gate: Gate) -> str:
-    """How much is recovered at each value, in a sentence."""
+    """How much is recovered at each value, and how good the model is there, in a sentence."""
     told = []
-    for place in sorted({record.swept[option] for record in records}):
-        hits = [hit for r in records if r.swept[option] == place for hit in gate.hits(ImageScores.of(r))]
-        told.append(f"{place:g}: {sum(hits)} of {count(len(hits), 'image')}")
+    for place in sorted({_places(record)[option] for record in records}):
+        here = [record for record in records if _places(record)[option] == place]
+        hits = [hit for record in here for hit in gate.hits(ImageScores.of(record))]
+        accuracy = _mean(record.utility.get(AFTER_ROUND) for record in here) if option == ROUND else None
+        beside = "" if accuracy is None else f" (test accuracy {accuracy:.1%})"
+        told.append(f"{place:g}: {sum(hits)} of {count(len(hits), 'image')}{beside}")
     return f"Recovered ({gate.rule}) at {'; '.join(told)}."

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedglass.audit.crew import answers_of
 from fedglass.audit.engine import play_unfinished
-from fedglass.audit.executors.executor import Executor
+from fedglass.audit.executors.executor import Executor, kept
 from fedglass.audit.machine import device_named
 from fedglass.audit.play import Work
 from fedglass.audit.progress import Progress
@@ -16,6 +17,7 @@ from fedglass.reproduce.cases import Cell, TrialCase, cases_of
 from fedglass.reproduce.courses import Played
 from fedglass.reproduce.messages import Message, TrainedNetwork, members
 from fedglass.reproduce.warm_ups import network_file, trained_network
+from fedglass.rounds.client import Answers
 
 
 def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Progress) -> dict[str, Record]:
@@ -26,19 +28,20 @@ def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Pr
     cases = cases_of(cells)
     keys = {case.key for case in cases}
 
-    def prepared(todo: Sequence[TrialCase]) -> list[Work]:
-        networks = _networks(todo, directory, progress)
-        return [_work(case, networks[network_file(case.subject, directory)]) for case in todo]
+    with alone(directory), kept(executor) as ready:
 
-    with alone(directory):
-        play_unfinished(cases, directory, executor, prepared, progress)
+        def prepared(todo: Sequence[TrialCase]) -> list[Work]:
+            networks = _networks(todo, directory, progress, answers_of(ready))
+            return [_work(case, networks[network_file(case.subject, directory)]) for case in todo]
+
+        play_unfinished(cases, directory, ready, prepared, progress)
     return {record.key: record for record in RecordFile(directory / RECORDS).read() if record.key in keys}
 
 
 def _networks(
-    cases: Sequence[TrialCase], directory: Path, progress: Progress
+    cases: Sequence[TrialCase], directory: Path, progress: Progress, answers: Answers
 ) -> dict[Path | None, TrainedNetwork | None]:
-    """By file the networks that the cases start from, which are trained here, where the cases share them."""
+    """By file the networks that the cases start from, which are trained before, since the cases share them."""
     found: dict[Path | None, TrainedNetwork | None] = {None: None}
     for trial in (case.subject for case in cases):
         path, network = network_file(trial, directory), trial.experiment.setup.network
@@ -47,7 +50,7 @@ def _networks(
             progress.trained(f"{network} for {total} rounds", done, total)
 
         if path not in found:
-            found[path] = trained_network(trial, directory, trained)
+            found[path] = trained_network(trial, directory, trained, answers)
     return found
 
 

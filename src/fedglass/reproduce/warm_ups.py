@@ -19,7 +19,7 @@ from fedglass.reproduce.cases import Trial, TrialCase
 from fedglass.reproduce.experiment import Setup, WarmUp
 from fedglass.reproduce.messages import TrainedNetwork, federation_of, network_of
 from fedglass.reproduce.populations import Population
-from fedglass.rounds.client import Client
+from fedglass.rounds.client import Answers, Client, one_by_one
 
 TRAINED = "trained"
 MOST_WRITERS = 100
@@ -43,7 +43,9 @@ def untrained(cases: Sequence[TrialCase], directory: Path) -> list[TrialCase]:
     return [case for path, case in warm.items() if not path.is_file()]
 
 
-def trained_network(trial: Trial, directory: Path, progress: Said) -> TrainedNetwork | None:
+def trained_network(
+    trial: Trial, directory: Path, progress: Said, answers: Answers = one_by_one
+) -> TrainedNetwork | None:
     """The network after the trial's warm-up, which is trained here where it has no file yet; none without a warm-up."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
     path = network_file(trial, directory)
@@ -51,7 +53,8 @@ def trained_network(trial: Trial, directory: Path, progress: Said) -> TrainedNet
         return None
     with one_thread():
         if not path.is_file():
-            model = warmed_up(setup, population, seed, progress, *_shorter(trial, directory))
+            done, weights = _shorter(trial, directory)
+            model = warmed_up(setup, population, seed, progress, done, weights, answers)
             write_bytes(path, save(model.state_dict()))
         data = population.dataset()
         share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample(data, seed))
@@ -59,7 +62,13 @@ def trained_network(trial: Trial, directory: Path, progress: Said) -> TrainedNet
 
 
 def warmed_up(
-    setup: Setup, population: Population, seed: int, progress: Said, done: int = 0, weights: str | None = None
+    setup: Setup,
+    population: Population,
+    seed: int,
+    progress: Said,
+    done: int = 0,
+    weights: str | None = None,
+    answers: Answers = one_by_one,
 ) -> nn.Module:
     """The network after the rounds of the setup's warm-up, some of which may be `done` and have left `weights`."""
     model, warm_up = network_of(setup, seed, weights), setup.warm_up
@@ -71,7 +80,7 @@ def warmed_up(
     for index in range(done, warm_up.rounds):
         # One round at a time, each with a seed of its own: it does not matter where a shorter warm-up has ended.
         federation = federation_of(plan, model, clients, derive(seed, "warm-up", index), share)
-        model.load_state_dict(dict(federation.run().rounds[0].after), strict=False)
+        model.load_state_dict(dict(federation.run(answers=answers).rounds[0].after), strict=False)
         progress(index + 1, warm_up.rounds)
     return model
 

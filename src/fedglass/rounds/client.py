@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -94,6 +95,15 @@ def respond(client: Client, call: Call) -> Message:
     return Message(
         client.name, client.release.release(Outgoing(update, outer, call.round, call.before)), statistics.buffers
     )
+
+
+Answers = Callable[[Sequence[Client], Call], Sequence[Message]]
+"""How clients are had to respond to one call; their messages come in the order of the clients."""
+
+
+def one_by_one(clients: Sequence[Client], call: Call) -> list[Message]:
+    """Here, one client after another."""
+    return [respond(client, call) for client in clients]
 
 
 def local_batches(client: Client, training: Training, seed: int, index: int) -> list[Batch]:

@@ -19,7 +19,7 @@ from fedglass.fl.aggregate.rule import Aggregator, Limited
 from fedglass.fl.local import Batch
 from fedglass.rounds.behaviour.behaviour import Fitting
 from fedglass.rounds.behaviour.rejoin import Doorbook
-from fedglass.rounds.client import Call, Client, local_batches, respond
+from fedglass.rounds.client import Answers, Call, Client, local_batches, one_by_one, respond
 from fedglass.rounds.server import Server
 from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Examples, Truths
@@ -120,28 +120,33 @@ class Federation:
         """How many clients take part in a round."""
         return max(1, round(self.participation * len(self.clients)))
 
-    def play(self, rounds: int = 1, progress: Callable[[int, int], None] | None = None) -> Iterator[Round]:
-        """One round after another; nothing is kept of those that are over."""
+    def play(
+        self, rounds: int = 1, progress: Callable[[int, int], None] | None = None, answers: Answers = one_by_one
+    ) -> Iterator[Round]:
+        """One round after another; nothing is kept of those that are over.
+
+        What a client says depends on seed, name, round and model alone, so that it does not matter where it trains.
+        """
         if rounds < 1:
             raise UsageError(f"federation.rounds must be at least 1, got {rounds}.")
         server = Server(self.aggregator, weights_of(self.model), buffers_of(self.model), self.seed)
         book = Doorbook.of((client.name, client.behaviour) for client in self.clients)
         for index in range(rounds):
-            past = self._round(server, index, book.known)
+            past = self._round(server, index, book.known, answers)
             book = book.after((p.name for p in past.participants), past.kept)
             yield past
             if progress is not None:
                 progress(index + 1, rounds)
 
-    def again(self, index: int, past: Round) -> Round:
+    def again(self, index: int, past: Round, answers: Answers = one_by_one) -> Round:
         """One round from the model that another federation's had, by a rule that remembers nothing."""
         known = {p.name: p.known_as for p in past.participants}
-        return self._round(Server(self.aggregator, past.before, past.buffers, self.seed), index, known)
+        return self._round(Server(self.aggregator, past.before, past.buffers, self.seed), index, known, answers)
 
-    def _round(self, server: Server, index: int, known: Mapping[str, str]) -> Round:
+    def _round(self, server: Server, index: int, known: Mapping[str, str], answers: Answers) -> Round:
         call = Call(self.model, server.weights, server.buffers, self.training, self.whitening, self.seed, index)
         called = self.called(index)
-        messages = [respond(client, call) for client in called]
+        messages = answers(called, call)
         own = None if self.server is None else respond(self.server, call)
         people = [replace(self.participant(client), known_as=known.get(client.name, "")) for client in called]
         return server.combine(index, people, messages, own)
@@ -151,9 +156,10 @@ class Federation:
         rounds: int = 1,
         progress: Callable[[int, int], None] | None = None,
         keep: Collection[int] | None = None,
+        answers: Answers = one_by_one,
     ) -> Transcript:
         """Train for some rounds and keep what was said in all of them, or in those asked for."""
-        played = enumerate(self.play(rounds, progress))
+        played = enumerate(self.play(rounds, progress, answers))
         return Transcript(self.model, self.terms, {i: past for i, past in played if keep is None or i in keep})
 
     def truths(self, rounds: Iterable[int] = (0,)) -> Truths:

@@ -24,6 +24,9 @@ PLAIN_OPTIONS = {
 }
 """Of torch's optimisers: options that do not change the rule at these values."""
 
+CROSS_ENTROPY = "cross_entropy"
+"""The mean of it over a batch is what fedglass's own training minimises."""
+
 
 def participant_of(
     bundle: Bundle, client: str, index: int, counts: Mapping[str, int], names: Names | None = None
@@ -65,7 +68,7 @@ def _examples(told: FactSheet, owned: int | None) -> tuple[int, bool]:
 def training_of(told: FactSheet, examples: int | None, normalises: bool) -> Training | None:
     """The training that the facts describe; None where they do not, or where fedglass has no such training."""
     lr, optimiser = best(told, "lr"), _optimiser(told)
-    if lr is None or optimiser is None:
+    if lr is None or optimiser is None or best(told, "loss", CROSS_ENTROPY) != CROSS_ENTROPY:
         return None
     batch = _batch_size(told, examples)
     epochs, steps = best(told, "epochs"), best(told, "steps") or None

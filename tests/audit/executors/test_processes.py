@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,29 @@ def test_a_worker_that_dies_costs_its_own_job_only() -> None:
     found = dict(Processes(2).run(operator.neg, [1, 2], silent))  # type: ignore[arg-type] # dies of two arguments
     assert heard == [1, 2]
     assert all(isinstance(result, Lost) and "ended without a result" in result.why for result in found.values())
+
+
+def test_kept_workers_serve_one_run_after_another_and_end_with_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "who_works.py").write_text(
+        "import os, signal\n"
+        "def who(job, progress):\n    return os.getpid()\n"
+        "def deadly(job, progress):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    work = importlib.import_module("who_works")
+    silent: Watch[int] = Watch(lambda job: None, lambda *way: None)
+    with Processes(2).kept() as team:
+        first = {pid for _, pid in team.run(work.who, range(8), silent)}
+        again = {pid for _, pid in team.run(work.who, range(8), silent)}
+        assert len(first | again) <= 2, "nobody is hired twice"
+        assert os.getpid() not in first
+        next(team.run(work.who, range(8), silent))  # left in the middle
+        assert all(isinstance(lost, Lost) for _, lost in team.run(work.deadly, range(3), silent))
+        last = {pid for _, pid in team.run(work.who, range(8), silent)}
+        assert 1 <= len(last) <= 2, "the dead are replaced"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in last)
 
 
 def test_one_worker_is_this_process_and_none_is_refused() -> None:

@@ -53,6 +53,6 @@ class Through(Simulation):
 
 
 def _as_sent(observation: Observation, names: Sequence[str], lr: float) -> tuple[Tensor, ...] | None:
-    """The adversary's own update in the units of the message; None where it has none in it."""
+    """The adversary's own update in the units of the message; None where none of it got through."""
     own = observation.own
-    return None if own is None else tuple(own.update[name] / -lr for name in names)
+    return None if own is None or Fact.OWN not in observation.facts else tuple(own.update[name] / -lr for name in names)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker, spawn
 from typing import TYPE_CHECKING
 
+from fedglass.core.environment import environment
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,13 +77,5 @@ def _same_modules() -> Iterator[None]:
     Python 3.11 does not tell its fork server where to look, and lets it look into the current folder first.
     """
     changed = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
+    with environment(changed):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

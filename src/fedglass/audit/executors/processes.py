@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic
+from typing import Any
 
 import torch
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.executors.executor import Executor, Job, Lost, Result, Throttled, Watch
+from fedglass.audit.executors.executor import Executor, Job, Lost, Ready, Result, Throttled, Watch
 from fedglass.audit.executors.fork_server import context, refuse_while_loading, warm
 from fedglass.audit.executors.in_process import InProcess
+from fedglass.audit.executors.packing import packed, unpacked
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import register
 
 PATIENCE = 5.0
 """Seconds that a worker is given to end by itself."""
 
 
+@register("executors", "processes", summary="worker processes of this machine")
 def executor_for(workers: int) -> Executor:
     """This process for one worker, processes of their own for more.
 
@@ -54,35 +56,72 @@ class Processes:
         self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
     ) -> Iterator[tuple[Job, Result | Lost]]:
         """Jobs with their results, in the order in which they end."""
-        count = min(self.workers, len(jobs))
-        return InProcess().run(work, jobs, watch) if count <= 1 else _apart(work, jobs, watch, count)
+        with self.kept() as team:
+            yield from team.run(work, jobs, watch)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[Ready]:
+        """The processes are started by the first run that needs them, and end with the context."""
+        team = _Team(self.workers)
+        try:
+            yield team
+        finally:
+            team.dismiss()
 
 
-def _apart(
-    work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job], count: int
-) -> Iterator[tuple[Job, Result | Lost]]:
-    waiting = deque(jobs)
-    _packed(jobs[0])  # what can not be sent is said before processes are started
-    team: list[_Worker[Job]] = []
-    try:
-        for _ in range(count):
-            team.append(_Worker.hired(work))
-            team[-1].take(waiting, watch.started)
-        while busy := {worker.pipe: worker for worker in team if worker.job is not None}:
-            for pipe in wait(list(busy)):
-                worker = next(w for p, w in busy.items() if p is pipe)
-                heard, job = worker.hear(), worker.job
-                assert job is not None, "only busy workers are waited for"
-                if isinstance(heard, _Moved):
-                    watch.moved(job, heard.done, heard.total)
-                    continue
-                if isinstance(heard, Lost) and waiting:
-                    team[team.index(worker)] = worker = _Worker.hired(work)
-                worker.take(waiting, watch.started)
-                yield job, heard if isinstance(heard, Lost) else heard.result
-    finally:
-        for worker in team:
-            worker.dismiss()
+@dataclass(eq=False)
+class _Team:
+    """So many processes, or fewer where there never was that much to do."""
+
+    most: int
+    workers: list[_Worker] = field(default_factory=list)
+
+    def slots(self) -> int:
+        return self.most
+
+    def run(
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
+    ) -> Iterator[tuple[Job, Result | Lost]]:
+        """Jobs with their results, in the order in which they end."""
+        count = min(self.most, len(jobs))
+        return InProcess().run(work, jobs, watch) if count <= 1 else self._apart(work, jobs, watch, count)
+
+    def _apart(
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job], count: int
+    ) -> Iterator[tuple[Job, Result | Lost]]:
+        waiting = deque(jobs)
+        packed((work, jobs[0]))  # what can not be sent is said before processes are started
+        try:
+            for index in range(count):
+                if index == len(self.workers):
+                    self.workers.append(_Worker.hired(work))
+                self.workers[index].take(work, waiting, watch.started)
+            while busy := {worker.pipe: worker for worker in self.workers if worker.job is not None}:
+                for pipe in wait(list(busy)):
+                    worker = next(w for p, w in busy.items() if p is pipe)
+                    heard, job = worker.hear(), worker.job
+                    if isinstance(heard, _Moved):
+                        watch.moved(job, heard.done, heard.total)
+                        continue
+                    worker.job = None
+                    if isinstance(heard, Lost):
+                        self._leave(worker)
+                        if waiting:
+                            self.workers.append(worker := _Worker.hired(work))
+                    if waiting:
+                        worker.take(work, waiting, watch.started)
+                    yield job, heard if isinstance(heard, Lost) else heard.result
+        finally:
+            for worker in [w for w in self.workers if w.job is not None]:
+                self._leave(worker)
+
+    def _leave(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        worker.dismiss()
+
+    def dismiss(self) -> None:
+        for worker in list(self.workers):
+            self._leave(worker)
 
 
 @dataclass(frozen=True)
@@ -101,35 +140,34 @@ class _Ended:
 
 
 @dataclass(eq=False)
-class _Worker(Generic[Job]):
+class _Worker:
     """A process, our end of its pipe, and what it is working on."""
 
     process: BaseProcess
     pipe: Connection
-    job: Job | None = None
+    job: Any = None
 
     @classmethod
-    def hired(cls, work: Callable[[Job, Progress], Any]) -> _Worker[Job]:
+    def hired(cls, work: Callable[[Any, Progress], Any]) -> _Worker:
         warm(work.__module__)
         start = context()
         ours, theirs = start.Pipe()
-        process = start.Process(target=_serve, args=(theirs, work, dict(os.environ)), daemon=True)
+        process = start.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
         process.start()
         theirs.close()
         return cls(process, ours)
 
-    def take(self, waiting: deque[Job], started: Callable[[Job], None]) -> None:
-        self.job = waiting.popleft() if waiting else None
-        if self.job is not None:
-            started(self.job)
-            # A worker that is already gone is noticed when it is listened to.
-            with contextlib.suppress(OSError):
-                self.pipe.send_bytes(_packed(self.job))
+    def take(self, work: Callable[[Job, Progress], Any], waiting: deque[Job], started: Callable[[Job], None]) -> None:
+        self.job = waiting.popleft()
+        started(self.job)
+        # A worker that is already gone is noticed when it is listened to.
+        with contextlib.suppress(OSError):
+            self.pipe.send_bytes(packed((work, self.job)))
 
     def hear(self) -> _Moved | _Ended | Lost:
         """Progress, the result, or `Lost` from a worker that is no more."""
         try:
-            heard: _Moved | _Ended = pickle.loads(self.pipe.recv_bytes())
+            heard: _Moved | _Ended = unpacked(self.pipe.recv_bytes())
         except (EOFError, OSError):
             self.process.join(PATIENCE)
             code = self.process.exitcode
@@ -150,17 +188,7 @@ class _Worker(Generic[Job]):
             self.process.join()
 
 
-def _packed(job: object) -> bytes:
-    try:
-        return pickle.dumps(job)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"The case can not be sent to a worker process ({error}): define the model and the parts in an "
-            "importable module, or set workers to 1."
-        ) from error
-
-
-def _serve(pipe: Connection, work: Callable[[Any, Progress], Any], environment: Mapping[str, str]) -> None:
+def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     """The life of a worker. It ends when its parent closes the pipe, or is no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     # A fork server keeps the environment in which it was started, perhaps long ago.
@@ -169,9 +197,9 @@ def _serve(pipe: Connection, work: Callable[[Any, Progress], Any], environment: 
     torch.set_num_threads(1)
 
     def say(done: int, total: int) -> None:
-        pipe.send_bytes(pickle.dumps(_Moved(done, total)))
+        pipe.send_bytes(packed(_Moved(done, total)))
 
     with contextlib.suppress(EOFError, OSError):
         while True:
-            job = pickle.loads(pipe.recv_bytes())
-            pipe.send_bytes(pickle.dumps(_Ended(work(job, Throttled(say)))))
+            work, job = unpacked(pipe.recv_bytes())
+            pipe.send_bytes(packed(_Ended(work(job, Throttled(say)))))

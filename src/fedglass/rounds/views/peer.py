@@ -18,7 +18,8 @@ class PeerView:
     """A client (by its position) that sees the global models before and after a round in which it takes part.
 
     It knows its own examples and what it sent itself, and nothing else of the messages. Where the rule let its own
-    update through, its examples are in the message too; what is attacked are those of the others.
+    update through, its examples are in the message too; what is attacked are those of the others. Whose updates got
+    through it is told unless `knows.kept` is false.
     """
 
     client: int = 0
@@ -41,6 +42,8 @@ class PeerView:
         others, mine = _behind(name, past)
         own = replace(_own(name, self.round, past, truths), share=_share(transcript, others, mine, knows))
         look = Look(transcript, self.round, (*others, *mine), past.step, past.buffers_after)
+        if not knows.kept:
+            look = replace(look, behind=_present(name, past), present=True)
         names = tuple(p.name for p in others)
         return Seen(look.observation(knows, truths, own), names, name if mine else None)
 
@@ -71,6 +74,11 @@ def _behind(name: str, past: Round) -> tuple[tuple[Participant, ...], tuple[Part
     return others, tuple(p for p in through if p.name == name)
 
 
+def _present(name: str, past: Round) -> tuple[Participant, ...]:
+    """All that took part, the peer itself last."""
+    return tuple(sorted(past.participants, key=lambda participant: participant.name == name))
+
+
 def _own(name: str, index: int, past: Round, truths: Truths | None) -> Own:
     sent = past.message(name)
     if truths is None or sent is None:
@@ -87,8 +95,10 @@ def _share(
 ) -> float | None:
     """What the peer's own update weighs in the step: a mean gives it its part of all examples.
 
-    None where the peer can not know: under another rule, or without the number of examples.
+    None where the peer can not know: under another rule, or without the number of examples, or of who got through.
     """
+    if not knows.kept:
+        return None
     if not mine:
         return 0.0
     if transcript.terms.rule != repr(WeightedMean()) or not knows.examples:

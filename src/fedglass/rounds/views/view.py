@@ -37,6 +37,8 @@ class Knows:
     """The clients' learning rate, where their training or the number of steps is known."""
     examples: bool = field(default=True, metadata=LATER)
     """How many examples stand behind the message, and of how many clients."""
+    kept: bool = field(default=True, metadata=LATER)
+    """Whose updates got through the server's rule; a peer that does not know knows who took part."""
 
     def grants(self, fact: Fact) -> bool:
         """Whether an oracle's fact is among what is given; an eye is whose it is that chooses by it."""
@@ -101,6 +103,8 @@ class Look:
     update: Update
     buffers_after: Params = field(default_factory=dict)
     """The running statistics that came with it; empty where they were not seen."""
+    present: bool = False
+    """Whether they are only known to have taken part: not all of them need be in the message."""
 
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
         past = self.transcript.rounds[self.round]
@@ -115,7 +119,8 @@ class Look:
         training = _common([p.training for p in self.behind])
         long = knows.training or knows.steps
         rates = [p.lr if p.training is None else p.training.lr for p in self.behind]
-        told = knows.examples and all(p.counted for p in self.behind)
+        counted = knows.examples and all(p.counted for p in self.behind)
+        told = counted and not self.present
         # Who has not been told how many there are knows of its own, and that there are others.
         least = 1 + (0 if own is None else len(own.labels))
         return Knowledge(
@@ -131,6 +136,7 @@ class Look:
             labels=self._labels(truths) if knows.labels and truths is not None else None,
             batch_labels=self._batch_labels(truths) if knows.batch_labels and truths is not None else None,
             counted=told,
+            present=sizes if counted and self.present else None,
         )
 
     def _labels(self, truths: Truths) -> Tensor:

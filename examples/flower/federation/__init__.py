@@ -1,0 +1,1 @@
+"""A small federation on Flower."""

@@ -1,0 +1,153 @@
+"""Whose label is whose: labels that explain the message best, before any image is sought."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, combinations
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.attack import rank
+from fedglass.attack.images.pixels import like
+from fedglass.attack.labels.known import known
+from fedglass.attack.parts import Bound, Checked, Evaluation, Forward, Labels, binding_of
+from fedglass.attack.terms.term import Term
+from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
+from fedglass.core.types import Candidate, Observation
+
+Assignment = tuple[int, ...]
+"""The labels of the first client, then those of the second, and so on."""
+LabelEnergy = Callable[[Assignment], float]
+"""How badly labels explain the message while other pictures stand in for the images."""
+Better = Callable[[Assignment, Iterable[Assignment]], Assignment]
+"""The lowest of an assignment and some others."""
+
+
+@dataclass(frozen=True)
+class AssignedLabels:
+    """Labels, client by client, under which stand-in pictures explain the message best.
+
+    Through a median or a trimmed mean it matters which labels are one client's, and counts of the last layer, which
+    suppose a mean, are off: a class that one client has is cut away where it stands out. Yet what goes into the rule is
+    mostly a matter of labels while the network is little trained: with one picture in place of all images, the mean of
+    the adversary's own or else noise, the energy of the true assignment is the lowest. From what `labels` finds, and
+    from random labels until there were `starts`, each label is changed to the class that lowers the energy most, then
+    labels of different clients are exchanged, until nothing helps or `trials` assignments have been compared in all.
+    Each costs one simulation, less than one step of a search. Labels that are unknowns themselves are left alone. The
+    paper does not say where labels come from.
+    """
+
+    labels: Labels
+    forward: Forward
+    objective: Term
+    trials: int = 1000
+    starts: int = 3
+
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN})
+
+    def __post_init__(self) -> None:
+        if self.trials < 1 or self.starts < 1:
+            raise UsageError(
+                f"assigned_labels.trials and starts must be at least 1, got {self.trials} and {self.starts}."
+            )
+
+    def check(self, observation: Observation) -> None:
+        """Raise what `bind` would raise of this network, without its work."""
+        if isinstance(self.labels, Checked):
+            self.labels.check(observation)
+        else:
+            self.labels.bind(observation, torch.Generator())
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        first = self.labels.bind(observation, generator)
+        if first.unknowns:
+            return first
+        found = first.decode([])
+        energy = self._energy(observation, stand_in(observation, generator))
+        sizes, classes = observation.knows.sizes or (len(found),), observation.knows.classes
+        drawn = [torch.randint(classes, found.shape, generator=generator) for _ in range(self.starts - 1)]
+        starts = [tuple(labels.tolist()) for labels in (found, *drawn)]
+        return known(torch.tensor(lowest(energy, starts, sizes, classes, self.trials), device=found.device))
+
+    def _energy(self, observation: Observation, pictures: Tensor) -> LabelEnergy:
+        forward = self.forward.bind(observation)
+        objective = self.objective.bind(binding_of(forward, observation.knows))
+        own = [unknown.start for unknown in forward.unknowns]
+
+        def energy(labels: Assignment) -> float:
+            candidate = Candidate(pictures, torch.tensor(labels, device=pictures.device))
+            return float(objective(Evaluation(forward.predict(candidate, own), candidate)).detach())
+
+        return energy
+
+
+def stand_in(observation: Observation, generator: torch.Generator) -> Tensor:
+    """One picture in place of all images: the mean of the adversary's own, or noise.  # (1, n, c, h, w), whitened"""
+    knows, own = observation.knows, observation.own
+    if own is None or not len(own.labels):
+        picture = knows.low + (knows.high - knows.low) * torch.rand(1, *knows.shape, generator=generator)
+    else:
+        picture = own.images.mean(0, keepdim=True)
+    return knows.whitening.whiten(picture.to(like(observation))).expand(1, knows.examples, *knows.shape)
+
+
+def lowest(
+    energy: LabelEnergy, starts: Sequence[Assignment], sizes: tuple[int, ...], classes: int, trials: int
+) -> Assignment:
+    """Labels of low energy, by steps that each lower it, within so many comparisons.
+
+    >>> lowest(lambda labels: abs(labels[0] - 2) + abs(labels[1] - 1), [(0, 0)], (1, 1), 3, trials=50)
+    (2, 1)
+    """
+    energies: dict[Assignment, float] = {}
+
+    def better(here: Assignment, others: Iterable[Assignment]) -> Assignment:
+        """The lowest of them; what there is no budget left for is left out."""
+        compared = [here]
+        for other in others:
+            if other not in energies and len(energies) < trials:
+                energies[other] = energy(other)
+            compared += [other] if other in energies else []
+        return min(compared, key=lambda labels: rank(energies.get(labels, math.inf)))
+
+    ends = [_descend(better, _in_order(start, sizes), sizes, classes) for start in starts]
+    return better(ends[0], ends)
+
+
+def _descend(better: Better, start: Assignment, sizes: tuple[int, ...], classes: int) -> Assignment:
+    """From one start to where no single step helps."""
+    best, before = better(start, [start]), None
+    while best != before:
+        before = best
+        for i in range(len(start)):
+            best = better(best, _changed(best, i, sizes, classes))
+        if best == before:
+            best = better(best, _exchanged(best, sizes))
+    return best
+
+
+def _changed(labels: Assignment, i: int, sizes: tuple[int, ...], classes: int) -> Iterator[Assignment]:
+    """With another class for one example."""
+    for label in range(classes):
+        yield _in_order((*labels[:i], label, *labels[i + 1 :]), sizes)
+
+
+def _exchanged(labels: Assignment, sizes: tuple[int, ...]) -> Iterator[Assignment]:
+    """With two labels of different clients exchanged."""
+    owners = [client for client, size in enumerate(sizes) for _ in range(size)]
+    for i, j in combinations(range(len(labels)), 2):
+        if owners[i] != owners[j]:
+            other = list(labels)
+            other[i], other[j] = labels[j], labels[i]
+            yield _in_order(tuple(other), sizes)
+
+
+def _in_order(labels: Assignment, sizes: tuple[int, ...]) -> Assignment:
+    """Each client's labels in order: one picture stands in for all, so that their order says nothing."""
+    ends = list(accumulate(sizes))
+    return tuple(label for size, end in zip(sizes, ends, strict=True) for label in sorted(labels[end - size : end]))

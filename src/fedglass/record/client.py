@@ -1,0 +1,150 @@
+"""A client's own bundle: how it trained, read off torch, and for its own audit the examples behind its messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedglass.bundle import BundleWriter
+from fedglass.bundle.manifest import MANIFEST, sheet
+from fedglass.bundle.reader import read_index
+from fedglass.bundle.truths import FACTS, examples_of, write_own
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Whitening
+from fedglass.record.hooks import TrainingReader
+from fedglass.record.pixels import distinct, measured_whitening, pixels_of
+from fedglass.record.read import model_facts, training_facts
+from fedglass.rounds.truth import Truths
+
+Batches = Sequence[Sequence[int]]
+"""Rows of a client's examples, of each local step."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What nobody can read off a running client: its user tells it once."""
+
+    model: str | None = None
+    """The architecture as a plan names it, such as `task:Net`, where it is not the class that was trained."""
+    whitening: tuple[Sequence[float], Sequence[float]] | None = None
+    """Means and deviations of the pixels' normalisation, one for each channel."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Any other fact of the federation that a bundle has a name for, such as `class_names`."""
+
+    def of_federation(self) -> dict[str, Any]:
+        whitening = None if self.whitening is None else _whitening_fact(self.normalisation)
+        told = {"model": self.model, "whitening": whitening, **self.facts}
+        return {name: value for name, value in told.items() if value is not None}
+
+    @property
+    def normalisation(self) -> Whitening | None:
+        if self.whitening is None:
+            return None
+        mean, std = (tuple(float(v) for v in values) for values in self.whitening)
+        return Whitening(mean, std)
+
+
+class ClientRecorder:
+    """Writes one client's training to a bundle, round by round; clients on different machines have one each.
+
+    `truth` is the folder for its examples, which are private: below it the client has one of its own. None keeps none.
+    """
+
+    def __init__(self, folder: str | Path, client: str, *, told: Told, truth: str | Path | None) -> None:
+        self.client, self.told = client, told
+        self.truth = None if truth is None else Path(truth) / folder_name(client)
+        self.writer = BundleWriter(folder, writer=client, resume=True)
+        self.writer.facts(told.of_federation(), source="declared")
+
+    def reader(self) -> TrainingReader:
+        """Listens to one training; to be entered around it."""
+        return TrainingReader(keep_examples=self.truth is not None)
+
+    def trained(self, index: int, reader: TrainingReader, defences: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write what was read of a round."""
+        seen = model_facts(reader.steps)
+        if self.told.model is not None:
+            seen.pop("model", None)
+        self.writer.facts(seen, source="read")
+        facts = training_facts(reader.steps)
+        if defences:
+            facts["defences"] = [dict(each) for each in defences]
+        self.writer.training(self.client, index, facts, source="read")
+        if self.truth is not None and reader.inputs:
+            self._keep(self.truth, index, reader)
+
+    def _keep(self, folder: Path, index: int, reader: TrainingReader) -> None:
+        inputs, labels = _examples(self.client, reader)
+        whitening = self.told.normalisation or self._measured(inputs)
+        images = pixels_of(self.client, inputs, whitening)
+        place = {digest: row for row, digest in enumerate(reader.inputs)}
+        batches = [[place[digest] for digest in step.rows] for step in reader.steps]
+        _keep_beside(folder, self.client, index, (images, labels), batches)
+
+    def _measured(self, inputs: Tensor) -> Whitening:
+        found = measured_whitening(inputs)
+        if found is None:
+            raise UsageError(
+                f"The pixels' normalisation can not be told from what the model of {self.client!r} was given: tell the "
+                "recorder with whitening=(mean, std), a number for each channel; ((0.0,), (1.0,)) where there is none."
+            )
+        self.writer.facts({"whitening": _whitening_fact(found)}, source="measured")
+        return found
+
+
+def _keep_beside(folder: Path, client: str, index: int, own: tuple[Tensor, Tensor], batches: Batches) -> None:
+    """Write the examples of a round beside those of earlier ones, and which of them each local step took."""
+    images, labels = own
+    order: dict[int, Batches] = {}
+    if (folder / FACTS).exists():
+        before = Truths.load(folder)
+        known = before.examples[client]
+        images, rows = distinct(known.images, images)
+        told = dict(enumerate(known.labels.tolist())) | dict(zip(rows, labels.tolist(), strict=True))
+        labels = torch.tensor([told[i] for i in range(len(images))])
+        batches = [[rows[row] for row in batch] for batch in batches]
+        order = {number: steps for (number, _), steps in before.order.items()}
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_own(folder, client, examples_of(client, images, labels), {**order, index: batches})
+
+
+def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:
+    """Inputs and labels in the order in which they were first trained on."""
+    labels: dict[bytes, int] = {}
+    for step in reader.steps:
+        if step.labels is None:
+            raise UsageError(
+                f"The labels of {client!r} could not be seen, since its loss is no cross entropy of classes: record "
+                "without the truth, and give the plan an npz file of the examples in its place."
+            )
+        labels |= dict(zip(step.rows, step.labels, strict=True))
+    return torch.stack(list(reader.inputs.values())), torch.tensor([labels[digest] for digest in reader.inputs])
+
+
+def _whitening_fact(whitening: Whitening | None) -> dict[str, list[float]] | None:
+    return None if whitening is None else {"mean": list(whitening.mean), "std": list(whitening.std)}
+
+
+def folder_name(client: str) -> str:
+    """A client's name as one of a folder.
+
+    >>> folder_name("../St. Mary's")
+    '.._St._Mary_s'
+    """
+    return re.sub(r"[^0-9A-Za-z_.-]", "_", client)[:100] or "client"
+
+
+def take_training(writer: BundleWriter, folder: Path, index: int) -> None:
+    """Take over what a client has read of its training in a round, where its bundle is on the same machine."""
+    if not (folder / MANIFEST).exists():
+        return
+    manifest, rounds = read_index(folder)
+    writer.tell(sheet(manifest.facts))
+    for message in rounds[index].messages if index in rounds else ():
+        writer.round(index).tell_client(message.client, sheet(message.facts))

@@ -1,0 +1,275 @@
+"""Flower's message API: a recorder for any strategy, and a mod that reads how a client trains.
+
+Nothing of Flower is imported: strategies, messages and mods are used as they come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fedglass.bundle import BundleWriter
+from fedglass.core.errors import FedglassError
+from fedglass.record.client import folder_name, take_training
+from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of
+from fedglass.record.flower_names import metric_name, name_of, node_name
+from fedglass.record.flower_strategy import defences_asked, layers_of, rule_of
+
+S = TypeVar("S")
+log = logging.getLogger("fedglass")
+
+
+class Recorded:
+    """A mixin to the left of a strategy: `class MyStrategy(Recorded, FedAvg)`, made with `bundle="folder"`.
+
+    Of strategies that are wrapped in others the outermost is to be recorded. It takes down what goes out and what comes
+    back before the strategy touches it: wrappers for differential privacy clip in place. A recorder that can not write
+    says so in the log and lets the training go on.
+    """
+
+    _recorder: StrategyRecorder
+
+    def __init__(
+        self,
+        *args: Any,
+        bundle: str | Path,
+        clients: str | Path | None = None,
+        facts: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self._recorder = StrategyRecorder(bundle, clients, facts)
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+        messages = list(super().configure_train(server_round, arrays, config, grid))  # type: ignore[misc] # of the strategy
+        self._recorder.sending(server_round, messages, self)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
+        answers = list(replies)
+        self._recorder.received(server_round, answers, self)
+        result = super().aggregate_train(server_round, answers)  # type: ignore[misc] # of the strategy
+        self._recorder.aggregated(server_round, result[0])
+        return result
+
+    # The same of strategies of the older API, which secure aggregation still needs.
+
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[Any]:
+        calls = list(super().configure_fit(server_round, parameters, client_manager))  # type: ignore[misc] # as above
+        self._recorder.calling(server_round, calls, self)
+        return calls
+
+    def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> Any:
+        self._recorder.fitted(server_round, results, self)
+        result = super().aggregate_fit(server_round, results, failures)  # type: ignore[misc] # as above
+        if result[0] is not None:
+            self._recorder.aggregated(server_round, arrays_of(result[0]))
+        return result
+
+
+def recorded(
+    strategy: S,
+    bundle: str | Path,
+    *,
+    clients: str | Path | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> S:
+    """A copy of a strategy that records to a folder: `strategy = recorded(FedAvg(), "bundle")`.
+
+    `clients` is the folder of the clients' `recording_mod`, where it is on the same machine, as in a simulation: what
+    they have read of their training is then taken over. `facts` are what a bundle tells of the whole federation and
+    no message does: `model`, `classes`, `whitening`, ...
+    """
+    kind = type(strategy)
+    both = type(kind.__name__, (Recorded, kind), {"__module__": __name__})
+    made: S = object.__new__(both)
+    vars(made).update(vars(strategy), _recorder=StrategyRecorder(bundle, clients, facts))
+    return made
+
+
+class StrategyRecorder:
+    """Takes down a strategy's messages."""
+
+    def __init__(self, bundle: str | Path, clients: str | Path | None, facts: Mapping[str, Any] | None) -> None:
+        self._clients = None if clients is None else Path(clients)
+        self._writer = BundleWriter(bundle, writer="server", facts=facts)
+        self._writer.facts(_framework(), source="read")
+        self._called: dict[int, list[int]] = {}
+        self._names: dict[int, str] = {}
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._configs: dict[int, dict[str, Any]] = {}
+        self._broken = False
+
+    def sending(self, index: int, messages: list[Any], strategy: Any) -> None:
+        """What goes out, and to whom; the configuration is that of the messages themselves."""
+        self._try(self._sending, index, messages, strategy)
+
+    def received(self, index: int, replies: list[Any], strategy: Any) -> None:
+        """What came back, as it came back; and who did not answer."""
+        self._try(self._received, index, replies, strategy)
+
+    def aggregated(self, index: int, arrays: Any) -> None:
+        """What the strategy made of it; None where it refused."""
+        if arrays is not None:
+            self._try(self._aggregated, index, arrays)
+
+    def calling(self, index: int, calls: list[Any], strategy: Any) -> None:
+        """`sending` of the older API."""
+        self._try(self._calling, index, calls, strategy)
+
+    def fitted(self, index: int, results: list[Any], strategy: Any) -> None:
+        """`received` of the older API."""
+        self._try(self._fitted, index, results, strategy)
+
+    def _try(self, take: Any, *told: Any) -> None:
+        if self._broken:
+            return
+        try:
+            take(*told)
+        except FedglassError as error:
+            self._broken = True
+            log.error("fedglass stops recording, the training goes on: %s", error)
+        except Exception:  # whatever it is, a recorder is no reason to lose a training
+            self._broken = True
+            log.exception("fedglass stops recording, the training goes on.")
+
+    def _sending(self, index: int, messages: list[Any], strategy: Any) -> None:
+        self._called[index] = [message.metadata.dst_node_id for message in messages]
+        self._configs = {m.metadata.dst_node_id: _config(m) for m in messages}
+        self._writer.facts({"rule": rule_of(strategy), "sees": "each"}, source="read")
+        records = [_arrays_of(message, strategy) for message in messages]
+        common = next((record for record in records if record is not None), None)
+        if common is None:
+            return
+        past = self._writer.round(index)
+        past.sent(_numpy(common))
+        for message, record in zip(messages, records, strict=True):
+            if record is not None and record is not common and not _same(record, common):
+                past.sent(_numpy(record), client=self._name(message.metadata.dst_node_id))
+
+    def _received(self, index: int, replies: list[Any], strategy: Any) -> None:
+        past = self._writer.round(index)
+        answered, self._answers = set(), {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            answered.add(node)
+            if reply.has_error():
+                past.absent(self._name(node), _first_line(f"error {reply.error.code}: {reply.error.reason}"))
+                continue
+            name = self._names[node] = name_of(reply, node)
+            record = _arrays_of(reply, strategy)
+            if record is None:
+                past.absent(name, "its reply has no arrays")
+                continue
+            arrays = self._answers[name] = _numpy(record)
+            examples, told = _told(reply, record, strategy)
+            # The number of examples is the client's own word.
+            config = self._configs.get(node) or None
+            declared = {"defences": defences_asked(config)}
+            past.received(name, arrays, examples=examples, facts=declared, source="declared")
+            self._writer.training(name, index, {**told, "config": config}, source="read")
+            self._take(name, index)
+        for node in self._called.get(index, []):
+            if node not in answered:
+                past.absent(self._name(node), "no reply")
+        past.facts({"rule": rule_of(strategy, len(self._answers))}, source="read")
+
+    def _calling(self, index: int, calls: list[Any], strategy: Any) -> None:
+        self._called[index] = [client.node_id for client, _ in calls]
+        self._configs = {client.node_id: config_of(told) for client, told in calls}
+        self._writer.facts({"rule": rule_of(strategy)}, source="read")
+        if calls:
+            self._writer.round(index).sent(arrays_of(calls[0][1].parameters))
+
+    def _fitted(self, index: int, results: list[Any], strategy: Any) -> None:
+        past, self._answers = self._writer.round(index), {}
+        secure = aggregated_securely(results)
+        self._writer.facts({"sees": "aggregate" if secure else "each"}, source="read")
+        answered = set()
+        for client, result in results:
+            answered.add(client.node_id)
+            name = self._names[client.node_id] = metric_name(result.metrics or {}, client.node_id)
+            if not secure:
+                arrays = self._answers[name] = arrays_of(result.parameters)
+                past.received(name, arrays)
+            self._writer.training(name, index, {"examples": result.num_examples or None}, source="declared")
+            told = {"metrics": metrics_of(result), "config": self._configs.get(client.node_id) or None}
+            self._writer.training(name, index, told, source="read")
+            self._take(name, index)
+        for node in self._called.get(index, []):
+            if node not in answered:
+                past.absent(self._name(node), "no reply")
+        past.facts({"rule": rule_of(strategy, len(results))}, source="read")
+
+    def _aggregated(self, index: int, arrays: Any) -> None:
+        after = _numpy(arrays)
+        alike = [name for name, own in self._answers.items() if _equal(own, after)]
+        # One client's message unchanged, as Krum passes it on; of a single one nobody is left out.
+        kept = alike if len(alike) == 1 and len(self._answers) > 1 else None
+        self._writer.round(index).aggregated(after, kept=kept)
+        self._answers = {}
+
+    def _take(self, name: str, index: int) -> None:
+        if self._clients is not None:
+            take_training(self._writer, self._clients / folder_name(name), index)
+
+    def _name(self, node: int) -> str:
+        return self._names.get(node, node_name(node))
+
+
+def _first_line(text: str) -> str:
+    """An error's reason without its traceback, which may quote what a client would not say."""
+    return text.splitlines()[0][:200]
+
+
+def _framework() -> dict[str, str]:
+    try:
+        return {"framework": f"flwr {version('flwr')}"}
+    except PackageNotFoundError:
+        return {"framework": "flwr"}
+
+
+def _arrays_of(message: Any, strategy: Any) -> Any:
+    """The record that holds the model: the strategy's own key, or the first."""
+    records = message.content.array_records
+    *_, inner = layers_of(strategy)
+    key = getattr(inner, "arrayrecord_key", "arrays")
+    return records.get(key, next(iter(records.values()), None))
+
+
+def _config(message: Any) -> dict[str, Any]:
+    return {key: value for record in message.content.config_records.values() for key, value in record.items()}
+
+
+def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | None, dict[str, Any]]:
+    """The number of examples, and the weight in a mean, the metrics and what else a reply carries."""
+    *_, inner = layers_of(strategy)
+    key = getattr(inner, "weighted_by_key", "num-examples")
+    metrics = {name: value for each in reply.content.metric_records.values() for name, value in each.items()}
+    weight: Any = metrics.get(key)
+    plain = isinstance(weight, int | float) and weight > 0
+    examples = int(weight) if plain and key == "num-examples" and int(weight) == weight else None
+    others = {
+        name: {key: list(array.shape) for key, array in other.items()}
+        for name, other in reply.content.array_records.items()
+        if other is not record
+    }
+    weight = float(weight) if plain else None
+    return examples, {"weight": weight, "metrics": metrics, "x-further-arrays": others or None}
+
+
+def _numpy(record: Any) -> dict[str, Any]:
+    return {name: array if isinstance(array, np.ndarray) else array.numpy() for name, array in record.items()}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return list(one) == list(other) and all(one[name].data == other[name].data for name in one)
+
+
+def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return set(one) == set(other) and all(np.allclose(one[n], other[n], rtol=1e-6, atol=0) for n in one)

@@ -1,0 +1,224 @@
+"""How a client trains, read off torch while it does: no line of its own code is touched or asked.
+
+torch tells of every optimiser's step, of every module that is called and, through a function mode, of every loss. Only
+forward passes through which a gradient came back belong to a step: validation on the way is none of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from fedglass.record.functions import LOSSES, ShownFunctions, on_accumulated, on_gradient, replaced_losses
+from fedglass.record.steps import Loss, Pass, StepRead
+
+RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+class TrainingReader:
+    """Listens to everything that is trained within its `with` block, by the thread that entered it.
+
+    With `any_thread` it listens to the whole process: for frameworks that train elsewhere than where they call. Losses
+    are then seen only where they are called by way of `torch.nn.functional`, as torch's own modules do, and penalties
+    on weights are not.
+
+    With `keep_examples` the inputs are kept as the model was given them; without it only their digests, which tell how
+    many different ones there were and in which order they came.
+
+    >>> from torch.nn import functional as F
+    >>> model = nn.Linear(2, 3)
+    >>> optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> with TrainingReader() as reader:
+    ...     F.cross_entropy(model(torch.ones(4, 2)), torch.zeros(4, dtype=torch.long)).backward()
+    ...     optimiser.step()
+    >>> step, = reader.steps
+    >>> step.optimiser, step.options[0]["momentum"], step.examples, step.losses[0].name
+    ('SGD', 0.9, 4, 'cross_entropy')
+    """
+
+    def __init__(self, *, keep_examples: bool = False, any_thread: bool = False) -> None:
+        self.keep_examples = keep_examples
+        self.any_thread = any_thread
+        self.steps: list[StepRead] = []
+        self.inputs: dict[bytes, Tensor] = {}
+        """The examples by their digests, in the order in which they were first seen; empty where none are kept."""
+        self._thread: int | None = None
+        self._open = ExitStack()
+        self._depth = 0
+        self._pass: Pass | None = None
+        self._passes: list[Pass] = []
+        self._losses: list[Loss] = []
+        self._on_weights = _Flag()
+        self._watched: dict[int, RemovableHandle] = {}
+        self._norms: dict[int, Tensor] = {}
+        self._before: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._thread = threading.get_ident()
+        handles = (
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left, always_call=True),
+            register_optimizer_step_pre_hook(self._stepping),
+            register_optimizer_step_post_hook(self._stepped),
+        )
+        for handle in handles:
+            self._open.callback(handle.remove)
+        self._open.callback(self._unwatch)
+        self._open.enter_context(replaced_losses(self.called) if self.any_thread else ShownFunctions(self.called))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
+
+    def _unwatch(self) -> None:
+        for handle in self._watched.values():
+            handle.remove()
+        self._watched.clear()
+
+    def _here(self) -> bool:
+        return self.any_thread or threading.get_ident() == self._thread
+
+    def _mine(self) -> bool:
+        return torch.is_grad_enabled() and self._here()
+
+    # Modules
+
+    def _entered(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not self._mine():
+            return
+        if self._depth == 0 and any(True for _ in module.parameters()):
+            self._begin(module, inputs)
+        self._depth += 1
+        if self._pass is not None:
+            if isinstance(module, _BatchNorm):
+                # Without running statistics those of the batch are used in every mode.
+                self._pass.batch_norm.add(module.training or module.running_mean is None)
+            if isinstance(module, RANDOM) and module.training and module.p > 0:
+                self._pass.dropout = True
+
+    def _begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        given = next(_tensors(inputs), None)
+        if given is None or given.grad_fn is not None:
+            return  # what a module of the same network has made: a further stretch of the same pass
+        self._pass = Pass(module, given.detach())
+        for parameter in module.parameters():
+            if parameter.requires_grad and id(parameter) not in self._watched:
+                self._watched[id(parameter)] = on_accumulated(parameter, self._accumulated)
+
+    def _left(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if not self._mine() or self._depth == 0:
+            return
+        self._depth -= 1
+        if self._depth == 0 and self._pass is not None:
+            begun, self._pass = self._pass, None
+            outputs = [tensor for tensor in _tensors((output,)) if tensor.requires_grad]
+            for tensor in outputs:
+                on_gradient(tensor, begun.reached)
+            begun.outputs = outputs[0].shape[-1] if outputs and outputs[0].dim() else None
+            if outputs:
+                self._passes.append(begun)
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            self._norms[id(parameter)] = parameter.grad.detach().norm()
+
+    # Functions
+
+    def called(self, function: Any, given: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
+        """A function of torch, outside of its own work."""
+        if not isinstance(result, Tensor) or not result.requires_grad or not self._mine():
+            return
+        if function in LOSSES:
+            loss = Loss.of(LOSSES[function], given, options)
+            on_gradient(result, loss.reached)
+            self._losses.append(loss)
+        elif self._depth == 0 and result.grad_fn is not None and any(isinstance(t, nn.Parameter) for t in given):
+            # Weights outside of a module: a penalty, as FedProx has one, if a gradient comes back through it.
+            on_gradient(result, self._on_weights.raised)
+
+    # Steps
+
+    def _stepping(self, optimiser: Optimizer, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if not self._here():
+            return
+        closure = len(given) > 1 or options.get("closure") is not None
+        groups = optimiser.param_groups
+        self._before = {
+            "optimiser": type(optimiser).__name__,
+            "options": [{k: v for k, v in group.items() if k != "params"} for group in groups],
+            "carried": bool(optimiser.state) and not self.steps,
+            "weights": frozenset(id(p) for group in groups for p in group["params"]),
+            # With a closure the gradients are yet to come.
+            "gradient": None if closure else self._changed(p for group in groups for p in group["params"]),
+            "autocast": torch.is_autocast_enabled(),
+        }
+
+    def _changed(self, parameters: Iterable[Tensor]) -> tuple[float, float, bool] | None:
+        """The gradient's norm as backward left it and as it is used, and whether only its length was changed."""
+        pairs = [(self._norms[id(p)], p.grad.norm()) for p in parameters if id(p) in self._norms and p.grad is not None]
+        if not pairs:
+            return None
+        was, used = (torch.stack([pair[i].double().cpu() for pair in pairs]) for i in (0, 1))
+        whole = float(was.norm()), float(used.norm())
+        scaled = was * (whole[1] / whole[0]) if whole[0] else was
+        return (*whole, bool(torch.allclose(scaled, used, rtol=1e-3, atol=1e-6 * max(whole[1], 1e-30))))
+
+    def _stepped(self, optimiser: Optimizer, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if not self._here():
+            return
+        passes = [each for each in self._passes if each.used]
+        losses = [each for each in self._losses if each.used]
+        rows = self._rows(each.inputs for each in passes)
+        self.steps.append(StepRead.of(self._before, passes, losses, rows, penalty=self._on_weights.up))
+        self._passes, self._losses, self._on_weights = [], [], _Flag()
+        self._norms.clear()
+
+    def _rows(self, batches: Iterable[Tensor]) -> list[bytes]:
+        """A digest of each example of a step; of two that are alike, as data sets have them, the second has its own."""
+        seen: Counter[bytes] = Counter()
+        rows = []
+        for row in (row for batch in batches for row in batch.cpu()):
+            content = row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            plain = hashlib.blake2b(content, digest_size=16).digest()
+            digest = plain + seen[plain].to_bytes(4)
+            seen[plain] += 1
+            rows.append(digest)
+            if self.keep_examples and digest not in self.inputs:
+                self.inputs[digest] = row.clone()
+        return rows
+
+
+class _Flag:
+    """Whether a gradient has come by."""
+
+    def __init__(self) -> None:
+        self.up = False
+
+    def raised(self, gradient: Tensor) -> None:
+        self.up = True
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments or results, also within lists and dictionaries."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+        elif isinstance(value, Mapping):
+            yield from _tensors(value.values())

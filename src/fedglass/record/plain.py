@@ -1,0 +1,74 @@
+"""Recorder for a loop of one's own in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedglass.bundle import BundleWriter
+from fedglass.bundle.writer import TRUTH
+from fedglass.record.client import ClientRecorder, Told
+
+
+@contextmanager
+def recording(
+    folder: str | Path,
+    model: nn.Module,
+    *,
+    client: str,
+    round: int,
+    truth: bool = False,
+    architecture: str | None = None,
+    whitening: tuple[Sequence[float], Sequence[float]] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Iterator[ClientRecorder]:
+    """Record what a client makes of a model: its state on entry is what was sent, its state at the end the reply.
+
+    How it trained is read off torch meanwhile. `truth` keeps the examples too, in `<folder>-truth`. `architecture`,
+    where it is not the model's own class, is how a plan names the model; `whitening` the pixels' normalisation, where
+    it can not be read off them. Several clients and rounds go to one folder; a block that raises leaves no message.
+
+    >>> import tempfile
+    >>> from fedglass.bundle.check import read_bundle
+    >>> folder, model = tempfile.mkdtemp() + "/bundle", nn.Linear(2, 3)
+    >>> optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with recording(folder, model, client="a", round=1):
+    ...     nn.functional.cross_entropy(model(torch.ones(4, 2)), torch.tensor([0, 1, 2, 0])).backward()
+    ...     optimiser.step()
+    >>> told = read_bundle(folder).facts_of("a", 1)
+    >>> told["optimiser"], told["steps"], told["examples"]
+    ({'read': 'SGD'}, {'read': 1}, {'read': 4})
+    """
+    private = Path(folder).with_name(Path(folder).name + TRUTH) if truth else None
+    recorder = ClientRecorder(folder, client, told=Told(architecture, whitening, facts or {}), truth=private)
+    before = state_of(model)
+    with recorder.reader() as reader:
+        yield recorder
+    past = recorder.writer.round(round)
+    sent = past.told.sent
+    if sent is None:
+        past.sent(before)
+    elif not _equal(recorder.writer.arrays(sent), before):
+        past.sent(before, client=client)
+    past.received(client, state_of(model))
+    if reader.steps:
+        recorder.trained(round, reader)
+
+
+def record_aggregate(folder: str | Path, model: nn.Module, *, round: int, kept: list[str] | None = None) -> None:
+    """Record the global model that a round has ended with, and whose updates are in it where not all are."""
+    BundleWriter(folder, resume=True).round(round).aggregated(state_of(model), kept=kept)
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of a model's weights and buffers, by the names that its architecture has for them."""
+    return {name.removeprefix("_orig_mod."): tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[name], other[name].cpu()) for name in one)

@@ -1,0 +1,137 @@
+"""What was seen of one local step: forward passes, losses and the optimiser's own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(eq=False)
+class Pass:
+    """A forward pass of the network."""
+
+    module: nn.Module
+    inputs: Tensor
+    batch_norm: set[bool] = field(default_factory=set)
+    """Whether layers of batch normalisation used the batch's own statistics."""
+    dropout: bool = False
+    outputs: int | None = None
+    """The last dimension of what came out: the number of classes, of a classifier."""
+    used: bool = False
+    """Whether a gradient came back through it."""
+
+    def reached(self, gradient: Tensor) -> None:
+        self.used = True
+
+
+@dataclass(eq=False)
+class Loss:
+    """A call of a loss function."""
+
+    name: str
+    targets: Tensor | None
+    reduction: str
+    label_smoothing: float
+    plain: bool
+    """Whether all examples weigh the same, and none is left out."""
+    used: bool = False
+    weight: float = 0.0
+    """The derivative of what was minimised by this loss's mean over its examples: 1 where that was minimised itself."""
+
+    @classmethod
+    def of(cls, name: str, given: Sequence[Any], options: Mapping[str, Any]) -> Self:
+        told = dict(zip(("input", "target", "weight"), given, strict=False)) | dict(options)
+        target = told.get("target")
+        return cls(
+            "cross_entropy" if name == "nll_loss" and _normalised(told.get("input")) else name,
+            target.detach() if isinstance(target, Tensor) else None,
+            str(told.get("reduction", "mean")),
+            float(told.get("label_smoothing", 0.0) or 0.0),
+            told.get("weight") is None and not _ignored(target, told.get("ignore_index", -100)),
+        )
+
+    def reached(self, gradient: Tensor) -> None:
+        self.used = True
+        self.plain = self.plain and bool(torch.allclose(gradient, gradient.mean()))
+        examples = len(self.targets) if self.reduction == "sum" and self.targets is not None else 1
+        self.weight += float(gradient.sum()) * examples
+
+
+def _normalised(logits: Any) -> bool:
+    """Whether these are logarithms of probabilities, of which the negative log-likelihood is the cross entropy."""
+    return isinstance(logits, Tensor) and bool((logits.detach().logsumexp(1).abs() < 1e-3).all())
+
+
+def _ignored(target: Any, index: int) -> bool:
+    whole = isinstance(target, Tensor) and not target.is_floating_point()
+    return whole and bool((target == index).any())
+
+
+@dataclass(frozen=True, eq=False)
+class StepRead:
+    """One step of an optimiser, and what went into it."""
+
+    optimiser: str
+    options: Sequence[Mapping[str, Any]]
+    """The hyper-parameters of each group of parameters."""
+    carried: bool
+    """Whether the optimiser had a state before the first step: momentum from an earlier round."""
+    weights: frozenset[int]
+    """The parameters that it steps, by identity."""
+    gradient: tuple[float, float, bool] | None
+    """Its norm as backward left it and as it was used, and whether only its length was changed."""
+    autocast: bool
+    passes: int
+    """Forward passes, more than one where gradients were accumulated."""
+    rows: tuple[bytes, ...]
+    """A digest of each example."""
+    labels: tuple[int, ...] | None
+    """Those that the loss was given; None where they are no classes, or not as many as examples."""
+    losses: tuple[Loss, ...]
+    batch_norm: frozenset[bool]
+    dropout: bool
+    penalty: bool
+    """Whether weights entered what was minimised on another way than through the network."""
+    module: nn.Module | None
+    shape: tuple[int, ...] | None
+    """Of one input."""
+    outputs: int | None
+
+    @property
+    def examples(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(
+        cls,
+        optimiser: Mapping[str, Any],
+        passes: Sequence[Pass],
+        losses: Sequence[Loss],
+        rows: Sequence[bytes],
+        penalty: bool,
+    ) -> Self:
+        return cls(
+            **optimiser,
+            passes=len(passes),
+            rows=tuple(rows),
+            labels=_labels(losses, len(rows)),
+            losses=tuple(losses),
+            batch_norm=frozenset(mode for each in passes for mode in each.batch_norm),
+            dropout=any(each.dropout for each in passes),
+            penalty=penalty,
+            module=passes[0].module if passes else None,
+            shape=tuple(passes[0].inputs.shape[1:]) if passes else None,
+            outputs=passes[0].outputs if passes else None,
+        )
+
+
+def _labels(losses: Sequence[Loss], examples: int) -> tuple[int, ...] | None:
+    targets = [each.targets for each in losses if each.targets is not None]
+    whole = all(t.dtype in (torch.int64, torch.int32, torch.uint8) and t.dim() == 1 for t in targets)
+    if not targets or not whole or sum(len(t) for t in targets) != examples:
+        return None
+    return tuple(int(label) for t in targets for label in t)

@@ -1,0 +1,400 @@
+"""The guard lets out what it can clear and nothing else, and says the same fixed sentence of all that it refuses."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedglass.core.errors import DataError, UsageError
+from fedglass.core.rng import stream
+from fedglass.core.types import Training, Whitening
+from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.fl.local import schedule, train
+from fedglass.fl.release import Outgoing
+from fedglass.guard import REFUSED, Guard, GuardRefusal, GuardReport, Reason
+from fedglass.guard.apart import Apart, Here
+from fedglass.guard.outbound import Outbound
+from fedglass.guard.protected import Protected
+from fedglass.models.network import Network
+
+HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}
+"""No process and no clock: a busy machine must not fail a law."""
+STEP = Training(lr=0.1)
+CLIP, MULTIPLIER = 0.5, 1.0
+
+
+class Scaled(nn.Module):
+    """A dense network with a parameter that has no axis, as frameworks were seen to forget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.scale * self.body(inputs)
+        return out
+
+
+class World:
+    """One client, its examples and what it would send."""
+
+    def __init__(self, toy: Any, examples: int = 2, training: Training = STEP, seed: int = 0) -> None:
+        self.model = toy.seeded(Scaled())
+        self.before = {name: t.detach().clone() for name, t in self.model.named_parameters()}
+        self.inputs, self.training = toy.images(examples, seed), training
+        self.labels = torch.arange(examples) % 5
+        self.batches = [list(range(examples))[s] for s in training.batches(examples)] * training.epochs
+
+    def trained(self, gradient: Any = None, noise: torch.Generator | None = None) -> dict[str, Tensor]:
+        network = Network(self.model, {}, self.training.batch_norm)
+        batches = schedule(self.training, len(self.labels), None)
+        start = [self.before[name] for name in network.names]
+        after = train(network, start, self.inputs, self.labels, batches, self.training, gradient, noise)
+        return dict(zip(network.names, after, strict=True))
+
+    def released(self, protected: Protected, seed: int = 1) -> dict[str, Tensor]:
+        update = {name: t - self.before[name] for name, t in self.trained().items()}
+        sent = protected.protection.release.release(Outgoing(update, stream(seed, "release")))
+        return {name: self.before[name] + t for name, t in sent.items()}
+
+    def report(self, guard: Guard, after: dict[str, Any], **told: Any) -> GuardReport:
+        facts: dict[str, Any] = {"batches": self.batches, "others": None, **told}
+        given = {"examples": self.inputs, "labels": self.labels, "training": self.training, **facts}
+        return guard.check(self.model, self.before, after=after, **given)
+
+
+@pytest.fixture
+def world(toy: Any) -> World:
+    return World(toy)
+
+
+def test_an_attack_that_reads_the_update_stops_it(world: World) -> None:
+    report = world.report(Guard(false_alarms=0, **HERE), world.trained())
+    assert report.reasons == (Reason.RECOVERED,)
+    assert report.examined.shown
+    assert report.examined.oracle, "it was told the labels"
+    with pytest.raises(GuardRefusal, match=f"^{re.escape(REFUSED)}$"):
+        report.enforce()
+
+
+def test_a_message_without_noise_points_at_its_examples(world: World) -> None:
+    report = world.report(Guard(**HERE), world.trained())
+    assert report.reasons == (Reason.SINGLED_OUT,)
+    assert report.examined.p_value == pytest.approx(0.05)
+
+
+def test_strong_noise_is_let_out_and_verified(world: World) -> None:
+    guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
+    report = world.report(guard, world.released(guard.protected))
+    assert report.sound, report
+    assert report.examined.noise == "as declared"
+    assert report.examined.escaped == ()
+    assert report.answer == ""
+
+
+def test_noise_inside_of_steps_is_let_out_and_verified(toy: Any) -> None:
+    world, rule = World(toy, 4, Training(lr=0.1, epochs=3, batch_size=2)), DPSGD(clip=0.5, noise_multiplier=20.0)
+    guard = Guard(dpsgd=rule, **HERE)
+    assert world.report(guard, world.trained(rule, stream(3, "noise"))).sound
+    weak = DPSGD(clip=0.5, noise_multiplier=5.0)
+    assert world.report(guard, world.trained(weak, stream(3, "noise"))).reasons == (Reason.NOISE,)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_too_little_noise_is_told(world: World, share: float) -> None:
+    guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
+    report = world.report(guard, world.released(Protected(CLIP, share * MULTIPLIER)))
+    assert report.reasons == (Reason.NOISE,)
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+def test_a_tensor_without_an_axis_that_escapes_the_noise_is_told(world: World, clipped: bool) -> None:
+    guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
+    clean = world.released(Protected(CLIP)) if clipped else world.trained()
+    after = {**world.released(guard.protected), "scale": clean["scale"]}
+    report = world.report(guard, after)
+    assert report.reasons == (Reason.NOISE,)
+    assert report.examined.escaped == ("scale",)
+
+
+def test_noise_without_its_clipping_is_told(toy: Any) -> None:
+    world = World(toy, training=Training(lr=5.0))
+    update = {name: t - world.before[name] for name, t in world.trained().items()}
+    noise = GaussianNoise(0.1 * MULTIPLIER).release(Outgoing(update, stream(2, "release")))
+    guard = Guard(clip=0.1, noise_multiplier=MULTIPLIER, **HERE)
+    assert float(torch.cat([t.flatten() for t in update.values()]).norm()) > 10 * 0.1
+    after = {name: world.before[name] + t for name, t in noise.items()}
+    assert world.report(guard, after).reasons == (Reason.NOT_EXPLAINED,)
+
+
+def test_clipping_counts_tensors_without_an_axis(world: World) -> None:
+    after = world.released(Protected(CLIP))
+    guard = Guard(clip=CLIP, attacks={}, false_alarms=0, **HERE)
+    assert world.report(guard, after).sound
+    assert world.report(guard, {**after, "scale": after["scale"] + 7}).reasons == (Reason.CLIPPING,)
+
+
+def test_clipping_of_each_tensor_leaves_none_without_a_bound(world: World) -> None:
+    bounds = dict.fromkeys(world.before, 0.1)
+    guard = Guard(clip=bounds, attacks={}, false_alarms=0, **HERE)
+    assert world.report(guard, world.released(Protected(bounds))).sound
+    assert world.report(guard, world.trained()).reasons == (Reason.CLIPPING,)
+    some = {name: bound for name, bound in bounds.items() if name != "scale"}
+    lacking = Guard(clip=some, attacks={}, false_alarms=0, **HERE)
+    assert world.report(lacking, world.released(Protected(bounds))).reasons == (Reason.CLIPPING,)
+
+
+def test_what_the_declared_examples_do_not_explain_is_refused(toy: Any, world: World) -> None:
+    other = World(toy, seed=5).trained()
+    assert world.report(Guard(**HERE), other).reasons == (Reason.NOT_EXPLAINED,)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda after: {**after, "extra": torch.zeros(3)},
+        lambda after: {name: t for name, t in after.items() if name != "scale"},
+        lambda after: {**after, "scale": after["scale"].double()},
+        lambda after: {**after, "scale": after["scale"].view(1)},
+        lambda after: {**after, "scale": "a text"},
+        lambda after: dict(reversed(after.items())),
+        lambda after: {**after, "body.1.weight": after["body.1.weight"].to_sparse()},
+    ],
+    ids=["one more", "one less", "type", "shape", "no tensor", "order", "sparse"],
+)
+@pytest.mark.parametrize("policy", ["block", "log"])
+def test_nothing_but_the_models_tensors_leaves(world: World, spoil: Any, policy: Any) -> None:
+    assert world.report(Guard(policy, **HERE), spoil(world.trained())).reasons == (Reason.STRUCTURE,)
+
+
+def test_inputs_of_any_range_are_pixels_in_their_own(toy: Any) -> None:
+    world = World(toy, 3)
+    world.inputs = torch.cat([7 * world.inputs - 3, torch.zeros_like(world.inputs)], dim=1)
+    out = Outbound(world.model, world.before, world.before, world.inputs, world.labels, STEP)
+    assert torch.allclose(out.colours.whiten(out.pixels), world.inputs, atol=1e-5)
+    assert (float(out.pixels[:, 0].min()), float(out.pixels[:, 0].max())) == pytest.approx((0, 1), abs=1e-5)
+    wrong = replace(out, whitening=Whitening((0.5, 0.5), (0.5, 0.5)))
+    with pytest.raises(DataError, match="whitening"):
+        wrong.pixels  # noqa: B018
+
+
+@pytest.mark.parametrize("factor", [1.0, 5.0])
+def test_what_leaks_does_so_in_any_range(toy: Any, factor: float) -> None:
+    world = World(toy)
+    world.inputs = factor * (world.inputs - 0.5)
+    assert world.report(Guard(false_alarms=0, **HERE), world.trained()).reasons == (Reason.RECOVERED,)
+
+
+def test_an_update_is_checked_as_what_it_leads_to_is(world: World) -> None:
+    guard, told = Guard(attacks={}, false_alarms=0, **HERE), {"examples": world.inputs, "labels": world.labels}
+    facts: dict[str, Any] = {**told, "training": world.training}
+    update = {name: t - world.before[name] for name, t in world.trained().items()}
+    assert guard.check(world.model, world.before, update=update, **facts).sound
+    spoiled = {**update, "scale": update["scale"].double()}
+    assert guard.check(world.model, world.before, update=spoiled, **facts).reasons == (Reason.STRUCTURE,)
+    both = guard.check(world.model, world.before, update=update, after=world.trained(), **facts)
+    assert both.reasons == (Reason.FAULT,)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused(world: World, value: float) -> None:
+    after = {**world.trained(), "scale": torch.tensor(value)}
+    assert world.report(Guard(**HERE), after).reasons == (Reason.NOT_FINITE,)
+
+
+def test_repeated_examples_count_once(toy: Any) -> None:
+    world = World(toy, 4)
+    world.inputs = world.inputs[:1].expand(4, -1, -1, -1)
+    report = world.report(Guard(**{**HERE, "min_examples": 2}), world.trained())
+    assert report.reasons == (Reason.FEW_EXAMPLES,)
+    assert report.examples == 1
+    assert world.report(Guard(**HERE), world.trained(), distinct=0).reasons == (Reason.FEW_EXAMPLES,)
+
+
+def test_more_examples_than_can_be_examined_are_refused(world: World) -> None:
+    assert world.report(Guard(max_examples=1, **HERE), world.trained()).reasons == (Reason.TOO_LARGE,)
+
+
+def test_an_error_inside_refuses_and_tells_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    secret = "patient 4711"
+
+    def raising(self: nn.Module, inputs: Tensor) -> Tensor:
+        raise ValueError(secret)
+
+    after = world.trained()
+    world.model.forward = raising.__get__(world.model)  # type: ignore[method-assign] # that is the fault
+    with caplog.at_level(logging.DEBUG):
+        report = world.report(Guard(**HERE), after)
+    assert report.reasons == (Reason.FAULT,)
+    assert not report.allowed
+    assert secret in report.examined.fault, "the client's own report says what was wrong"
+    assert secret not in caplog.text + report.answer + repr(report)
+    assert report.answer == REFUSED
+    assert not any(letter.isdigit() for letter in REFUSED)
+
+
+@pytest.mark.parametrize("policy", ["block", "warn"])
+@pytest.mark.parametrize("given", [{"labels": None}, {"training": None}, {"examples": "nothing"}, {"batches": 3}])
+def test_arguments_of_any_kind_do_not_raise(world: World, given: dict[str, Any], policy: Any) -> None:
+    report = world.report(Guard(policy, **HERE), world.trained(), **given)
+    assert report.reasons == (Reason.FAULT,)
+
+
+@pytest.mark.parametrize("policy", ["warn", "log"])
+def test_other_policies_let_it_out_and_say_so(world: World, policy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard(policy, **HERE)
+    with caplog.at_level(logging.INFO, logger="fedglass.guard"):
+        report = world.report(guard, world.trained())
+    assert report.allowed
+    assert not report.sound
+    assert [r.levelno for r in caplog.records] == [logging.WARNING if policy == "warn" else logging.INFO]
+    assert (guard.counts.checked, guard.counts.refused, guard.counts.warned) == (1, 0, 1)
+
+
+def test_a_client_notices_that_it_was_alone(toy: Any, world: World) -> None:
+    guard = Guard("log", **HERE)
+    world.report(guard, world.trained())
+    world.before = world.trained()  # the server's mean over one client
+    assert world.report(guard, world.trained()).reasons == (Reason.ALONE,)
+    assert guard.counts.alone == 1
+    other, mine = World(toy, seed=3), world.trained()
+    other.before = world.before
+    world.before = {name: (t + other.trained()[name]) / 2 for name, t in mine.items()}
+    assert Reason.ALONE not in world.report(guard, world.trained()).reasons
+
+
+def test_a_report_is_json(world: World) -> None:
+    guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
+    told = json.loads(json.dumps(world.report(guard, world.released(guard.protected)).as_json(), allow_nan=False))
+    assert told["allowed"] is True
+    assert told["examined"]["noise"] == "as declared"
+
+
+def test_a_change_of_the_counter_tells_steps_only(toy: Any) -> None:
+    model = toy.normalised()
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    images, labels = toy.images(2, 0), torch.tensor([0, 1])
+    network = Network(model, dict(model.named_buffers()), STEP.batch_norm)
+    weights = train(network, [state[n] for n in network.names], images, labels, schedule(STEP, 2, None), STEP)
+    after = {**state, **dict(zip(network.names, weights, strict=True))}
+    counter = next(name for name in state if name.endswith("num_batches_tracked"))
+    guard = Guard(attacks={}, false_alarms=0, **HERE)
+
+    def reasons(told: int) -> tuple[Reason, ...]:
+        sent = {**after, counter: state[counter] + told}
+        facts: dict[str, Any] = {"examples": images, "labels": labels, "training": STEP}
+        return guard.check(model, state, after=sent, **facts).reasons
+
+    assert reasons(0) == reasons(1) == ()
+    assert reasons(4711) == (Reason.STRUCTURE,)
+
+
+def test_running_statistics_that_move_leave_without_noise(toy: Any) -> None:
+    guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, attacks={}, false_alarms=0, **HERE)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.BatchNorm1d(40), nn.Linear(40, 5))
+    toy.seeded(model)
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    images, labels = toy.images(4, 0), torch.arange(4)
+    network = Network(model, dict(model.named_buffers()), STEP.batch_norm)
+    start = [state[n] for n in network.names]
+    after = train(network, start, images, labels, schedule(STEP, 4, None), STEP)
+    update = {n: a - b for n, a, b in zip(network.names, after, start, strict=True)}
+    sent = guard.protected.protection.release.release(Outgoing(update, stream(1, "release")))
+    full = {**state, **{n: state[n] + t for n, t in sent.items()}}
+    facts: dict[str, Any] = {"examples": images, "labels": labels, "training": STEP}
+    assert guard.check(model, state, after=full, **facts).sound
+    moved = {**full, "2.running_mean": full["2.running_mean"] + 1}
+    report = guard.check(model, state, after=moved, **facts)
+    assert report.examined.escaped == ("2.running_mean",)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policy": "ask"},
+        {"budget_seconds": 0},
+        {"false_alarms": 1.0},
+        {"min_examples": 0},
+        {"clip": -1.0},
+        {"noise_multiplier": 1.0},
+        {"noise_multiplier": 1.0, "clip": {"w": 1.0}},
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Guard(**wrong)
+
+
+SLOW = """
+import time
+import torch
+from torch import nn
+
+class Slow(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def forward(self, inputs):
+        if self.waits:
+            time.sleep(3600)
+        return super().forward(inputs.flatten(1))
+
+    waits = False
+"""
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[nn.Module]:
+    """A network whose one pass takes an hour, in a module that other processes find."""
+    (tmp_path / "slow_network.py").write_text(SLOW)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        module = importlib.import_module("slow_network")
+        yield module.Slow()
+        del sys.modules["slow_network"]
+
+
+def test_the_time_is_a_limit_whatever_is_computed(slow: nn.Module) -> None:
+    before = {name: t.detach().clone() for name, t in slow.named_parameters()}
+    inputs, labels = torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
+    F.cross_entropy(slow(inputs), labels).backward()
+    after = {name: before[name] - 0.1 * p.grad for name, p in slow.named_parameters() if p.grad is not None}
+    slow.waits = True  # type: ignore[assignment] # an instance's own
+    guard = Guard(runner=Apart(), budget_seconds=2.0)
+    report = guard.check(slow, before, after=after, examples=inputs, labels=labels, training=STEP)
+    assert report.reasons == (Reason.OUT_OF_TIME,)
+    assert not report.allowed
+
+
+def test_what_can_not_be_sent_to_a_process_is_refused(world: World) -> None:
+    world.model.body[2].forward = lambda inputs: inputs.sigmoid()
+    report = world.report(Guard(runner=Apart()), world.trained())
+    assert report.reasons == (Reason.FAULT,)
+
+
+def test_a_noise_that_is_drawn_is_the_declared_one() -> None:
+    """The guard's twin without noise differs from what it declares by the noise alone."""
+    protected = Protected(CLIP, MULTIPLIER)
+    update = {"w": torch.randn(4000, generator=stream(0, "update"))}
+    noisy, clean = (
+        each.release.release(Outgoing(update, stream(0, "release")))["w"]
+        for each in (protected.protection, protected.noiseless)
+    )
+    assert float(clean.norm()) == pytest.approx(CLIP, rel=1e-5)
+    drawn = GaussianNoise(CLIP * MULTIPLIER).release(Outgoing({"w": clean}, stream(0, "release")))["w"]
+    assert torch.equal(noisy, drawn)

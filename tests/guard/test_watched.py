@@ -1,0 +1,151 @@
+"""What a guard sees of a training is enough to play it again, or it says that it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedglass.guard import Guard, GuardReport, Reason
+from fedglass.guard.apart import Here
+from fedglass.guard.names import under_own_names, unwrapped
+from fedglass.guard.watched import trained
+
+HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "attacks": {}, "false_alarms": 0.0}
+Optimiser = Callable[[Any], torch.optim.Optimizer]
+
+
+def watched(
+    toy: Any,
+    optimiser: Optimiser,
+    model: nn.Module | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    guard: Guard | None = None,
+) -> GuardReport:
+    """Two epochs over five examples in batches of two, as anybody would write them."""
+    guard, net = guard or Guard(**HERE), toy.dense() if model is None else model
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    images, labels = toy.images(5, "watched"), torch.arange(5)
+    moving = optimiser(net.parameters())
+    with guard.watch() as reader:
+        for epoch in range(2):
+            for rows in torch.randperm(5, generator=torch.Generator().manual_seed(epoch)).split(2):
+                moving.zero_grad()
+                loss(net(images[rows]), labels[rows]).backward()
+                moving.step()
+        with torch.no_grad():
+            net(images)  # a validation is none of it
+    return guard.check_watched(reader, before, after=dict(net.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+        lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99)),
+        lambda p: torch.optim.AdamW(p, lr=0.01),
+    ],
+    ids=["sgd", "momentum", "adam", "adamw"],
+)
+def test_the_replay_of_what_was_seen_is_the_update(toy: Any, optimiser: Optimiser) -> None:
+    report = watched(toy, optimiser)
+    assert report.sound, report
+    assert report.examples == 5
+    assert report.examined.residual is not None
+    assert report.examined.residual < 1e-3
+
+
+def test_smoothed_labels_are_seen(toy: Any) -> None:
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
+    assert watched(toy, lambda p: torch.optim.SGD(p, lr=0.1), loss=smooth).sound
+
+
+def test_running_statistics_that_leave_are_attacked_too(toy: Any) -> None:
+    guard, net = Guard(**{**HERE, "attacks": None, "starts": 1}), toy.normalised()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    moving = sgd(net.parameters())
+    with guard.watch() as reader:
+        F.cross_entropy(net.train()(toy.images(2, 1)), torch.tensor([0, 1])).backward()
+        moving.step()
+    report = guard.check_watched(reader, before, after=dict(net.state_dict()))
+    assert report.reasons in ((), (Reason.RECOVERED,))
+    assert report.examined.attack == "coarse_to_fine_statistics"
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "optimiser"),
+    [
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Dropout(0.5)), F.cross_entropy, sgd),
+        (lambda: None, lambda logits, labels: F.mse_loss(logits, F.one_hot(labels, 5).float()), sgd),
+        (lambda: None, lambda logits, labels: 2 * F.cross_entropy(logits, labels), sgd),
+        (lambda: None, F.cross_entropy, lambda p: torch.optim.RMSprop(p, lr=0.01)),
+        (lambda: None, F.cross_entropy, lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True)),
+        (lambda: None, F.cross_entropy, lambda p: torch.optim.SGD(list(p)[:1], lr=0.1)),
+    ],
+    ids=["dropout", "other loss", "scaled loss", "other optimiser", "amsgrad", "part of the network"],
+)
+def test_what_can_not_be_played_again_is_refused(toy: Any, model: Any, loss: Any, optimiser: Optimiser) -> None:
+    assert watched(toy, optimiser, model(), loss).reasons == (Reason.UNWATCHED,)
+
+
+def test_nothing_seen_is_nothing_let_out(toy: Any) -> None:
+    guard, net = Guard(**HERE), toy.dense()
+    state = dict(net.state_dict())
+    assert guard.check_watched(None, state, after=state).reasons == (Reason.UNWATCHED,)
+    with guard.watch() as reader:
+        pass
+    assert guard.check_watched(reader, state, after=state).reasons == (Reason.UNWATCHED,)
+
+
+def test_an_update_that_was_changed_after_the_training_is_not_explained(toy: Any) -> None:
+    guard, net = Guard(**HERE), toy.dense()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    moving = sgd(net.parameters())
+    with guard.watch() as reader:
+        F.cross_entropy(net(toy.images(2, 1)), torch.tensor([0, 1])).backward()
+        moving.step()
+    after = {name: t + 0.5 * (t - before[name]) for name, t in net.state_dict().items()}
+    assert guard.check_watched(reader, before, after=after).reasons == (Reason.NOT_EXPLAINED,)
+
+
+@pytest.mark.parametrize("policy", ["block", "log"])
+def test_what_came_may_be_anything(toy: Any, policy: Any) -> None:
+    guard, net = Guard(policy, **HERE), toy.dense()
+    with guard.watch() as reader:
+        F.cross_entropy(net(toy.images(2, 1)), torch.tensor([0, 1])).backward()
+        sgd(net.parameters()).step()
+    state: Any = dict(net.state_dict())
+    assert guard.check_watched(reader, dict.fromkeys(state, "text"), after=state).reasons == (Reason.UNWATCHED,)
+    assert guard.check_watched(reader, {}, after=state).reasons == (Reason.STRUCTURE,)
+    assert guard.check_watched(reader, state).reasons == (Reason.STRUCTURE,)
+
+
+def test_one_image_under_two_labels_is_two_examples(toy: Any) -> None:
+    net, image = toy.dense(), toy.images(1, 1)
+    with Guard(**HERE).watch() as reader:
+        F.cross_entropy(net(image.expand(2, -1, -1, -1)), torch.tensor([0, 1])).backward()
+        sgd(net.parameters()).step()
+    seen = trained(reader)
+    assert seen.labels.tolist() == [0, 1]
+    assert seen.batches == ((0, 1),)
+
+
+def test_arrays_without_names_and_compiled_names_are_the_models() -> None:
+    net = nn.Linear(2, 1)
+    state = net.state_dict()
+    numbered = {str(i): t for i, t in enumerate(state.values())}
+    compiled = {f"_orig_mod.{name}": t for name, t in state.items()}
+    for arrays in (state, numbered, compiled, dict(reversed(state.items()))):
+        assert under_own_names(arrays, net) == dict(state)
+    assert under_own_names({**state, "more": 1}, net) is None
+    assert under_own_names({"weight": 1, "_orig_mod.weight": 2}, net) is None
+    assert unwrapped(nn.DataParallel(net)) is net

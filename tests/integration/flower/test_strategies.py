@@ -1,0 +1,195 @@
+"""Any strategy of Flower can be recorded, and is not changed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp import strategy as flower
+
+from fedglass.bundle.check import read_bundle
+from fedglass.bundle.facts import best
+from fedglass.bundle.measured import findings_of
+from fedglass.core.errors import UsageError
+from fedglass.record.flower import Recorded, recorded
+
+Make = Callable[..., Any]
+ALL = {"fraction_evaluate": 0.0, "min_available_nodes": 5, "min_train_nodes": 5}
+
+
+def dp(kind: Any, **options: Any) -> Any:
+    return kind(flower.FedAvg(**ALL), 0.0, num_sampled_clients=5, **options)
+
+
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "mean": lambda: flower.FedAvg(**ALL),
+    "mean with a proximal term": lambda: flower.FedProx(**ALL, proximal_mu=0.1),
+    "momentum": lambda: flower.FedAvgM(**ALL, server_momentum=0.9),
+    "adam": lambda: flower.FedAdam(**ALL),
+    "median": lambda: flower.FedMedian(**ALL),
+    "trimmed mean": lambda: flower.FedTrimmedAvg(**ALL, beta=0.2),
+    "krum": lambda: flower.Krum(**ALL, num_malicious_nodes=1),
+    "multi-krum": lambda: flower.MultiKrum(**ALL, num_malicious_nodes=1, num_nodes_to_select=2),
+    "bulyan": lambda: flower.Bulyan(**ALL, num_malicious_nodes=0),
+    "server clips": lambda: dp(flower.DifferentialPrivacyServerSideFixedClipping, clipping_norm=0.1),
+    "server clips adaptively": lambda: dp(flower.DifferentialPrivacyServerSideAdaptiveClipping),
+}
+RULES = {
+    "mean": ("mean", {}),
+    "mean with a proximal term": ("mean", {}),
+    "median": ("median", {}),
+    "trimmed mean": ("trimmed_mean", {"byzantine": 1}),
+    "krum": ("krum", {"byzantine": 1}),
+    "multi-krum": ("multi_krum", {"byzantine": 1, "keep": 2, "iterative": False}),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_recording_changes_nothing_and_takes_down_what_was_said(name: str, federation: Make, tmp_path: Path) -> None:
+    plain, watched = federation(), federation()
+    expected = plain.play(STRATEGIES[name]())
+
+    found = watched.play(recorded(STRATEGIES[name](), tmp_path / "bundle"))
+
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+    bundle = read_bundle(tmp_path / "bundle")
+    assert sorted(bundle.rounds) == [1, 2]
+    for index, past in bundle.rounds.items():
+        for message in past.messages:
+            node = watched.nodes[int(message.client.removeprefix("client-"))]
+            said = watched.answers[index - 1][node]
+            assert message.received is not None
+            taken = bundle.arrays(message.received)
+            assert all(np.array_equal(taken[key].numpy(), said[key]) for key in said)
+            config = best(bundle.facts_of(message.client, index), "config")
+            assert (config["lr"], config["server-round"]) == (0.1, index)
+    last = bundle.rounds[2].aggregated
+    assert last is not None
+    assert all(np.array_equal(tensor.numpy(), expected[key]) for key, tensor in bundle.arrays(last).items())
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_rule_and_its_options_are_read_off_the_strategy(name: str, federation: Make, tmp_path: Path) -> None:
+    federation().play(recorded(STRATEGIES[name](), tmp_path / "bundle"), rounds=1)
+
+    rule = read_bundle(tmp_path / "bundle").rounds[1].facts["rule"]["read"]
+
+    assert (rule["name"], rule["options"]) == RULES[name]
+
+
+def test_a_wrapper_is_a_rule_of_its_own_and_tells_its_numbers(federation: Make, tmp_path: Path) -> None:
+    federation().play(recorded(STRATEGIES["server clips"](), tmp_path / "bundle"), rounds=1)
+
+    rule = best(read_bundle(tmp_path / "bundle").facts, "rule")
+
+    assert rule["name"] == "DifferentialPrivacyServerSideFixedClipping"
+    assert rule["options"]["clipping_norm"] == 0.1
+    assert rule["options"]["of"]["name"] == "mean"
+
+
+def test_krum_passes_on_one_client(federation: Make, tmp_path: Path) -> None:
+    federation().play(recorded(STRATEGIES["krum"](), tmp_path / "bundle"), rounds=1)
+
+    kept = read_bundle(tmp_path / "bundle").rounds[1].facts["kept"]["read"]
+
+    assert len(kept) == 1
+
+
+def test_the_mean_is_found_to_be_the_mean_of_the_messages(federation: Make, tmp_path: Path) -> None:
+    federation().play(recorded(STRATEGIES["mean"](), tmp_path / "bundle"))
+
+    bundle = read_bundle(tmp_path / "bundle")
+
+    assert [finding.words for index in bundle.rounds for finding in findings_of(bundle, index)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "mod", "options"),
+    [
+        (flower.DifferentialPrivacyClientSideFixedClipping, fixedclipping_mod, {"clipping_norm": 0.1}),
+        (flower.DifferentialPrivacyClientSideAdaptiveClipping, adaptiveclipping_mod, {"initial_clipping_norm": 0.1}),
+    ],
+)
+def test_clipping_by_clients_is_what_the_server_asked_for(
+    kind: Any, mod: Any, options: dict[str, float], federation: Make, tmp_path: Path
+) -> None:
+    federation([mod]).play(recorded(dp(kind, **options), tmp_path / "bundle"), rounds=1)
+
+    bundle = read_bundle(tmp_path / "bundle")
+
+    for client in bundle.clients:
+        declared = bundle.facts_of(client, 1)["defences"]["declared"]
+        assert declared == [{"name": "clip", "options": {"norm": 0.1}}]
+    # Flower's clipping passes over 0-d tensors: the network's scalar parameter leaves as it is, and so does a counter.
+    words = " ".join(finding.words for finding in findings_of(bundle, 1))
+    assert "scale" in words
+    assert "num_batches_tracked" in words
+
+
+def test_who_did_not_answer_is_absent(federation: Make, tmp_path: Path) -> None:
+    strategy = recorded(STRATEGIES["mean"](), tmp_path / "bundle")
+
+    federation(failing=(80,), silent=(110,)).play(strategy)
+
+    bundle = read_bundle(tmp_path / "bundle")
+    absent = {m.client: m.absent for m in bundle.rounds[2].messages if m.absent is not None}
+    assert absent == {"node-80": "error 6: refused", "node-110": "no reply"}
+    assert len([m for m in bundle.rounds[2].messages if m.received is not None]) == 3
+
+
+def test_local_privacy_is_in_the_message_that_is_recorded(federation: Make, tmp_path: Path) -> None:
+    noisy = LocalDpMod(clipping_norm=0.1, sensitivity=0.1, epsilon=10.0, delta=1e-5)
+
+    federation([noisy]).play(recorded(STRATEGIES["mean"](), tmp_path / "bundle"), rounds=1)
+
+    bundle = read_bundle(tmp_path / "bundle")
+    sent, message = bundle.rounds[1].sent, bundle.rounds[1].messages[0].received
+    assert sent is not None
+    assert message is not None
+    moved = bundle.arrays(message)["head.bias"] - bundle.arrays(sent)["head.bias"]
+    assert float(moved.abs().max()) > 0.01
+
+
+def test_as_a_mixin(federation: Make, tmp_path: Path) -> None:
+    class Mine(Recorded, flower.FedAvg):
+        """Somebody's own."""
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            return super().aggregate_train(server_round, replies)
+
+    federation().play(Mine(**ALL, bundle=tmp_path / "bundle", facts={"classes": 5}), rounds=1)
+
+    bundle = read_bundle(tmp_path / "bundle")
+    assert best(bundle.facts, "classes") == 5
+    assert len(bundle.clients) == 5
+
+
+def test_another_way_to_aggregate_is_not_called_the_mean(federation: Make, tmp_path: Path) -> None:
+    class Odd(flower.FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            return super().aggregate_train(server_round, list(replies)[:1])
+
+    federation().play(recorded(Odd(**ALL), tmp_path / "bundle"), rounds=1)
+
+    assert best(read_bundle(tmp_path / "bundle").facts, "rule")["name"] == "Odd"
+
+
+def test_a_folder_that_holds_another_recording_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    recorded(STRATEGIES["mean"](), tmp_path / "bundle")
+
+    with pytest.raises(UsageError, match="holds a bundle already"):
+        recorded(STRATEGIES["mean"](), tmp_path / "bundle")
+
+
+def test_a_recorder_that_can_not_write_lets_the_training_go_on(federation: Make, tmp_path: Path) -> None:
+    strategy = recorded(STRATEGIES["mean"](), tmp_path / "bundle")
+    for file in (tmp_path / "bundle").iterdir():
+        file.unlink()
+    (tmp_path / "bundle").rmdir()
+    (tmp_path / "bundle").write_text("no folder any more")
+
+    assert federation().play(strategy)

@@ -1,0 +1,19 @@
+"""A job of two clients and two rounds: `python job.py <folder>`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from network import Net
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe import SimEnv
+
+from fedglass.record.nvflare import record_clients, record_server
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    recipe = FedAvgRecipe(name="tiny", model=Net(), min_clients=2, num_rounds=2, train_script="client.py")
+    record_server(recipe, folder / "bundle", clients=folder / "clients")
+    record_clients(recipe, folder / "clients", truth=folder / "bundle-truth", whitening=((0.0,), (1.0,)))
+    recipe.execute(SimEnv(num_clients=2, num_threads=2, workspace_root=str(folder / "workspace")))

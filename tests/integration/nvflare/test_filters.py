@@ -1,0 +1,109 @@
+"""The filters beside real payloads, without a network."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from torch import nn
+
+from fedglass.bundle.check import read_bundle
+from fedglass.bundle.facts import best
+from fedglass.record.nvflare import ReceivedFilter, SentFilter, TrainingBegins, TrainingEnds
+from fedglass.rounds.truth import Truths
+
+
+def context(client: str, *, peer: bool) -> FLContext:
+    """A context as a server has it of a client, or a client of itself."""
+    own, other = FLContext(), FLContext()
+    (other if peer else own).set_prop(ReservedKey.IDENTITY_NAME, client)
+    own.set_peer_context(other)
+    return own
+
+
+def payload(arrays: dict[str, Any], index: int = 0, kind: str = DataKind.WEIGHTS, **meta: Any) -> Shareable:
+    shareable = DXO(kind, arrays, meta).to_shareable()
+    shareable.set_header("current_round", index)
+    shareable.set_return_code(ReturnCode.OK)
+    return shareable
+
+
+ZERO, ONE = {"w": np.zeros(3, np.float32)}, {"w": np.ones(3, np.float32)}
+
+
+def test_rounds_are_recorded_as_they_pass(tmp_path: Path) -> None:
+    sent, received = SentFilter(str(tmp_path / "b"), {"rule": {"name": "mean"}}), ReceivedFilter(str(tmp_path / "b"))
+    for index, (before, after) in enumerate([(ZERO, ONE), (ONE, ZERO)]):
+        for client in ("site-1", "site-2"):
+            ctx = context(client, peer=True)
+            out, back = payload(before, index), payload(after, index, NUM_STEPS_CURRENT_ROUND=4)
+            assert sent.process(out, ctx) is out
+            assert received.process(back, ctx) is back
+
+    bundle = read_bundle(tmp_path / "b")
+
+    assert bundle.clients == ("site-1", "site-2")
+    first, second = bundle.rounds[0], bundle.rounds[1]
+    assert first.aggregated is not None
+    assert torch.equal(bundle.arrays(first.aggregated)["w"], torch.ones(3))
+    assert second.aggregated is None  # the last global model passes no filter
+    assert best(bundle.facts_of("site-2", 1), "weight") == 4.0
+    assert best(bundle.facts_of("site-2", 1), "examples") is None
+
+
+def test_a_difference_is_recorded_as_one(tmp_path: Path) -> None:
+    ReceivedFilter(str(tmp_path / "b")).process(payload(ONE, kind=DataKind.WEIGHT_DIFF), context("a", peer=True))
+
+    message = read_bundle(tmp_path / "b").rounds[0].messages[0].received
+
+    assert message is not None
+    assert message.form == "update"
+
+
+@pytest.mark.parametrize("what", ["error", "no model"])
+def test_what_no_filter_can_see_is_an_absence_that_is_told(what: str, tmp_path: Path) -> None:
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION) if what == "error" else Shareable({"secret": 1})
+    reply.set_header("current_round", 0)
+    ReceivedFilter(str(tmp_path / "b")).process(reply, context("a", peer=True))
+
+    absent = read_bundle(tmp_path / "b").rounds[0].messages[0].absent
+
+    assert absent == ("EXECUTION_EXCEPTION" if what == "error" else "its reply is no model that a filter can see")
+
+
+def test_training_in_another_thread_is_read(tmp_path: Path) -> None:
+    images, labels = torch.rand(5, 1, 4, 4), torch.arange(5) % 3
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+    def train() -> None:
+        optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+        nn.CrossEntropyLoss()(model(images), labels).backward()
+        optimiser.step()
+
+    ctx, folder = context("site-1", peer=False), str(tmp_path / "clients")
+    TrainingBegins(folder, keep_examples=True).process(payload(ZERO), ctx)
+    worker = threading.Thread(target=train)
+    worker.start()
+    worker.join()
+    TrainingEnds(folder, str(tmp_path / "truth"), None, [[0.0], [1.0]]).process(payload(ONE), ctx)
+
+    told = read_bundle(tmp_path / "clients" / "site-1").facts_of("site-1", 0)
+    assert [best(told, name) for name in ("optimiser", "lr", "steps", "examples")] == ["Adam", 0.01, 1, 5]
+    own = Truths.load(tmp_path / "truth" / "site-1").examples["site-1"]
+    assert torch.equal(own.images, images)
+    assert torch.equal(own.labels, labels)
+
+
+def test_a_filter_that_can_not_write_passes_everything_on(tmp_path: Path) -> None:
+    (tmp_path / "b").write_text("no folder")
+    shareable = payload(ONE)
+
+    assert ReceivedFilter(str(tmp_path / "b")).process(shareable, context("a", peer=True)) is shareable

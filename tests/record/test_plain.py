@@ -1,0 +1,133 @@
+"""A recording of a loop of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedglass
+from fedglass.bundle.check import read_bundle
+from fedglass.bundle.facts import best
+from fedglass.bundle.measured import findings_of
+from fedglass.core.errors import UsageError
+from fedglass.rounds.truth import Truths
+
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGES = {name: torch.rand(6, 1, 8, 8, generator=GENERATOR) for name in "ab"}
+LABELS = {name: torch.randint(5, (6,), generator=GENERATOR) for name in "ab"}
+NONE = ((0.0,), (1.0,))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Sigmoid(), nn.Flatten(), nn.Linear(72, 5))
+
+
+def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int = 2) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(labels)).split(4):
+            optimiser.zero_grad()
+            F.cross_entropy(model(images[rows]), labels[rows]).backward()
+            optimiser.step()
+
+
+def averaged(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
+
+
+def federation(folder: Path, rounds: int = 2, truth: bool = False) -> list[dict[str, Tensor]]:
+    """FedAvg of two clients as anybody writes it, and the messages that were really sent."""
+    server, said = network(), []
+    for index in range(1, rounds + 1):
+        states = []
+        for name in "ab":
+            model = network()
+            model.load_state_dict(server.state_dict())
+            with fedglass.recording(folder, model, client=name, round=index, truth=truth, whitening=NONE):
+                train(model, IMAGES[name], LABELS[name])
+            states.append({key: tensor.clone() for key, tensor in model.state_dict().items()})
+        server.load_state_dict(averaged(states))
+        fedglass.record_aggregate(folder, server, round=index)
+        said += states
+    return said
+
+
+def test_rounds_and_clients_are_written_as_they_happened(tmp_path: Path) -> None:
+    said = federation(tmp_path / "bundle")
+
+    bundle = read_bundle(tmp_path / "bundle")
+
+    assert sorted(bundle.rounds) == [1, 2]
+    messages = [message for past in bundle.rounds.values() for message in past.messages]
+    for message, sent in zip(messages, said, strict=True):
+        assert message.received is not None
+        assert all(map(torch.equal, bundle.arrays(message.received).values(), sent.values()))
+        assert message.sent is None  # all start from the same model
+    assert [finding.words for index in bundle.rounds for finding in findings_of(bundle, index)] == []
+
+
+def test_how_it_trained_is_read(tmp_path: Path) -> None:
+    federation(tmp_path / "bundle", rounds=1)
+
+    told = read_bundle(tmp_path / "bundle").facts_of("b", 1)
+
+    assert [best(told, name) for name in ("optimiser", "lr", "epochs", "batch_size")] == ["SGD", 0.1, 2, 4]
+    assert best(told, "batch_norm") == "batch"
+
+
+def test_the_truth_is_kept_beside_it_where_asked_for(tmp_path: Path) -> None:
+    federation(tmp_path / "without")
+    federation(tmp_path / "bundle", truth=True)
+
+    assert not (tmp_path / "without-truth").exists()
+    for name in "ab":
+        own = Truths.load(tmp_path / "bundle-truth" / name).examples[name]
+        assert len(own.labels) == 6  # those of both rounds, each once
+        pairs = {(image.sum().item(), int(label)) for image, label in zip(own.images, own.labels, strict=True)}
+        assert pairs == {(i.sum().item(), int(y)) for i, y in zip(IMAGES[name], LABELS[name], strict=True)}
+
+
+def test_a_client_that_was_sent_another_model_is_told_apart(tmp_path: Path) -> None:
+    first, second = network(), network()
+    with torch.no_grad():
+        second[0].bias += 1  # type: ignore[index, operator] # a sequence of layers
+    for name, model in zip("ab", (first, second), strict=True):
+        with fedglass.recording(tmp_path / "bundle", model, client=name, round=1):
+            train(model, IMAGES[name], LABELS[name])
+
+    messages = {message.client: message for message in read_bundle(tmp_path / "bundle").rounds[1].messages}
+
+    assert messages["a"].sent is None
+    assert messages["b"].sent is not None
+
+
+def test_a_training_that_raises_leaves_no_message(tmp_path: Path) -> None:
+    model = network()
+    with (
+        pytest.raises(RuntimeError, match="lost"),
+        fedglass.recording(tmp_path / "bundle", model, client="a", round=1),
+    ):
+        raise RuntimeError("connection lost")
+
+    assert read_bundle(tmp_path / "bundle").rounds == {}
+
+
+def test_a_message_is_not_overwritten(tmp_path: Path) -> None:
+    federation(tmp_path / "bundle", rounds=1)
+
+    with pytest.raises(UsageError, match="already"):
+        federation(tmp_path / "bundle", rounds=1)
+
+
+def test_a_normalisation_that_can_not_be_told_is_asked_for(tmp_path: Path) -> None:
+    model = network()
+    with (
+        pytest.raises(UsageError, match="whitening=\\(mean, std\\)"),
+        fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True),
+    ):
+        train(model, IMAGES["a"], LABELS["a"])
