@@ -214,11 +214,27 @@ def test_a_figure_is_run_compared_and_drawn(tmp_path: Path) -> None:
     records = run(planned[:1], tmp_path, executor_for(1), Silent())
     assert [record.status for record in records.values()] == ["done", "done"]
     (line,) = lines(of, planned[:1], records)
-    assert line.measured["rmse"].endswith(f"({NO_BETTER})"), "two iterations read nothing"
+    assert f"({NO_BETTER}" in line.measured["rmse"], "two iterations read nothing"
     assert NO_BETTER not in line.measured["accuracy"]
     (chart,) = charts_over(of, planned[:1], records)
     assert "best blind guess" in chart.svg
     assert charts_along(of, planned[:1], records) == []
+
+
+def test_what_came_back_is_told_where_rmse_is_high(tmp_path: Path) -> None:
+    """A picture in another contrast is no better than a guess by RMSE, and shows the image."""
+    of = table("malicious-rounds")
+    planned = cells(of, of.rows[:1], ["ours"], 1, populations(["mnist"], [], None, 0), Request(iterations=1), 0)
+    (record,) = run(planned, tmp_path, executor_for(1), Silent()).values()
+
+    def told(**measures: float) -> str:
+        changed = record.model_copy(update={"extra": {**record.extra, "measures": measures}})
+        (line,) = lines(of, planned, {record.key: changed})
+        return line.measured["rmse"]
+
+    assert told(rmse=0.3, guess=0.2, back=100.0).endswith("(no better than guessing by RMSE, but 100 % came back)")
+    assert told(rmse=0.3, guess=0.2, back=0.0).endswith("(no better than guessing)")
+    assert told(rmse=0.1, guess=0.2, back=100.0) == "0.100"
 
 
 def test_accuracies_are_drawn_along_the_rounds(tmp_path: Path) -> None:

@@ -149,10 +149,15 @@ def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
 
 
 def _judged(measure: str, cell: Cell, records: Mapping[str, Record]) -> str:
-    """That an attack is no better than the best guess that needs no message, where both were measured."""
-    reached, blind = (by_client(cell, records, name) for name in (measure, "guess"))
-    beaten = measure == "rmse" and reached and blind and statistics.fmean(reached) >= statistics.fmean(blind)
-    return f" ({NO_BETTER})" if beaten else ""
+    """That an attack is no better than the best guess that needs no message, where both were measured.
+
+    Pictures in another contrast can be far off by RMSE and be recognised all the same: those that came back are told.
+    """
+    reached, blind, back = (by_client(cell, records, name) for name in (measure, "guess", "back"))
+    if measure != "rmse" or not reached or not blind or statistics.fmean(reached) < statistics.fmean(blind):
+        return ""
+    share = statistics.fmean(back) if back else 0.0
+    return f" ({NO_BETTER}{f' by RMSE, but {share:.0f} % came back' if share else ''})"
 
 
 def _share(told: int, clients: int) -> str:
