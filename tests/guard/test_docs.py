@@ -15,6 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     said = re.findall(r"# (False .*)$", program, flags=re.MULTILINE)
+    program = program.replace("budget_seconds=60", "budget_seconds=3600")  # on a busy machine too
     exec(compile(program, "docs/guard.md", "exec"), {"__name__": "page"})
     assert capsys.readouterr().out.splitlines() == said
 

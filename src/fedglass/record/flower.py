@@ -18,7 +18,7 @@ from fedglass.core.errors import FedglassError
 from fedglass.record.client import folder_name, take_training
 from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of
 from fedglass.record.flower_names import metric_name, name_of, node_name
-from fedglass.record.flower_strategy import defences_asked, layers_of, rule_of
+from fedglass.record.flower_strategy import defences_asked, layers_of, privacy_spent, rule_of
 
 S = TypeVar("S")
 log = logging.getLogger("fedglass")
@@ -54,7 +54,7 @@ class Recorded:
         answers = list(replies)
         self._recorder.received(server_round, answers, self)
         result = super().aggregate_train(server_round, answers)  # type: ignore[misc] # of the strategy
-        self._recorder.aggregated(server_round, result[0])
+        self._recorder.aggregated(server_round, result[0], self)
         return result
 
     # The same of strategies of the older API, which secure aggregation still needs.
@@ -68,7 +68,7 @@ class Recorded:
         self._recorder.fitted(server_round, results, self)
         result = super().aggregate_fit(server_round, results, failures)  # type: ignore[misc] # as above
         if result[0] is not None:
-            self._recorder.aggregated(server_round, arrays_of(result[0]))
+            self._recorder.aggregated(server_round, arrays_of(result[0]), self)
         return result
 
 
@@ -113,10 +113,10 @@ class StrategyRecorder:
         """What came back, as it came back; and who did not answer."""
         self._try(self._received, index, replies, strategy)
 
-    def aggregated(self, index: int, arrays: Any) -> None:
+    def aggregated(self, index: int, arrays: Any, strategy: Any) -> None:
         """What the strategy made of it; None where it refused."""
         if arrays is not None:
-            self._try(self._aggregated, index, arrays)
+            self._try(self._aggregated, index, arrays, strategy)
 
     def calling(self, index: int, calls: list[Any], strategy: Any) -> None:
         """`sending` of the older API."""
@@ -155,7 +155,7 @@ class StrategyRecorder:
     def _received(self, index: int, replies: list[Any], strategy: Any) -> None:
         past = self._writer.round(index)
         answered, self._answers = set(), {}
-        for reply in replies:
+        for reply in sorted(replies, key=_by_name):
             node = reply.metadata.src_node_id
             answered.add(node)
             if reply.has_error():
@@ -206,12 +206,16 @@ class StrategyRecorder:
                 past.absent(self._name(node), "no reply")
         past.facts({"rule": rule_of(strategy, len(results))}, source="read")
 
-    def _aggregated(self, index: int, arrays: Any) -> None:
+    def _aggregated(self, index: int, arrays: Any, strategy: Any) -> None:
         after = _numpy(arrays)
         alike = [name for name, own in self._answers.items() if _equal(own, after)]
         # One client's message unchanged, as Krum passes it on; of a single one nobody is left out.
         kept = alike if len(alike) == 1 and len(self._answers) > 1 else None
-        self._writer.round(index).aggregated(after, kept=kept)
+        past = self._writer.round(index)
+        past.aggregated(after, kept=kept)
+        spent = privacy_spent(strategy)
+        if spent is not None:
+            past.facts({"x-privacy-spent": spent}, source="read")
         self._answers = {}
 
     def _take(self, name: str, index: int) -> None:
@@ -220,6 +224,14 @@ class StrategyRecorder:
 
     def _name(self, node: int) -> str:
         return self._names.get(node, node_name(node))
+
+
+def _by_name(reply: Any) -> tuple[bool, int, str]:
+    """Replies by their clients' names, 2 before 10, whichever came first; those with errors have none and come last."""
+    if reply.has_error():
+        return True, 0, ""
+    name = name_of(reply, reply.metadata.src_node_id)
+    return False, len(name), name
 
 
 def _first_line(text: str) -> str:

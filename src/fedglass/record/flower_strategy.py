@@ -35,6 +35,12 @@ def rule_of(strategy: object, clients: int | None = None) -> Part:
     return {"name": kind.__name__, "options": _attributes(outer)} if rule is None else rule
 
 
+def privacy_spent(strategy: Any) -> dict[str, Any] | None:
+    """What a wrapper's accountant has counted so far; None where there is none."""
+    spent = strategy.privacy_spent() if hasattr(strategy, "privacy_spent") else None
+    return None if spent is None else {name: getattr(spent, name, None) for name in ("epsilon", "delta")}
+
+
 def _aggregating(strategy: object) -> type:
     methods = ("aggregate_train", "aggregate_fit")
     kinds = (kind for kind in type(strategy).__mro__ if not kind.__module__.startswith("fedglass."))

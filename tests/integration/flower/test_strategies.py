@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,28 @@ def test_clipping_by_clients_is_what_the_server_asked_for(
     words = " ".join(finding.words for finding in findings_of(bundle, 1))
     assert "scale" in words
     assert "num_batches_tracked" in words
+
+
+def test_a_wrapper_with_an_accountant_counts_as_ever_and_its_count_is_recorded(
+    federation: Make, tmp_path: Path
+) -> None:
+    accounting = pytest.importorskip("flwr.supercore.privacy_accounting")
+    events: list[Any] = []
+    method = accounting.SamplingMethod.NO_AMPLIFICATION
+    accountant = SimpleNamespace(
+        config=SimpleNamespace(sampling_method=method, population_size=5, max_epsilon=None),
+        compose=events.append,
+        get_privacy_spent=lambda: accounting.PrivacySpent(float(len(events)), 1e-5, len(events), "counted"),
+    )
+    strategy = flower.DifferentialPrivacyServerSideFixedClipping(
+        flower.FedAvg(**ALL), 1.0, 0.1, 5, accountant=accountant
+    )
+
+    federation().play(recorded(strategy, tmp_path / "bundle"))
+
+    rounds = read_bundle(tmp_path / "bundle").rounds
+    assert len(events) == 2
+    assert [rounds[i].facts["x-privacy-spent"]["read"]["epsilon"] for i in (1, 2)] == [1.0, 2.0]
 
 
 def test_who_did_not_answer_is_absent(federation: Make, tmp_path: Path) -> None:
