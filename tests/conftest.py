@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from hypothesis import settings
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from fedglass.attack.needs import needs_of
 from fedglass.audit.audit import Job
 from fedglass.audit.simulated import Simulated
+from fedglass.cli.main import cli
 from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Own, Training, Whitening
@@ -191,3 +193,13 @@ def make_job(make_federation: Callable[..., Federation]) -> Callable[..., Job]:
         return Job([source], more.pop("attacks", attacks), metrics=("psnr", "ssim"), **more)  # type: ignore[arg-type]  # passed on
 
     return make
+
+
+@pytest.fixture
+def fedglass() -> Callable[..., Result]:
+    """Runs a command; an exception that is not ours fails the test with its traceback."""
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False)
+
+    return run

@@ -9,24 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from fedglass.bundle import BundleWriter
-from fedglass.cli.main import cli
 from fedglass.plan import from_bundle
 
 from .federations import TERMS, Real
 from .mutations import original, sign
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def fedglass() -> Run:
-    def run(*arguments: object) -> Result:
-        return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False)
-
-    return run
 
 
 @pytest.fixture

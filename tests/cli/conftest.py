@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
-
-from fedglass.cli.main import cli
+from click.testing import Result
 
 SMALL = """
 [federation]
@@ -33,16 +31,6 @@ inconclusive_fails = false
 LEAKING = ("iterations = 3", "iterations = 120"), ("99.0", "15.0")
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def fedglass() -> Run:
-    """Runs a command; an exception that is not ours fails the test with its traceback."""
-
-    def run(*arguments: object) -> Result:
-        return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False)
-
-    return run
 
 
 @pytest.fixture

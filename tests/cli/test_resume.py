@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from click.testing import Result
 
 from fedglass.ledger.records import RECORDS, Record, RecordFile
 
+from ..processes import alive, descendants, lines, wait_for
+
 Run = Callable[..., Result]
 
-T = TypeVar("T")
 COMMAND = "from fedglass.cli.main import main; main()"
-
-
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def killed_after(first: int, plan: Path, out: Path) -> list[int]:
@@ -63,31 +58,3 @@ def test_a_killed_audit_continues_where_it_was(fedglass: Run, write_plan: Callab
     assert {r.key: timeless(r) for r in history} == undisturbed
     for record in history:
         assert all((out / picture.reconstruction).is_file() for picture in record.pictures)
-
-
-def descendants(ancestor: int) -> list[int]:
-    """The processes under a process, by the parents' ids in /proc."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = [ancestor]
-    for pid in found:  # grows while it is walked
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found[1:]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(look: Callable[[], T | None], patience: float = 60.0) -> T:
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        if (found := look()) is not None:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"nothing happened within {patience} seconds")

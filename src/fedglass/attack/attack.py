@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from fedglass.attack.merge import MatchAndAverage
-from fedglass.attack.needs import NOTHING, Reads, check_needs
+from fedglass.attack.needs import check_needs, reads_of
 from fedglass.attack.parts import (
     Bound,
     BoundForward,
@@ -57,7 +57,7 @@ class Stage:
 
     def reads(self, observation: Observation) -> frozenset[Fact]:
         """What the operator takes from the message itself, and no part of the stage need be told."""
-        return self.forward.reads(observation) if isinstance(self.forward, Reads) else NOTHING
+        return reads_of(self.forward, observation)
 
     def over(self, observation: Observation) -> Stage:
         """The same for all rounds that are looked at together; itself where that is one."""

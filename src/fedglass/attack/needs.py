@@ -29,6 +29,11 @@ class Reads(Protocol):
     def reads(self, observation: Observation) -> frozenset[Fact]: ...
 
 
+def reads_of(part: object, observation: Observation) -> frozenset[Fact]:
+    """What a part takes from the message itself; nothing for a part that does not say."""
+    return part.reads(observation) if isinstance(part, Reads) else NOTHING
+
+
 def needs_of(part: object) -> frozenset[Fact]:
     """What a part and all that it is composed of need, less what one of them supplies to those inside it.
 
@@ -74,7 +79,7 @@ def _lacking(part: object, observation: Observation, known: frozenset[Fact]) -> 
     inside = [pair for child in _inside(part) for pair in _lacking(child, observation, known)]
     if not inside:  # the message is looked at only where something is missing
         return own
-    supplied = _said(part, "supplies") | (part.reads(observation) if isinstance(part, Reads) else NOTHING)
+    supplied = _said(part, "supplies") | reads_of(part, observation)
     return own + [(fact, who) for fact, who in inside if fact not in supplied]
 
 

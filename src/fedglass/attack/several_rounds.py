@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from fedglass.attack.needs import NOTHING, Reads
+from fedglass.attack.needs import reads_of
 from fedglass.attack.parts import Binding, BoundForward, BoundTerm, Evaluation, Forward
 from fedglass.attack.terms.term import Term
 from fedglass.core.facts import Fact
@@ -25,7 +25,7 @@ class EachRound:
     forward: Forward
 
     def reads(self, observation: Observation) -> frozenset[Fact]:
-        return self.forward.reads(observation) if isinstance(self.forward, Reads) else NOTHING
+        return reads_of(self.forward, observation)
 
     def bind(self, observation: Observation) -> BoundForward:
         if not observation.also:

@@ -76,6 +76,7 @@ class Simulated:
     def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Unseen]:
         transcript, last = self._played(progress, answers)
         truths, utility = self.truths(), self._utility(last, progress, answers)
+        then = {i: self._utility_after(transcript.rounds[i]) for i in {view.rounds()[-1] for view in self.views}}
         bare, attendance = self._bare(transcript, answers), self.federation.attendance(self.rounds)
 
         def target(view: View) -> Target | Unseen:
@@ -85,7 +86,7 @@ class Simulated:
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
             more = further(view, found.behind, attendance)
-            now = {**utility, **self._utility_after(transcript.rounds[view.rounds()[-1]])}
+            now = {**utility, **then[view.rounds()[-1]]}
             found = replace(found, utility=now, bare=without, public=self.public, simulated=True)
             return replace(found, swept=self.swept, further=more)
 

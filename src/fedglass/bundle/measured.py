@@ -15,8 +15,8 @@ from torch import Tensor
 from fedglass.bundle.defended import SLACK, State, defended, unbounded, without_running
 from fedglass.bundle.facts import SOURCES, FactSheet, best, disputed, merged
 from fedglass.bundle.manifest import RoundFacts, sheet
-from fedglass.bundle.names import COUNTER
 from fedglass.bundle.reader import Bundle, files_of
+from fedglass.core.statistics import COUNTER
 
 MEANS = ("mean", "fedavg", "weighted_mean")
 """Rules that are checked by playing them again."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedglass.core.errors import UpdateError
+from fedglass.core.statistics import COUNTER
 
-COUNTER = "num_batches_tracked"
 COMPILED, PARALLEL = "_orig_mod", "module"
 """What torch.compile and DataParallel put into the names of what they wrap."""
 

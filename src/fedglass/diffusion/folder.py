@@ -138,6 +138,14 @@ def digest_of_files(paths: Iterable[Path]) -> str:
     return state.hexdigest()[:16]
 
 
+def check_unchanged(what: str, digest: str, expected: str) -> None:
+    """Refuse a network that has become another since it was named."""
+    if digest != expected:
+        raise UsageError(
+            f"The {what} is not the one that was named (digest {digest}, expected {expected}): run the command again."
+        )
+
+
 def _of_autoencoder(folder: Path) -> list[Path]:
     """The files of the autoencoder in whose latent space the model works, where there is one."""
     return [path for name in (CONFIG, WEIGHTS) if (path := folder / AUTOENCODER / name).is_file()]

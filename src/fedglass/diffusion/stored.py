@@ -11,10 +11,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.folder import digest_of, load_folder
+from fedglass.diffusion.folder import check_unchanged, digest_of, load_folder
 from fedglass.models.init import PyTorchDefault
 
 _HERE = Path(str(resources.files("fedglass.diffusion"))) / "embedded"
@@ -52,11 +51,7 @@ class Stored:
     def load(self) -> Denoiser:
         """The model; one that has become another since is refused."""
         denoiser, digest = _loaded(self.name)
-        if digest != self.digest:
-            raise UsageError(
-                f"The diffusion model {self.name!r} is not the one that was named (digest {digest}, expected "
-                f"{self.digest}): run the command again."
-            )
+        check_unchanged(f"diffusion model {self.name!r}", digest, self.digest)
         return denoiser
 
     @property

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedglass.audit.replay import Declared, Part
 from fedglass.core.errors import DataError
 from fedglass.core.params import Params
+from fedglass.core.statistics import COUNTER
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
 from fedglass.fl.protection import Protection
 from fedglass.models.network import Network
@@ -138,5 +139,4 @@ class Outbound:
 
 SLACK = 1e-3
 """Rounding of pixels on their way through a whitening."""
-COUNTER = "num_batches_tracked"
 """The name of BatchNorm's counters."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedglass.core.params import Params
-from fedglass.guard.outbound import COUNTER, Outbound
+from fedglass.core.statistics import COUNTER
+from fedglass.guard.outbound import Outbound
 from fedglass.guard.report import Reason
 
 SLACK = 1 + 1e-5

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedglass.core.errors import ModelError
 from fedglass.core.params import Params
+from fedglass.core.statistics import COUNTER, MEAN, VARIANCE
 from fedglass.core.types import BatchNorm
 from fedglass.models.attention import Watch, written_out
 
@@ -194,7 +195,7 @@ def _use_batch_statistics(module: nn.Module) -> None:
         if isinstance(layer, _NormBase):
             layer.train()
             layer.track_running_stats = False
-            for name in ("running_mean", "running_var", "num_batches_tracked"):
+            for name in (MEAN, VARIANCE, COUNTER):
                 layer._buffers[name] = None
 
 

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedglass.core.errors import DataError, ModelError
+from fedglass.core.statistics import COUNTER
 
 Sizes = Mapping[str, tuple[int, ...]]
 
@@ -70,7 +71,7 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: str) -> None:
 def _check(model: nn.Module, sizes: Sizes, path: str) -> None:
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     unique = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
-    counters = {name for name in own if name.endswith("num_batches_tracked")}
+    counters = {name for name in own if name.endswith(COUNTER)}
     missing = [name for name in own if name in unique - counters and name not in sizes]
     extra = [name for name in sizes if name not in own]
     if missing or extra:

@@ -15,6 +15,7 @@ from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
+from fedglass.core.statistics import MEAN
 from fedglass.core.types import Whitening
 from fedglass.plan.bundle_choice import Choice, chosen
 from fedglass.recipes.catalogue import recipe
@@ -85,7 +86,7 @@ def _known(choice: Choice) -> Iterator[frozenset[Fact]]:
 def _statistics(bundle: Bundle, names: tuple[str, ...], index: int) -> bool:
     """Whether running statistics came with the message, and were moved by the training."""
     moves = [change(bundle, name, index) or {} for name in names]
-    return any(bool(t.any()) for moved in moves for name, t in moved.items() if name.endswith("running_mean"))
+    return any(bool(t.any()) for moved in moves for name, t in moved.items() if name.endswith(MEAN))
 
 
 def plain_info(info: Info) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fedglass.audit.protection import parts_of
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.params import Params, buffers_of, check_update, subtract, weights_of
+from fedglass.core.statistics import COUNTER
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
@@ -29,7 +30,6 @@ from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows
 
-COUNTER = "num_batches_tracked"
 DEFENDED = ("Defended, as the plan says.",)
 
 

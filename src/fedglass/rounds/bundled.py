@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from fedglass.bundle.facts import best
 from fedglass.bundle.manifest import Held, MessageFacts, RoundFacts, sheet
 from fedglass.bundle.measured import MEANS
-from fedglass.bundle.names import COUNTER, Names, names_of
+from fedglass.bundle.names import Names, names_of
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import DataError, UpdateError
 from fedglass.core.params import Params, add, buffers_of, subtract, weights_of
+from fedglass.core.statistics import COUNTER
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.rounds.people import participant_of
 from fedglass.rounds.transcript import Message, Participant, Round

@@ -10,6 +10,7 @@ from fedglass.bundle.names import Names
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError
 from fedglass.core.optimisers import OPTIMISERS, Optimiser
+from fedglass.core.statistics import MEAN
 from fedglass.core.types import BatchNorm, Training
 from fedglass.rounds.transcript import Participant
 
@@ -37,7 +38,7 @@ def participant_of(
         moved = names.applied(moved)
     told = facts_with_measured(bundle, client, index, moved)
     examples, counted = _examples(told, counts.get(client))
-    normalises = any(name.endswith("running_mean") for name in moved or {}) or best(told, "batch_norm") is not None
+    normalises = any(name.endswith(MEAN) for name in moved or {}) or best(told, "batch_norm") is not None
     training = training_of(told, examples if counted else None, normalises)
     weight = best(told, "weight")
     whole = weight is not None and float(weight).is_integer()

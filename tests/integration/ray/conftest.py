@@ -7,7 +7,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +14,8 @@ from typing import TypeVar
 import pytest
 
 from fedglass.ledger.records import RECORDS, Record, RecordFile
+
+from ...processes import descendants
 
 T = TypeVar("T")
 COMMAND = [sys.executable, "-m", "fedglass"]
@@ -102,39 +103,12 @@ def timeless(record: Record) -> dict[str, object]:
     return record.model_dump(exclude={"seconds", "peak_mib", "finished"})
 
 
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def descendants(ancestor: int) -> dict[int, str]:
-    """The processes under a process and their titles, by the parents' ids in /proc."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = [ancestor]
-    for pid in found:  # grows while it is walked
-        found += [child for child, parent in parents.items() if parent == pid]
-    return {pid: title(pid) for pid in found[1:]}
+def titles(ancestor: int) -> dict[int, str]:
+    """The processes under a process, with what they are called."""
+    return {pid: title(pid) for pid in descendants(ancestor)}
 
 
 def title(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(look: Callable[[], T | None], patience: float = 120.0) -> T:
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        if (found := look()) is not None:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"nothing happened within {patience} seconds")

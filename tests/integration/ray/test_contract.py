@@ -20,7 +20,7 @@ from fedglass.audit.executors.executor import Lost, Ready, Watch
 from fedglass.audit.executors.ray import OnRay
 from fedglass.core.types import Training
 
-from .conftest import descendants
+from .conftest import titles
 
 OFFICE = """
 import os, signal
@@ -127,7 +127,7 @@ def test_clients_train_there_to_the_same_bit(ray_of_two: Ready, toy: Any) -> Non
 
 def test_nothing_listens_beyond_loopback_and_strangers_are_refused(ray_of_two: Ready, office: ModuleType) -> None:
     assert len(list(ray_of_two.run(office.halved, [1.0], quiet()))) == 1
-    family = descendants(os.getpid())
+    family = titles(os.getpid())
     assert any("raylet" in name for name in family.values())
     listening = addresses([os.getpid(), *family])
     assert listening, "they talk to each other"

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import alive, by_key, descendants, finish, wait_for
+from ...processes import alive, descendants, wait_for
+from .conftest import by_key, finish
 
 Start = Callable[..., "subprocess.Popen[str]"]
 TOKEN = "5f" * 32

@@ -14,7 +14,8 @@ import pytest
 
 from fedglass.ledger.records import RECORDS
 
-from .conftest import CASES, COMMAND, PLAN, alive, by_key, descendants, finish, lines, wait_for
+from ...processes import alive, descendants, lines, wait_for
+from .conftest import CASES, COMMAND, PLAN, by_key, finish, titles
 
 Start = Callable[..., "subprocess.Popen[str]"]
 KILLS = max(3, CASES // 16)
@@ -36,7 +37,7 @@ def test_killed_workers_cost_nothing(plan: Path, start: Start, here: Path, tmp_p
     killed, chance = 0, random.Random(0)
     while process.poll() is None and killed < KILLS:
         time.sleep(chance.uniform(0.2, 1.0))
-        busy = [pid for pid, name in descendants(process.pid).items() if name.startswith("ray::fedglass")]
+        busy = [pid for pid, name in titles(process.pid).items() if name.startswith("ray::fedglass")]
         if busy and lines(there / RECORDS) < CASES - 4:
             os.kill(chance.choice(busy), signal.SIGKILL)
             killed += 1

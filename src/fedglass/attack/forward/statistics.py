@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.attack.forward.target import local_steps, network_of
-from fedglass.attack.needs import NOTHING, Reads
+from fedglass.attack.needs import reads_of
 from fedglass.attack.parts import BoundForward, Forward
 from fedglass.core.facts import Fact
 from fedglass.core.statistics import COUNTER, MEAN, VARIANCE, moved_statistics
@@ -34,7 +34,7 @@ class BesideStatistics:
     forward: Forward
 
     def reads(self, observation: Observation) -> frozenset[Fact]:
-        return self.forward.reads(observation) if isinstance(self.forward, Reads) else NOTHING
+        return reads_of(self.forward, observation)
 
     def bind(self, observation: Observation) -> BoundForward:
         inner, told = self.forward.bind(observation), batch_statistics(observation)

@@ -15,7 +15,16 @@ from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import of_tensor
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Knowledge, Observation
-from fedglass.diffusion.folder import CONFIG, WEIGHTS, Shape, Wanted, digest_of_files, load_autoencoder, network_folder
+from fedglass.diffusion.folder import (
+    CONFIG,
+    WEIGHTS,
+    Shape,
+    Wanted,
+    check_unchanged,
+    digest_of_files,
+    load_autoencoder,
+    network_folder,
+)
 from fedglass.diffusion.latent_space import LatentSpace, lesson_of, settled
 from fedglass.diffusion.provenance import TRAINED_ON, TrainedOn
 from fedglass.diffusion.three_layers import ThreeLayers
@@ -76,11 +85,7 @@ class StoredDecoder:
 
     def _load(self) -> LatentSpace:
         network, digest = _loaded(self.name)
-        if digest != self.digest:
-            raise UsageError(
-                f"The autoencoder {self.name!r} is not the one that was named (digest {digest}, expected "
-                f"{self.digest}): run the command again."
-            )
+        check_unchanged(f"autoencoder {self.name!r}", digest, self.digest)
         return network
 
 
