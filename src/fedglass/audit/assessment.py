@@ -84,7 +84,7 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         defended=asked.target.defended,
         batch_statistics=asked.target.batch_statistics and Fact.STATISTICS not in uses_of(attack),
         further=asked.target.further,
-        **_explained(asked.target),
+        **_all_explained(asked.target),
     )
     if findings.open and not (findings.explained and not findings.defended):
         # A replay that gives an undefended message has explained it, whatever traces of it look like.
@@ -103,6 +103,12 @@ def _scored(
     versions = [images for images in (found.images, found.raw) if images is not None]
     otherwise = shown_otherwise(torch.cat(versions), asked.truth.private.images)
     return replace(findings, scores=scores, otherwise=tuple(otherwise))
+
+
+def _all_explained(target: Target) -> dict[str, Any]:
+    """The message of a target that is explained least, where several are attacked together."""
+    found = [_explained(each) for each in (target, *target.also)]
+    return min(found, key=lambda told: (False, None, True).index(told["explained"]))
 
 
 def _explained(target: Target) -> dict[str, Any]:
@@ -129,7 +135,8 @@ def _unknown(target: Target, found: Replay) -> str:
 
 def contradictions_in(target: Target) -> tuple[str, ...]:
     """What of a recorded message can not be as declared, whatever the data are."""
-    return target.doubts + (() if target.statement is None else contradictions(target.statement))
+    found = target.doubts + (() if target.statement is None else contradictions(target.statement))
+    return (*found, *(words for each in target.also for words in contradictions_in(each)))
 
 
 def _looked_closer(asked: Question, findings: Findings) -> Findings:
