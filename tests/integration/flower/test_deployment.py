@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -61,19 +62,50 @@ def listens(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
+def at(port: int) -> str:
+    return f"127.0.0.1:{port}"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where a SuperLink listens: at one port for all or, in Flower's lowest version that is supported, at one for each.
+
+    Some versions between have both kinds of ports at once; they are not tested.
+    """
+
+    users: int
+    nodes: int
+
+    def link(self) -> tuple[str, ...]:
+        """What a SuperLink is started with."""
+        if self.users == self.nodes:
+            return ("--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(self.users))
+        apart = ("--control-api-address", at(self.users), "--fleet-api-address", at(self.nodes))
+        return (*apart, "--serverappio-api-address", at(free_port()))
+
+    def node(self) -> tuple[str, ...]:
+        """And a SuperNode."""
+        own = free_port()
+        place = ("--port", str(own)) if self.users == self.nodes else ("--clientappio-api-address", at(own))
+        return ("--superlink", at(self.nodes), *place)
+
+
+def free_ports() -> Ports:
+    told = subprocess.run([str(BIN / "flower-superlink"), "--help"], capture_output=True, text=True, check=False)
+    users = free_port()
+    return Ports(users, users if "--port" in told.stdout else free_port())
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The home of a user who has run the app; recordings go there."""
-    told = subprocess.run([str(BIN / "flower-superlink"), "--help"], capture_output=True, text=True, check=False)
-    if "--port" not in told.stdout:
-        pytest.skip("this version's SuperLink is started otherwise")
     home = tmp_path_factory.mktemp("home")
     app = home / "app"
     shutil.copytree(APP, app, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
-    port = free_port()
+    ports = free_ports()
     (home / ".flwr").mkdir()
     (home / ".flwr" / "config.toml").write_text(
-        f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "{at(ports.users)}"\ninsecure = true\n'
     )
     environment = {
         **os.environ,
@@ -86,19 +118,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     with ExitStack() as stack:
         link = home / "superlink.log"
-        options = (
-            "--insecure",
-            "--disable-runtime-dependency-installation",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        )
-        stack.enter_context(running(link, environment, str(BIN / "flower-superlink"), *options))
-        wait_for(lambda: listens(port), link)
+        stack.enter_context(running(link, environment, str(BIN / "flower-superlink"), "--insecure", *ports.link()))
+        wait_for(lambda: listens(ports.users) and listens(ports.nodes), link)
         for i in range(NODES):
-            node = ("--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port()))
-            node += ("--node-config", f"partition-id={i} num-partitions={NODES}")
+            node = ("--insecure", *ports.node(), "--node-config", f"partition-id={i} num-partitions={NODES}")
             log = home / f"supernode-{i}.log"
             stack.enter_context(running(log, environment, str(BIN / "flower-supernode"), *node))
         wait_for(lambda: link.read_text().count("Activated node_id") >= NODES, link)
