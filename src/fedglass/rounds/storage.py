@@ -19,7 +19,7 @@ from fedglass import __version__
 from fedglass.bundle.truths import FACTS as TRUTH_FACTS
 from fedglass.bundle.truths import TENSORS as TRUTH
 from fedglass.bundle.truths import write_truths
-from fedglass.core.errors import DataError, FedglassError
+from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.core.params import Params, buffers_of, weights_of
 from fedglass.rounds.manifest import FORMAT, Held, Manifest, RoundFacts, TermsFacts, facts_of
@@ -38,6 +38,7 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     rounds = []
     for index, past in sorted(transcript.rounds.items()):
+        _check_storable(past, index)
         parts = {"before": past.before, "buffers": past.buffers, "step": past.step, "after": past.buffers_after}
         models = _store(directory, f"round-{index:05}.safetensors", parts)
         messages = {
@@ -50,6 +51,15 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
     terms = TermsFacts.of(transcript.terms)
     manifest = Manifest(fedglass=__version__, origin=transcript.origin, terms=terms, rounds=rounds)
     write_atomic(directory / MANIFEST, manifest.model_dump_json(indent=1) + "\n", private=True)
+
+
+def _check_storable(past: Round, index: int) -> None:
+    others = past.sent_their_own([message.client for message in past.messages])
+    if others:
+        raise UsageError(
+            f"A saved transcript has one model for each round, and {others[0]!r} was sent one of its own in round "
+            f"{index}: keep the bundle that it was read from."
+        )
 
 
 def load_transcript(directory: Path, model: nn.Module) -> Transcript:
