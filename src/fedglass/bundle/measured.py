@@ -88,6 +88,7 @@ def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = No
             found += [Finding(index, message.client, words) for words in defended(without_running(moved), defences)]
             found += [Finding(index, message.client, words, aside=True) for words in unbounded(moved, defences)]
             found += [Finding(index, message.client, words) for words in _backwards(moved)]
+        found += [Finding(index, message.client, words) for words in _unnamed(bundle, told)]
     return found
 
 
@@ -100,6 +101,16 @@ def _disputes(told: FactSheet) -> Iterator[str]:
     sizes, steps = best(told, "batch_sizes"), best(told, "steps")
     if sizes is not None and steps is not None and len(sizes) != steps:
         yield f"{len(sizes)} batch sizes are told, and {steps} local step(s)"
+
+
+def _unnamed(bundle: Bundle, told: FactSheet) -> Iterator[str]:
+    """Filters that a message says it passed, where what protects it was told without them."""
+    defences = best(told, "defences", best(bundle.facts, "defences"))
+    if defences is None:
+        return
+    others = [name for name in best(told, "filters", []) if name not in [part["name"] for part in defences]]
+    if others:
+        yield f"the message passed {', '.join(map(repr, others[:3]))} on its way, of which no declared defence tells"
 
 
 def _backwards(moved: State) -> Iterator[str]:
