@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from click.testing import Result
 
 from fedglass.audit.audit import run
 from fedglass.audit.replay import replay
@@ -113,6 +116,22 @@ def test_the_report_says_whose_model_was_its_own(tmp_path: Path) -> None:
     said = " ".join(line for section in source.threat() for line in section.lines)
     assert "client 1 was sent a model of its own in round 1" in said
     assert "client 0 was sent" not in said
+
+
+def test_whose_start_it_is_is_a_part_of_the_identity_too(tmp_path: Path) -> None:
+    personalised(tmp_path / "b", form="update")
+    (source,) = sources(job(tmp_path))
+    past = source.transcript.rounds[0]
+    one, other = past.messages
+    swapped = replace(past, messages=(replace(one, own=other.own), replace(other, own=None)))
+    again = replace(source, transcript=replace(source.transcript, rounds={0: swapped}))
+    assert again.identity() != source.identity()
+
+
+def test_record_info_tells_it(fedglass: Callable[..., Result], tmp_path: Path) -> None:
+    personalised(tmp_path / "b")
+    told = fedglass("record-info", tmp_path / "b").stdout
+    assert "Round 1: sent and aggregated, a model of its own for client 1, 2 messages" in told
 
 
 def test_an_aggregate_of_them_is_refused_in_a_sentence(tmp_path: Path) -> None:

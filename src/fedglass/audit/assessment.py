@@ -107,6 +107,12 @@ def _scored(
 
 
 def explained_in(target: Target) -> dict[str, Any]:
+    """The message of a target that is explained least, where several are attacked together."""
+    found = [_explained(each) for each in (target, *target.also)]
+    return min(found, key=lambda told: (False, None, True).index(told["explained"]))
+
+
+def _explained(target: Target) -> dict[str, Any]:
     """Whether the declared training gives the message; of a simulation it does."""
     if target.simulated:
         return {"explained": True}
@@ -132,7 +138,8 @@ def _unknown(target: Target, found: Replay) -> str:
 
 def contradictions_in(target: Target) -> tuple[str, ...]:
     """What of a recorded message can not be as declared, whatever the data are."""
-    return target.doubts + (() if target.statement is None else contradictions(target.statement))
+    found = target.doubts + (() if target.statement is None else contradictions(target.statement))
+    return (*found, *(words for each in target.also for words in contradictions_in(each)))
 
 
 def _looked_closer(asked: Question, findings: Findings) -> Findings:

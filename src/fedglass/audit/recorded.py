@@ -16,6 +16,7 @@ from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import Knows, Seen, View
 
 
@@ -62,8 +63,10 @@ class Recorded:
         for index, past in sorted(said.rounds.items()):
             sent = (p for m in past.messages for p in (m.update, m.buffers))
             params = [past.before, past.buffers, past.step, *sent, past.buffers_after]
-            params += [p for m in past.messages if m.own is not None for p in (m.own.before, m.own.buffers)]
             facts += [str(index), identity_text(past.participants), identity_text(past.kept), *map(of_params, params)]
+            for m in past.messages:
+                if m.own is not None:
+                    facts += [m.client, of_params(m.own.before), of_params(m.own.buffers)]
         return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
@@ -78,6 +81,23 @@ class Recorded:
         return [self._target(view) for view in self.views]
 
     def _target(self, view: View) -> Target:
+        if not isinstance(view, Together):
+            return self._single(view)
+        first, *later = map(self._single, view.ordered)
+        whole = target_of(self.transcript, view, self.knows, self.truths)
+        bare = [each.bare for each in (first, *later)]
+        return replace(
+            first,
+            observation=whole.observation,
+            further=self._further(view, first),
+            bare=None if bare[0] is None or None in bare else replace(bare[0], also=tuple(b for b in bare[1:] if b)),
+            also=tuple(later),
+        )
+
+    def _further(self, view: View, found: Target) -> int:
+        return further(view, found.behind, self.everywhere or self.transcript.attendance, self.views)
+
+    def _single(self, view: View) -> Target:
         """Files may have been edited or exchanged: what made a message is played again, whatever they say of it."""
         found = target_of(self.transcript, view, self.knows, self.truths)
         seen, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
@@ -86,7 +106,7 @@ class Recorded:
         return replace(
             found,
             public=self.public,
-            further=further(view, found.behind, self.everywhere or self.transcript.attendance),
+            further=self._further(view, found),
             declared=declared,
             statement=heard.statement(),
             doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),

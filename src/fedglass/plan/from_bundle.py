@@ -18,6 +18,7 @@ from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import opened, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.views.together import Together
 
 ORDER = (
     "inverting_gradients",
@@ -71,15 +72,18 @@ def draft(
         truth=str(beside.resolve()) if truth is not None or beside.is_dir() else None,
     )
     bundle, _ = opened(table, Path())
-    chosen, problem, doubts = None, "", tuple[str, ...]()
+    chosen, problem, doubts, together = None, "", tuple[str, ...](), False
     try:
-        sources = recorded_bundle(table, AdversaryTable(), Path())
+        # Without the truth nobody knows whether a client's data stayed the same.
+        wanted = AdversaryTable() if table.truth is None else AdversaryTable(together="also")
+        sources = recorded_bundle(table, wanted, Path())
+        together = any(isinstance(view, Together) for source in sources if source.truths for view in source.views)
         chosen, doubts = attacks_for(sources), tuple(sources[0].doubted())
     except FedglassError as error:
         problem = str(error)
     told = path or table.bundle
     named = None if table.truth is None else f"{told}-truth" if path is not None and truth is None else table.truth
-    return Draft(_text(bundle, told, model, named, chosen, problem), chosen, problem, doubts)
+    return Draft(_text(bundle, told, model, named, chosen, problem, together), chosen, problem, doubts)
 
 
 def attacks_for(sources: Sequence[Recorded]) -> Chosen:
@@ -129,7 +133,18 @@ def _needless(name: str, seen: Observation) -> str:
     return ""
 
 
-def _text(bundle: Bundle, path: str, model: str | None, truth: str | None, chosen: Chosen | None, problem: str) -> str:
+def _text(
+    bundle: Bundle,
+    path: str,
+    model: str | None,
+    truth: str | None,
+    chosen: Chosen | None,
+    problem: str,
+    together: bool,
+) -> str:
+    at_once = (
+        'together = "also"       # rounds of the same data one by one, and at once: what one hides others may tell'
+    )
     lines = [
         "# The plan of a recorded federation, written by `fedglass init --from`; all keys: docs/plan.md.",
         f"title = {_quoted(Path(path).name[:200])}",
@@ -142,7 +157,7 @@ def _text(bundle: Bundle, path: str, model: str | None, truth: str | None, chose
         '# whose = ["name"]        # whose messages; everybody\'s if left out',
         "# training = { lr = 0.1 } # in place of what the bundle tells",
         "",
-        "# [adversary]",
+        *(["[adversary]", at_once] if together else ["# [adversary]", f"# {at_once}"]),
         '# view = "aggregate"      # or "server"; as the federation\'s own server saw it if left out',
         "",
     ]
