@@ -589,6 +589,11 @@ def _over_rounds() -> Iterator[Situation]:
     two, loud = Together((ServerView(0, 0), ServerView(0, 1))), {"client 0": Protection(release=GaussianNoise(std=0.1))}
     open_rounds, noisy_rounds = simulated(rounds=2, view=two), simulated(noisy(0.1), rounds=2, view=two)
     yield row("saved: two rounds together", LEAKS, saved(open_rounds))
+    faint = {"client 0": Protection(release=GaussianNoise(std=1e-6))}
+    faint_rounds = simulated(noisy(1e-6), rounds=2, view=two)
+    yield row("saved: two rounds together, faint noise", LEAKS, saved(faint_rounds, shields=faint))
+    both = Together((AggregateView(0), AggregateView(1)))
+    yield row("saved: two rounds of an aggregate together", LEAKS, saved(simulated({}, {}, rounds=2, view=both)), LONG)
     yield row("saved: two rounds together, heavy noise", SAFE, saved(noisy_rounds, shields=loud))
     mixed = saved(noisy_rounds, edit=round_as_of(open_rounds, 1), shields=loud)
     yield row("saved: two rounds together, heavy noise declared and none in the second", LEAKS, mixed)

@@ -64,6 +64,9 @@ class Recorded:
             sent = (p for m in past.messages for p in (m.update, m.buffers))
             params = [past.before, past.buffers, past.step, *sent, past.buffers_after]
             facts += [str(index), identity_text(past.participants), identity_text(past.kept), *map(of_params, params)]
+            for m in past.messages:
+                if m.own is not None:
+                    facts += [m.client, of_params(m.own.before), of_params(m.own.buffers)]
         return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
@@ -115,7 +118,7 @@ class Recorded:
         said, named = self.transcript, f" {self.name!r}" if self.name else ""
         size = sum(p.numel() for p in said.model.parameters())
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
-        lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth]
+        lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         seen = next(iter(self.rehearse())).observation
         facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
         facts += [] if self.public is None else [self.public.words]
@@ -126,6 +129,12 @@ class Recorded:
             Section("What it knows beside", facts),
         ]
         return [*told, Section("What is not as it was said", self.doubted())] if self.doubts else told
+
+    def _personalised(self) -> Iterator[str]:
+        """Whose messages add to another model than the round's, in words."""
+        for index, past in sorted(self.transcript.rounds.items()):
+            for name in past.sent_their_own(self.transcript.terms.clients):
+                yield f"{name} was sent a model of its own in round {index + 1}, to which its message adds."
 
     def doubted(self) -> list[str]:
         """What is not as it was said, in words."""

@@ -67,7 +67,9 @@ def _of_round(past: RoundFacts) -> str:
     count = sum(message.received is not None for message in past.messages)
     missing = [message.client for message in past.messages if message.absent is not None]
     absent = f", absent: {_some(missing)}" if missing else ""
-    return f"{' and '.join(seen) or 'no global model'}, {_counted(count, 'message')}{absent}"
+    special = [message.client for message in past.messages if message.sent is not None]
+    own = f", a model of its own for {_some(special)}" if special else ""
+    return f"{' and '.join(seen) or 'no global model'}{own}, {_counted(count, 'message')}{absent}"
 
 
 def _alike(said: Iterable[tuple[What, Where]]) -> Iterable[tuple[What, list[Where]]]:

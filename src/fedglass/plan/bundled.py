@@ -249,8 +249,8 @@ def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int,
     """What is not as it was said, by round and client."""
     doubts: dict[tuple[int, str], tuple[str, ...]] = {}
     for index in choice.rounds:
-        sent = bundle.rounds[index].sent
-        assert sent is not None, "rounds without it are not chosen"
+        past = bundle.rounds[index]
+        sent = past.sent or next(message.sent for message in past.messages if message.sent is not None)
         names = names_of([(a.name, tuple(a.shape)) for a in sent.arrays], model, str(bundle.folder / sent.file))
         for found in findings_of(bundle, index, names.model):
             if found.aside:
