@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from fedglass.bundle import BundleWriter
+from fedglass.core.registry import built_in
 from fedglass.plan import from_bundle
 
 from .federations import TERMS, Real
@@ -54,7 +55,8 @@ def test_record_info_says_what_is_not_as_it_was_said(fedglass: Run, bundle: Path
 def test_a_bundle_is_audited_without_a_plan(
     fedglass: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(from_bundle, "ORDER", ("idlg", "dlfa"))
+    known = built_in("attacks")
+    monkeypatch.setattr(from_bundle, "built_in", lambda kind: {name: known[name] for name in ("idlg", "dlfa", "dlg")})
     found = fedglass("audit", bundle, "-o", tmp_path / "out", "--workers", 1, "--json")
     told = json.loads(found.stdout)
     assert [each["attack"] for each in told["attacks"]] == ["idlg"]

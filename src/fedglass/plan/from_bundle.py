@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedglass.attack.unasked import reasons_of
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.facts import best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.facts import Fact
-from fedglass.core.types import BatchNorm, Observation
+from fedglass.core.registry import built_in
+from fedglass.core.types import Observation
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import opened, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.views.together import Together
-
-ORDER = (
-    "inverting_gradients",
-    "idlg",
-    "coarse_to_fine_batchnorm",
-    "coarse_to_fine_statistics",
-    "dlfa",
-    "sme",
-)
-"""What is played on a recording of which nobody says by what: each where the facts allow it and it says more."""
-LARGE = 3 * 64 * 64
-"""Entries of an image beyond which one attack is enough to begin with."""
-FEW = 20
-"""Local steps up to which a training is simulated without being asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,15 +75,21 @@ def draft(
 def attacks_for(sources: Sequence[Recorded]) -> Chosen:
     """The attacks that can be played on every message of the sources, and say more than others on one of them."""
     seen = [found.observation for source in sources for found in source.rehearse()]
+    found = ((entry.name, reasons_of(entry.value)) for entry in built_in("attacks").values())
     left: dict[str, str] = {}
-    for name in ORDER:
-        needless = [_needless(name, observation) for observation in seen]
+    attacks = []
+    for name, why_not in found:
+        if why_not is None:
+            continue
+        needless = [why_not(observation) for observation in seen]
         reason = _refused(name, seen) or (needless[0] if all(needless) else "")
         if reason:
             left[name] = reason
-    if len(left) == len(ORDER):
-        raise UsageError(f"No attack can be played on every message: {left[ORDER[0]]}")
-    return Chosen(tuple(name for name in ORDER if name not in left), left)
+        else:
+            attacks.append(name)
+    if not attacks:
+        raise UsageError(f"No attack can be played on every message: {next(iter(left.values()))}")
+    return Chosen(tuple(attacks), left)
 
 
 def _refused(name: str, seen: Sequence[Observation]) -> str:
@@ -108,28 +100,6 @@ def _refused(name: str, seen: Sequence[Observation]) -> str:
             attack.check(observation)
         except UsageError as error:
             return str(error)
-    return ""
-
-
-def _needless(name: str, seen: Observation) -> str:
-    """Why an attack that could be played says no more than another."""
-    knows, told = seen.knows, Fact.STATISTICS in seen.facts
-    steps = knows.local_steps
-    batch = knows.training is not None and knows.training.batch_norm is BatchNorm.BATCH
-    if name == "idlg" and (knows.examples != 1 or knows.clients != 1 or steps != 1):
-        return "it is for one example and one local step"
-    if name in ("dlfa", "sme") and steps == 1:
-        return "one local step is explained by inverting_gradients as well"
-    if name == "dlfa" and steps is not None and steps * knows.clients > FEW:
-        return f"{steps} local steps are dear to simulate; name it in a plan if you want it"
-    if name == "coarse_to_fine_batchnorm" and not batch:
-        return "no client is known to train BatchNorm by its batch"
-    if name == "coarse_to_fine_batchnorm" and told:
-        return "coarse_to_fine_statistics reads the running statistics too"
-    if name == "coarse_to_fine_statistics" and not told:
-        return "no running statistics that have moved were recorded"
-    if name == "dlfa" and math.prod(knows.shape) > LARGE:
-        return "images of that size are dear to simulate; name it in a plan if you want it"
     return ""
 
 

@@ -28,7 +28,10 @@ from fedglass.attack.terms.scale_rule import ScaleRule
 from fedglass.attack.terms.support import SupportCosine
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import PixelVariation, TotalVariation
+from fedglass.attack.unasked import unasked
+from fedglass.core.facts import Fact
 from fedglass.core.registry import register
+from fedglass.core.types import BatchNorm, Observation
 
 PAPER = (
     "Zhu, Yang, Guo, Qin, Wang, Wang, Nan, Zheng: Cracking Federated Privacy, 2025, "
@@ -107,6 +110,14 @@ def coarse_to_fine_pruned(labels: Labels = MINIMUM_RULE, iterations: int = 500, 
     return Attack(labels, stages, restarts=restarts)
 
 
+def _not_by_the_batch(seen: Observation) -> str:
+    training = seen.knows.training
+    if training is None or training.batch_norm is not BatchNorm.BATCH:
+        return "no client is known to train BatchNorm by its batch"
+    return "coarse_to_fine_statistics reads the running statistics too" if Fact.STATISTICS in seen.facts else ""
+
+
+@unasked(_not_by_the_batch)
 @register(
     "attacks",
     "coarse_to_fine_batchnorm",

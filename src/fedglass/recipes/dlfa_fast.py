@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.unroll import BUDGET_MIB, Unroll, UnrollEpochs
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, OrderedEpochPixels
@@ -14,13 +16,28 @@ from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.epoch_prior import SquaredEpochPrior
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.unasked import unasked
 from fedglass.core.facts import Fact
 from fedglass.core.papers import DLFA
 from fedglass.core.registry import register
+from fedglass.core.types import Observation
 from fedglass.recipes.dlfa_settings import settings
-from fedglass.recipes.sme import COUNTS, surrogate
+from fedglass.recipes.sme import COUNTS, one_step, surrogate
+
+LARGE = 3 * 64 * 64
+"""Entries of an image beyond which it is not played without being asked for."""
+FEW = 20
+"""Local steps of all clients up to which it is."""
 
 
+def _dear(seen: Observation) -> str:
+    steps, dear = seen.knows.local_steps, "dear to simulate; name it in a plan if you want it"
+    if steps is not None and steps * seen.knows.clients > FEW:
+        return f"{steps} local steps are {dear}"
+    return f"images of that size are {dear}" if math.prod(seen.knows.shape) > LARGE else ""
+
+
+@unasked(lambda seen: one_step(seen) or _dear(seen))
 @register("attacks", "dlfa", summary="simulates the local training, epoch prior; started from sme, fast", paper=DLFA)
 def dlfa(
     labels: Labels = COUNTS,

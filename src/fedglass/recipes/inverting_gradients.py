@@ -13,12 +13,14 @@ from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.unasked import unasked
 from fedglass.core.registry import register
 
 PAPER = "Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS 2020, https://arxiv.org/abs/2003.14053"
 SIGN_RULE = SignRule()
 
 
+@unasked(lambda seen: "")
 @register(
     "attacks",
     "inverting_gradients",

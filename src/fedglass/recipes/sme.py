@@ -12,9 +12,11 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import Constant, CosineDecay, Schedule, StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.unasked import unasked
 from fedglass.core.errors import UsageError
 from fedglass.core.papers import SME
 from fedglass.core.registry import register
+from fedglass.core.types import Observation
 
 COUNTS = InterpolatedCounts()
 PUBLISHED_STEPS = StepDecay(at=(0.374, 0.624, 0.875))
@@ -24,6 +26,12 @@ LESS = 0.7
 """Of the total variation, where several points explain the message better than one and less of it is noise."""
 
 
+def one_step(seen: Observation) -> str:
+    """Why a message of a single local step needs no more than its gradient."""
+    return "one local step is explained by inverting_gradients as well" if seen.knows.local_steps == 1 else ""
+
+
+@unasked(one_step)
 @register(
     "attacks",
     "sme",

@@ -8,10 +8,18 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.statistics import BesideStatistics
 from fedglass.attack.parts import Labels
 from fedglass.attack.terms.statistics import WithStatistics
+from fedglass.attack.unasked import unasked
+from fedglass.core.facts import Fact
 from fedglass.core.registry import register
+from fedglass.core.types import Observation
 from fedglass.recipes.coarse_to_fine import MINIMUM_RULE, PAPER, coarse_to_fine_batchnorm
 
 
+def _untold(seen: Observation) -> str:
+    return "" if Fact.STATISTICS in seen.facts else "no running statistics that have moved were recorded"
+
+
+@unasked(_untold)
 @register(
     "attacks",
     "coarse_to_fine_statistics",
