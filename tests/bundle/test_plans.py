@@ -59,6 +59,53 @@ def test_the_first_and_the_last_round_are_looked_at(folder: Path) -> None:
     assert source.infos()[-1].words == "b: the server sees the update of client 1 in round 3"
 
 
+def in_turn(folder: Path, present: dict[int, tuple[str, ...]], unsent: tuple[int, ...] = ()) -> None:
+    """A federation whose clients take part in some rounds alone; of some rounds the model that was sent is missing."""
+    state, writer = dict(Real().model().state_dict()), BundleWriter(folder / "b", facts=TERMS)
+    for index, names in present.items():
+        if index not in unsent:
+            writer.round(index).sent(state)
+        for name in names:
+            after = {key: tensor + 0.01 * index for key, tensor in state.items()}
+            writer.round(index).received(name, after, examples=1)
+            told = {"optimiser": "SGD", "lr": 0.1, "steps": 1, "batch_sizes": [1]}
+            writer.training(name, index, told, source="read")
+
+
+def test_nobody_is_passed_over_who_took_part_in_other_rounds(tmp_path: Path) -> None:
+    in_turn(tmp_path, {1: ("a",), 2: ("a", "b"), 3: ("b",), 4: ("c", "b"), 5: ("a",)})
+    (source,) = sources(job(tmp_path))
+    assert [view.rounds()[-1] + 1 for view in source.views] == [1, 2, 2, 4, 4, 5]
+    assert source.overlooked == ()
+
+
+def test_who_can_not_be_looked_at_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    in_turn(tmp_path, {1: ("a",), 2: ("b",), 3: ("a",)}, unsent=(2,))
+    (source,) = sources(job(tmp_path))
+    assert source.overlooked == ("b",)
+    assert all(target.overlooked == ("b",) for target in targets(job(tmp_path)))
+    (source,) = sources(job(tmp_path, 'whose = ["a"]'))
+    assert source.overlooked == (), "who names the clients has decided"
+
+
+def test_a_truth_of_another_number_than_was_told_is_noticed(folder: Path) -> None:
+    assert not any(target.miscounted for target in targets(job(folder, 'truth = "b-truth"')))
+    images, labels = examples(1, 2)
+    BundleWriter(folder / "b", resume=True).truth("client 1", images[:1], labels[:1])
+    found = [target.miscounted for target in targets(job(folder, 'truth = "b-truth"\nrounds = [1]'))]
+    assert found == [False, True]
+
+
+def test_an_aggregate_of_nobody_knows_whom_is_not_scored_by_somebody_s_truth(tmp_path: Path) -> None:
+    model = Real().model()
+    writer = BundleWriter(tmp_path / "b", facts={**TERMS, "sees": "aggregate"})
+    writer.round(1).sent(model.state_dict())
+    writer.round(1).aggregated({name: tensor + 0.01 for name, tensor in model.state_dict().items()})
+    writer.truth("a", *examples(0, 1))
+    (source,) = sources(job(tmp_path, 'truth = "b-truth"\nexamples = 1\ntraining = { lr = 0.1 }'))
+    assert source.truths is None
+
+
 def test_rounds_and_clients_can_be_chosen(folder: Path) -> None:
     (source,) = sources(job(folder, 'rounds = [2]\nwhose = ["client 1"]'))
     assert source.views == (ServerView(1, 1),)
@@ -86,6 +133,20 @@ def test_an_aggregate_is_replayed_as_the_server_weighs_it(folder: Path) -> None:
     other = replay(even)
     assert other is not None
     assert not other.explained
+
+
+def test_tensors_that_stay_as_they_came_are_not_explained_by_a_training_of_all(tmp_path: Path) -> None:
+    """Layers that were frozen, or left out of the message: an attack that expects them to move looks for another."""
+
+    def kept_back(before: State, after: State) -> State:
+        return {name: before[name] if name.startswith("body.0.") else tensor for name, tensor in after.items()}
+
+    Real(sizes=(2,), rounds=1, leaves=kept_back).record(tmp_path / "b")
+    (target,) = targets(job(tmp_path, 'truth = "b-truth"'))
+    assert target.declared is not None
+    found = replay(target.declared)
+    assert found is not None
+    assert (found.explained, found.residual) == (False, pytest.approx(1.0))
 
 
 def test_clients_without_a_truth_are_attacked_and_not_scored(folder: Path) -> None:

@@ -147,7 +147,11 @@ def _played(declared: Declared) -> Replay:
     message = [declared.update[name].double() for name in declared.before]
     tries = [message_of(declared, order) for order in range(1 if _has_no_order(declared) else ORDERS)]
     worst = Replay(0.0, ROUNDING, explained=True)
-    moved = [i for i, before in enumerate(declared.before.values()) if _norm(message[i]) > FAINT * _norm(before)]
+    moved = [
+        i
+        for i, before in enumerate(declared.before.values())
+        if _norm(message[i]) > FAINT * _norm(before) or _expected(i, before, tries)
+    ]
     # Where all of it is faint, as by a tiny learning rate, all of it is what there is to be explained.
     for i in moved or [i for i, tensor in enumerate(message) if _norm(tensor) > 0]:
         found = _compared(message[i], [each[i] for each in tries])
@@ -159,6 +163,17 @@ def _played(declared: Declared) -> Replay:
     return replace(worst, explained=worst.explained and noise == "as declared", noise=noise)
 
 
+def _expected(i: int, before: Tensor, tries: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether the training moves a tensor: that the message does not is amiss too, since layers were frozen then.
+
+    By more than rounding, which is all that a bias moves by that the next layer's normalisation takes out again.
+    """
+    whole = (math.hypot(*map(_norm, each)) for each in tries)
+    return all(
+        _norm(each[i]) > FAINT * max(_norm(before), all_of_it) for each, all_of_it in zip(tries, whole, strict=True)
+    )
+
+
 def _draws(declared: Declared) -> bool:
     """Whether the defence is random: the same batches give another message then."""
     pairs = zip(message_of(declared, 0), message_of(declared, 0, draw=ORDERS), strict=True)
@@ -167,7 +182,7 @@ def _draws(declared: Declared) -> bool:
 
 def _compared(message: Tensor, tries: Sequence[Tensor]) -> Replay:
     """How far one tensor of the message lies from the nearest try, beside how far the tries lie from each other."""
-    size = float(message.norm())
+    size = float(message.norm()) or max(map(_norm, tries))  # where nothing was sent, beside what was expected
     residual = min(float((each - message).norm()) for each in tries) / size
     apart = [
         min(float((one - other).norm()) for j, other in enumerate(tries) if j != i) / float(one.norm() or 1.0)

@@ -71,6 +71,16 @@ class Target:
     further: int = 0
     """Rounds beyond those that are looked at here in which all behind the message trained on the same examples."""
 
+    overlooked: tuple[str, ...] = ()
+    """Clients of the same federation that nobody has looked at, and nobody has left out."""
+
+    @property
+    def miscounted(self) -> bool:
+        """Whether the adversary was told another number of examples than there are: it looks for something else."""
+        seen = self.observation
+        told = self.truth is not None and not self.simulated and Fact.EXAMPLES in seen.facts
+        return told and seen.knows.examples != len(self.known_truth.labels)
+
     def target(self) -> Target:
         """Itself: it need not be made."""
         return self

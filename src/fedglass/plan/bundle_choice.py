@@ -27,6 +27,8 @@ class Choice:
     """Whose; None for everybody's."""
     left: tuple[str, ...] = ()
     """What is not looked at, and why."""
+    overlooked: tuple[str, ...] = ()
+    """Clients that took part and can not be looked at, where nobody has said that they need not be."""
 
     def whose(self, index: int) -> tuple[str, ...]:
         """Whose messages of a round are looked at one by one."""
@@ -37,6 +39,10 @@ class Choice:
             and message.sent is None
             and (self.names is None or message.client in self.names)
         )
+
+    def seen(self, index: int) -> tuple[str, ...]:
+        """Who would be looked at in a round."""
+        return self.people(index) if self.view == "aggregate" else self.whose(index)
 
     def people(self, index: int) -> tuple[str, ...]:
         """Whose examples are in the aggregate of a round."""
@@ -52,7 +58,7 @@ def chosen(
     rounds: Sequence[int] | Literal["all"] | None = None,
     names: Sequence[str] | None = None,
 ) -> Choice:
-    """What is asked for, or else the first and the last round, as the server saw them; refuses what is not there."""
+    """What is asked for, or else what shows everybody once, as the server saw it; refuses what is not there."""
     strangers = [name for name in names or () if name not in bundle.clients]
     if strangers:
         raise UsageError(
@@ -64,9 +70,10 @@ def chosen(
     reasons = {index: why_not(bundle, index, seat, whose) for index in bundle.rounds}
     usable = [index for index, reason in reasons.items() if not reason]
     if not usable:
-        raise UsageError(f"{bundle.folder} has nothing to attack: {next(iter(reasons.values()))}.")
+        why = next(iter(reasons.values()), "it holds no round yet, record one first")
+        raise UsageError(f"{bundle.folder} has nothing to attack: {why}.")
     if rounds is None:
-        wanted: Sequence[int] = sorted({usable[0], usable[-1]})
+        wanted: Sequence[int] = _showing_everybody(Choice(bundle, seat, tuple(usable), whose))
     else:
         wanted = usable if rounds == "all" else rounds
     _check_rounds(bundle, wanted, reasons)
@@ -74,7 +81,31 @@ def chosen(
     count = sum(1 if seat == "aggregate" else len(choice.whose(index)) for index in choice.rounds)
     if count > MOST_CASES:
         raise UsageError(f"{bundle.folder}: {count:,} messages are too many: choose recording.rounds and .whose.")
-    return Choice(bundle, seat, choice.rounds, whose, tuple(_left(bundle, choice, usable, reasons)))
+    # Who names rounds or clients has decided what is to be looked at, and the report says what that was.
+    overlooked = _overlooked(choice) if rounds is None and names is None else ()
+    return Choice(bundle, seat, choice.rounds, whose, tuple(_left(bundle, choice, usable, reasons)), overlooked)
+
+
+def _showing_everybody(all_of_it: Choice) -> list[int]:
+    """The first and the last round, and of clients that are in neither the first one that they are in.
+
+    A client that nobody has looked at may leak whatever the others' messages show.
+    """
+    rounds = all_of_it.rounds
+    found, seen = {rounds[0], rounds[-1]}, {name for index in (rounds[0], rounds[-1]) for name in all_of_it.seen(index)}
+    for index in rounds:
+        new = set(all_of_it.seen(index)) - seen
+        if new:
+            found.add(index)
+            seen |= new
+    return sorted(found)
+
+
+def _overlooked(choice: Choice) -> tuple[str, ...]:
+    past = choice.bundle.rounds.values()
+    present = dict.fromkeys(message.client for each in past for message in each.messages if message.absent is None)
+    seen = {name for index in choice.rounds for name in choice.seen(index)}
+    return tuple(name for name in present if name not in seen)
 
 
 def why_not(bundle: Bundle, index: int, seat: Seat, names: tuple[str, ...] | None) -> str:

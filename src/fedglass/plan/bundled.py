@@ -61,7 +61,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     transcript, protections = _transcript(table, reading, settled, choice)
     views = _views(choice, transcript.terms.clients, base_of(bundle))
     views = _together(views) if adversary.together else views
-    known = [view for view, clients in views if truths is not None and set(clients) <= set(truths.examples)]
+    known = [view for view, clients in views if truths is not None and clients and set(clients) <= set(truths.examples)]
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
     doubts = _doubts(bundle, reading.model, choice)
@@ -70,7 +70,8 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
-        return Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
+        told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
+        return replace(told, overlooked=choice.overlooked)
 
     scored = [source(name, known, truths)] if known else []
     return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])

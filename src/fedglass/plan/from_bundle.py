@@ -14,6 +14,7 @@ from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.types import BatchNorm, Observation
+from fedglass.plan.bundle_choice import chosen
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import opened, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
@@ -54,6 +55,8 @@ class Draft:
     """Why it can not, as a sentence."""
     doubts: tuple[str, ...] = ()
     """What is not as it was said."""
+    unseen: tuple[str, ...] = ()
+    """What is not looked at, and why."""
 
 
 def draft(
@@ -71,15 +74,16 @@ def draft(
         truth=str(beside.resolve()) if truth is not None or beside.is_dir() else None,
     )
     bundle, _ = opened(table, Path())
-    chosen, problem, doubts = None, "", tuple[str, ...]()
+    allowed, problem, doubts, unseen = None, "", tuple[str, ...](), tuple[str, ...]()
     try:
         sources = recorded_bundle(table, AdversaryTable(), Path())
-        chosen, doubts = attacks_for(sources), tuple(sources[0].doubted())
+        allowed, doubts = attacks_for(sources), tuple(sources[0].doubted())
+        unseen = chosen(bundle, None).left
     except FedglassError as error:
         problem = str(error)
     told = path or table.bundle
     named = None if table.truth is None else f"{told}-truth" if path is not None and truth is None else table.truth
-    return Draft(_text(bundle, told, model, named, chosen, problem), chosen, problem, doubts)
+    return Draft(_text(bundle, told, model, named, allowed, problem), allowed, problem, doubts, unseen)
 
 
 def attacks_for(sources: Sequence[Recorded]) -> Chosen:
@@ -129,7 +133,7 @@ def _needless(name: str, seen: Observation) -> str:
     return ""
 
 
-def _text(bundle: Bundle, path: str, model: str | None, truth: str | None, chosen: Chosen | None, problem: str) -> str:
+def _text(bundle: Bundle, path: str, model: str | None, truth: str | None, allowed: Chosen | None, problem: str) -> str:
     lines = [
         "# The plan of a recorded federation, written by `fedglass init --from`; all keys: docs/plan.md.",
         f"title = {_quoted(Path(path).name[:200])}",
@@ -138,7 +142,7 @@ def _text(bundle: Bundle, path: str, model: str | None, truth: str | None, chose
         f"bundle = {_quoted(path)}",
         *_missing(bundle, model),
         *([] if truth is None else [f"truth = {_quoted(truth)}  # what the clients have kept of their own"]),
-        '# rounds = [1, 2]         # by the federation\'s own numbers, or "all"; the first and the last if left out',
+        '# rounds = [1, 2]         # by the federation\'s own numbers, or "all"; some that show everybody if left out',
         '# whose = ["name"]        # whose messages; everybody\'s if left out',
         "# training = { lr = 0.1 } # in place of what the bundle tells",
         "",
@@ -148,10 +152,10 @@ def _text(bundle: Bundle, path: str, model: str | None, truth: str | None, chose
     ]
     if problem:
         lines += [f"# Not checked yet: {_line(problem)}"]
-    names = ("inverting_gradients",) if chosen is None else chosen.attacks
+    names = ("inverting_gradients",) if allowed is None else allowed.attacks
     for name in names:
         lines += ["[[attacks]]", f"name = {_quoted(name)}", ""]
-    for name, reason in (chosen.left if chosen is not None else {}).items():
+    for name, reason in (allowed.left if allowed is not None else {}).items():
         lines += [f"# left out: {name}: {_line(reason)}"]
     lines += ["", "[gate]", 'metric = "psnr"', "threshold = 20.0", ""]
     return "\n".join(lines)
