@@ -217,9 +217,9 @@ def _overlooked(found: Findings) -> Flag | None:
     names = ", ".join(map(repr, found.overlooked[:NAMED]))
     more = f" and {len(found.overlooked) - NAMED} more" if len(found.overlooked) > NAMED else ""
     text = (
-        f"This message does not show the images, but {names}{more} took part too, and what they sent was not recorded so "
-        "that it can be attacked: what leaks there is not known. Record it, or say with recording.whose that the audit "
-        "is about the others alone."
+        f"This message does not show the images, but {names}{more} took part too, and what they sent was not recorded "
+        "so that it can be attacked: what leaks there is not known. Record it, or say with recording.whose that the "
+        "audit is about the others alone."
     )
     return Flag(name="clients not looked at", severity="serious", text=text)
 
@@ -228,9 +228,9 @@ def _miscounted(found: Findings) -> Flag | None:
     if not found.open or not found.miscounted:
         return None
     text = (
-        "The truth has another number of examples than the attack was told, so that it looked for something else: absence "
-        "of leakage is not shown. Correct the number (recording.examples, or what the client reported), or give the "
-        "truth of the examples that were trained on in this round."
+        "The truth has another number of examples than the attack was told, so that it looked for something else: "
+        "absence of leakage is not shown. Correct the number that was recorded, or give the truth of those examples "
+        "that were trained on in this round."
     )
     return Flag(name="number of examples is wrong", severity="serious", text=text)
 
