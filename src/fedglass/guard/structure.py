@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from fedglass.core.params import Params
-from fedglass.core.statistics import COUNTER
+from fedglass.core.statistics import COUNTER, MEAN, VARIANCE
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.report import Reason
 
 SLACK = 1 + 1e-5
 """Rounding of a norm that was clipped in single precision."""
 
+RUNNING = (MEAN, VARIANCE, COUNTER)
+"""Buffers that a training in steps moves by itself."""
 Clip = float | Mapping[str, float]
 """A bound on the norm of all that leaves together, or one of each tensor's own by its name."""
 
@@ -42,6 +44,15 @@ def counters_tell_more(out: Outbound) -> bool:
     return not moved <= {0.0, float(out.steps)}
 
 
+def unplayed_buffers(out: Outbound) -> bool:
+    """Whether a buffer has moved that no training of fedglass's own moves: what was put into it nobody has checked."""
+    return any(
+        not torch.equal(tensor, out.before[name])
+        for name, tensor in out.after.items()
+        if name not in out.parameters and name.rpartition(".")[2] not in RUNNING
+    )
+
+
 def finite(params: Params) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in params.values())
 
@@ -64,4 +75,6 @@ def at_a_glance(out: Outbound) -> tuple[Reason, ...]:
         return (Reason.STRUCTURE,)
     if not finite(out.after):
         return (Reason.NOT_FINITE,)
-    return (Reason.STRUCTURE,) if counters_tell_more(out) else ()
+    if counters_tell_more(out):
+        return (Reason.STRUCTURE,)
+    return (Reason.NOT_EXPLAINED,) if unplayed_buffers(out) else ()

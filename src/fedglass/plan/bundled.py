@@ -111,11 +111,17 @@ def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> 
     channels, height, width = shape
     if len(whitening.mean) not in (1, channels):
         raise UsageError(f"{bundle.folder}: the whitening must have one mean for each of the {channels} channels.")
-    if own is not None and tuple(own.images.shape[1:]) != (channels, height, width):
-        raise DataError(
-            f"recording.truth has images of shape {tuple(own.images.shape[1:])}, expected {(channels, height, width)} "
-            f"as {bundle.folder} tells: correct one of them."
-        )
+    for client, kept in ({} if truths is None else truths.examples).items():
+        if tuple(kept.images.shape[1:]) != (channels, height, width):
+            raise DataError(
+                f"recording.truth has images of shape {tuple(kept.images.shape[1:])} of {client!r}, expected "
+                f"{(channels, height, width)} as {bundle.folder} tells: correct one of them."
+            )
+        if not (len(kept.labels) and 0 <= int(kept.labels.min()) and int(kept.labels.max()) < classes):
+            raise DataError(
+                f"recording.truth has labels of {client!r} that are none of the {classes} classes which {bundle.folder} "
+                "tells (0 is the first): correct one of them."
+            )
     return Settled(model_of(table, bundle), (channels, height, width), classes, whitening)
 
 

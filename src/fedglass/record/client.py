@@ -73,7 +73,7 @@ class ClientRecorder:
         if self.told.model is not None:
             seen.pop("model", None)
         self.writer.facts(seen, source="read")
-        facts = {"x-reservations": [UNHEARD]} if reader.fault else training_facts(reader.steps)
+        facts: dict[str, Any] = {"x-reservations": [UNHEARD]} if reader.fault else training_facts(reader.steps)
         if defences:
             facts["defences"] = [dict(each) for each in defences]
         self.writer.training(self.client, index, facts, source="read")
