@@ -18,6 +18,7 @@ from fedglass.bundle import BundleWriter, read_bundle
 from fedglass.bundle.facts import best
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.types import Training
+from fedglass.models.catalogue import build
 from fedglass.plan.bundle_choice import chosen
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
@@ -94,6 +95,32 @@ def test_a_truth_of_another_number_than_was_told_is_noticed(folder: Path) -> Non
     BundleWriter(folder / "b", resume=True).truth("client 1", images[:1], labels[:1])
     found = [target.miscounted for target in targets(job(folder, 'truth = "b-truth"\nrounds = [1]'))]
     assert found == [False, True]
+
+
+class Remembers(torch.nn.Module):
+    """A network that keeps what it was last given in a buffer of its own, which leaves with its state."""
+
+    def __init__(self, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES) -> None:
+        super().__init__()
+        self.body = build("lenet", shape=shape, classes=classes)
+        self.register_buffer("seen", torch.zeros(shape))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen = inputs[0].detach()
+        out: torch.Tensor = self.body(inputs)
+        return out
+
+
+def test_what_no_attack_reads_is_named(tmp_path: Path) -> None:
+    """Buffers that a network has made itself, and arrays beside the model's, may hold the examples as they are."""
+    writer = Real(sizes=(1,), rounds=1, model=Remembers).record(tmp_path / "b", model=None)
+    keys = f'truth = "b-truth"\nmodel = "{__name__}:Remembers"'
+    (target,) = targets(job(tmp_path, keys))
+    assert target.unread == ("seen",)
+    writer.training("client 0", 1, {"x-further-arrays": {"control": {"0": [3]}}}, source="read")
+    (target,) = targets(job(tmp_path, keys))
+    assert target.unread == ("seen", "control")
 
 
 def test_an_aggregate_of_nobody_knows_whom_is_not_scored_by_somebody_s_truth(tmp_path: Path) -> None:

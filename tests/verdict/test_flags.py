@@ -353,7 +353,11 @@ def test_one_message_shows_nothing_of_what_several_rounds_tell(found: Findings) 
 
 @pytest.mark.parametrize(
     ("doubt", "flag"),
-    [({"overlooked": ("b", "c")}, "clients not looked at"), ({"miscounted": True}, "number of examples is wrong")],
+    [
+        ({"overlooked": ("b", "c")}, "clients not looked at"),
+        ({"miscounted": True}, "number of examples is wrong"),
+        ({"unread": ("seen",)}, "more was sent than was read"),
+    ],
 )
 def test_absence_is_not_shown_of_other_clients_or_of_another_number(doubt: dict[str, Any], flag: str) -> None:
     """What nobody looked at may leak, and another number of images may fit whatever the true ones are."""

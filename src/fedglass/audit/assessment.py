@@ -86,6 +86,7 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         further=asked.target.further,
         overlooked=asked.target.overlooked,
         miscounted=asked.target.miscounted,
+        unread=asked.target.unread,
         **_explained(asked.target),
     )
     if findings.open and not (findings.explained and not findings.defended):

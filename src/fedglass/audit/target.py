@@ -15,6 +15,7 @@ from fedglass.audit.replay import Declared
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
+from fedglass.core.statistics import moved_others
 from fedglass.core.types import BatchNorm, Observation
 from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
@@ -73,6 +74,13 @@ class Target:
 
     overlooked: tuple[str, ...] = ()
     """Clients of the same federation that nobody has looked at, and nobody has left out."""
+    beside: tuple[str, ...] = ()
+    """What a client sent beside the arrays of the model, by name."""
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What left with the message and no attack looks at: a network may put anything into buffers of its own."""
+        return (*moved_others(self.observation.buffers, self.observation.buffers_after), *self.beside)
 
     @property
     def miscounted(self) -> bool:

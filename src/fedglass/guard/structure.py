@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from fedglass.core.params import Params
-from fedglass.core.statistics import COUNTER, MEAN, VARIANCE
+from fedglass.core.statistics import COUNTER, moved_others
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.report import Reason
 
 SLACK = 1 + 1e-5
 """Rounding of a norm that was clipped in single precision."""
 
-RUNNING = (MEAN, VARIANCE, COUNTER)
-"""Buffers that a training in steps moves by itself."""
 Clip = float | Mapping[str, float]
 """A bound on the norm of all that leaves together, or one of each tensor's own by its name."""
 
@@ -46,11 +44,7 @@ def counters_tell_more(out: Outbound) -> bool:
 
 def unplayed_buffers(out: Outbound) -> bool:
     """Whether a buffer has moved that no training of fedglass's own moves: what was put into it nobody has checked."""
-    return any(
-        not torch.equal(tensor, out.before[name])
-        for name, tensor in out.after.items()
-        if name not in out.parameters and name.rpartition(".")[2] not in RUNNING
-    )
+    return bool(set(moved_others(out.before, out.after)) - set(out.parameters))
 
 
 def finite(params: Params) -> bool:

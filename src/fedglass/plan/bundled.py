@@ -11,7 +11,7 @@ from torch import nn
 
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import best
+from fedglass.bundle.facts import FURTHER, best
 from fedglass.bundle.measured import findings_of
 from fedglass.bundle.names import names_of
 from fedglass.bundle.reader import Bundle
@@ -71,7 +71,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
         told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
-        return replace(told, overlooked=choice.overlooked)
+        return replace(told, overlooked=choice.overlooked, beside=_beside(bundle, choice))
 
     scored = [source(name, known, truths)] if known else []
     return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])
@@ -117,10 +117,10 @@ def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> 
                 f"recording.truth has images of shape {tuple(kept.images.shape[1:])} of {client!r}, expected "
                 f"{(channels, height, width)} as {bundle.folder} tells: correct one of them."
             )
-        if not (len(kept.labels) and 0 <= int(kept.labels.min()) and int(kept.labels.max()) < classes):
+        if not (len(kept.labels) and int(kept.labels.min()) >= 0 and int(kept.labels.max()) < classes):
             raise DataError(
-                f"recording.truth has labels of {client!r} that are none of the {classes} classes which {bundle.folder} "
-                "tells (0 is the first): correct one of them."
+                f"recording.truth has labels of {client!r} that are none of the {classes} classes which "
+                f"{bundle.folder} tells (0 is the first): correct one of them."
             )
     return Settled(model_of(table, bundle), (channels, height, width), classes, whitening)
 
@@ -257,3 +257,13 @@ def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int,
             key = (found.round - base_of(bundle), found.client)
             doubts[key] = (*doubts.get(key, ()), found.words)
     return doubts
+
+
+def _beside(bundle: Bundle, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:
+    """What recorders saw of arrays that are none of the model's, by round and client."""
+    found = {
+        (index - base_of(bundle), message.client): best(bundle.facts_of(message.client, index), FURTHER)
+        for index in choice.rounds
+        for message in bundle.rounds[index].messages
+    }
+    return {turn: tuple(map(str, told)) for turn, told in found.items() if isinstance(told, dict) and told}

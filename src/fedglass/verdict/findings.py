@@ -91,6 +91,8 @@ class Findings:
     """Rounds in which the same examples were trained on, beyond those that were attacked together."""
     overlooked: Sequence[str] = ()
     """Clients that took part in the federation, and whose messages nobody looked at."""
+    unread: Sequence[str] = ()
+    """What left with the message and no attack looks at: buffers of the network's own, further arrays."""
     miscounted: bool = False
     """Whether the attack was told another number of examples than the truth has."""
     contradictions: Sequence[str] = ()
@@ -151,6 +153,7 @@ class Findings:
             or self.doubtful
             or self.mislabelled
             or self.miscounted
+            or self.unread
             or self.batch_statistics
             or any(note != TAKEN_AS_DISTINCT for note in self.notes)
             or any(look.recovered or look.doubtful for look in self.looks)

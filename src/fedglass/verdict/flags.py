@@ -224,6 +224,18 @@ def _overlooked(found: Findings) -> Flag | None:
     return Flag(name="clients not looked at", severity="serious", text=text)
 
 
+def _unread(found: Findings) -> Flag | None:
+    if not found.open or not found.unread:
+        return None
+    more = f" and {len(found.unread) - NAMED} more" if len(found.unread) > NAMED else ""
+    text = (
+        f"More left with the message than an attack looks at ({', '.join(found.unread[:NAMED])}{more}): whatever the "
+        "weights tell, the examples may be in there. Absence of leakage is not shown. Leave it out of what clients "
+        "send, or look at what it holds."
+    )
+    return Flag(name="more was sent than was read", severity="serious", text=text)
+
+
 def _miscounted(found: Findings) -> Flag | None:
     if not found.open or not found.miscounted:
         return None
@@ -350,6 +362,7 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _preferred,
     _further,
     _overlooked,
+    _unread,
     _miscounted,
     _partly,
     _altered,
