@@ -89,6 +89,15 @@ def test_who_can_not_be_looked_at_is_not_passed_over_in_silence(tmp_path: Path) 
     assert source.overlooked == (), "who names the clients has decided"
 
 
+def test_a_message_that_the_rule_left_out_was_seen_by_the_server(tmp_path: Path) -> None:
+    """Each of them tells more of the same examples, whatever became of it."""
+    in_turn(tmp_path, {1: ("a", "b"), 2: ("a", "b")})
+    writer = BundleWriter(tmp_path / "b", resume=True)
+    writer.round(2).facts({"kept": ["b"]}, source="read")
+    found = targets(job(tmp_path, "rounds = [1]"))
+    assert [target.further for target in found] == [1, 1]
+
+
 def test_a_truth_of_another_number_than_was_told_is_noticed(folder: Path) -> None:
     assert not any(target.miscounted for target in targets(job(folder, 'truth = "b-truth"')))
     images, labels = examples(1, 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedglass.bundle.facts import best
-from fedglass.bundle.manifest import sheet
+from fedglass.bundle.manifest import RoundFacts, sheet
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import UsageError
 from fedglass.plan.keys import MOST_CASES
@@ -44,12 +44,20 @@ class Choice:
         """Who would be looked at in a round."""
         return self.people(index) if self.view == "aggregate" else self.whose(index)
 
+    def present(self, index: int) -> tuple[str, ...]:
+        """Who has told something of its examples in a round: the server has seen what a rule then left out as well."""
+        past = self.bundle.rounds[index]
+        return self.people(index) if self.view == "aggregate" else tuple(_answered(past))
+
     def people(self, index: int) -> tuple[str, ...]:
         """Whose examples are in the aggregate of a round."""
         past = self.bundle.rounds[index]
-        present = [message.client for message in past.messages if message.absent is None]
         kept = best(sheet(past.facts), "kept")
-        return tuple(name for name in present if kept is None or name in kept)
+        return tuple(name for name in _answered(past) if kept is None or name in kept)
+
+
+def _answered(past: RoundFacts) -> list[str]:
+    return [message.client for message in past.messages if message.absent is None]
 
 
 def chosen(
@@ -102,8 +110,7 @@ def _showing_everybody(all_of_it: Choice) -> list[int]:
 
 
 def _overlooked(choice: Choice) -> tuple[str, ...]:
-    past = choice.bundle.rounds.values()
-    present = dict.fromkeys(message.client for each in past for message in each.messages if message.absent is None)
+    present = dict.fromkeys(name for index in choice.bundle.rounds for name in choice.present(index))
     seen = {name for index in choice.rounds for name in choice.seen(index)}
     return tuple(name for name in present if name not in seen)
 

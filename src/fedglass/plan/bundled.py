@@ -65,7 +65,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
     doubts = _doubts(bundle, reading.model, choice)
-    present = {index - base_of(bundle): choice.people(index) for index in bundle.rounds}
+    present = {index - base_of(bundle): choice.present(index) for index in bundle.rounds}
     everywhere = Attendance(transcript.terms.clients, present)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
