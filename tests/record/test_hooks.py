@@ -422,6 +422,21 @@ def test_mixed_precision_is_noticed_though_the_step_is_taken_outside_of_it() -> 
     assert "Automatic mixed precision was on." in heard(train)["x-reservations"]
 
 
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_the_scale_of_mixed_precision_is_no_clipping(clip: float | None) -> None:
+    def train(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(IMAGES), LABELS)
+        scaler.scale(loss).backward()
+        if clip is not None:
+            scaler.unscale_(optimiser)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaler.step(optimiser)
+
+    assert heard(train).get("clip") == (None if clip is None else pytest.approx(clip, rel=1e-2))
+
+
 def test_parameters_without_a_gradient_were_not_trained() -> None:
     """Whether the optimiser holds them or not."""
     model = network()
