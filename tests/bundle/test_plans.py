@@ -21,6 +21,7 @@ from fedglass.core.types import Training
 from fedglass.models.catalogue import build
 from fedglass.plan.bundle_choice import chosen
 from fedglass.plan.compile import compile_plan
+from fedglass.plan.from_bundle import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
@@ -327,3 +328,25 @@ def test_a_fact_that_is_missing_is_taken_from_the_plan(tmp_path: Path) -> None:
     keys = f"shape = {list(SHAPE)}\nwhitening = {{ mean = [0.5], std = [0.3] }}"
     assert job(tmp_path, keys).cases
     assert best(read_bundle(tmp_path / "b").facts, "shape") is None
+
+
+@pytest.mark.parametrize(("steps", "told"), [(1, True), (None, False)])
+def test_labels_are_counted_where_the_facts_allow_it(steps: int | None, told: bool, tmp_path: Path) -> None:
+    """Signs mislead where activations have both: the leak of such a network was then not found."""
+    model = build("lenet_tanh", shape=(3, 16, 16), classes=10)
+    facts = {**TERMS, "model": "lenet_tanh", "shape": (3, 16, 16), "classes": 10}
+    writer, state = BundleWriter(tmp_path / "b", facts=facts), dict(model.state_dict())
+    writer.round(1).sent(state)
+    writer.round(1).received("a", {name: tensor + 0.01 for name, tensor in state.items()}, examples=4)
+    if steps is not None:
+        read = {"optimiser": "SGD", "lr": 0.1, "steps": steps, "batch_sizes": [4] * steps}
+        writer.training("a", 1, read, source="read")
+    text = draft(tmp_path / "b").text
+    assert parse_plan(text)
+    assert ('name = "inverting_gradients"\nlabels = "last_layer"' in text) == told
+
+
+def test_keys_of_a_simulation_are_refused_beside_a_bundle(folder: Path) -> None:
+    for key, instead in (("client = [0]", "recording.whose"), ("round = [1]", "recording.rounds")):
+        with pytest.raises(UsageError, match=f"a bundle has names and numbers of its own: give {instead}"):
+            job(folder, adversary=key)

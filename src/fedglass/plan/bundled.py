@@ -147,6 +147,11 @@ def _whitening(told: dict[str, Any] | None) -> Whitening | None:
 def _check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
     if (adversary.knows_labels or adversary.knows_batch_labels) and table.truth is None:
         raise UsageError("adversary.knows_labels needs recording.truth, from which the labels would come.")
+    for key, instead in (("client", "recording.whose"), ("round", "recording.rounds")):
+        if key in adversary.model_fields_set:
+            raise UsageError(
+                f"adversary.{key} is for simulations, and a bundle has names and numbers of its own: give {instead}."
+            )
 
 
 def _transcript(

@@ -124,7 +124,8 @@ def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:
         if step.labels is None:
             raise UsageError(
                 f"The labels of {client!r} could not be seen, since its loss is no cross entropy of classes: record "
-                "without the truth, and give the plan an npz file of the examples in its place."
+                "without the truth, and write it yourself with BundleWriter(folder, resume=True).truth(client, images, "
+                "labels)."
             )
         labels |= dict(zip(step.rows, step.labels, strict=True))
     return torch.stack(list(reader.inputs.values())), torch.tensor([labels[digest] for digest in reader.inputs])
