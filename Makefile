@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test check test-flower test-nvflare test-ray bench verdicts format clean
+.PHONY: help demo test check test-flower test-nvflare test-flower-lowest test-nvflare-lowest test-ray bench verdicts \
+	format clean
 help:
 	@echo "make demo    audit an embedded federation and write a report"
 	@echo "make test    run all tests"
 	@echo "make check   everything that CI checks: format, lint, types, import contracts, tests"
 	@echo "make test-ray  run cases on a Ray cluster of this machine and on submitit's jobs, in an environment of its own"
 	@echo "make test-flower, make test-nvflare   record real federations of these frameworks, in environments of their own"
+	@echo "make test-flower-lowest, make test-nvflare-lowest   the same with the lowest versions that are supported"
 	@echo "make bench   measure speed, memory and start-up beside what is demanded"
 	@echo "make verdicts  audit situations of which the true answer is known, and print what was said"
 
@@ -32,18 +34,19 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n auto
 
-# Frameworks pin packages that others pin differently: each has an environment and tested versions of its own.
+# Frameworks pin packages that others pin differently: each has an environment and tested versions of its own. So has
+# the lowest version of each that is supported: flower-lowest installs the extra `flower` by constraints-flower-lowest.txt.
 .venv-%/.installed: pyproject.toml constraints-%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-$*.txt \
-		-e '.[$*]' $(ALSO_$*) pytest hypothesis
+		-e '.[$(*:-lowest=)]' $(ALSO_$(*:-lowest=)) pytest hypothesis
 	@touch $@
 
 ALSO_flower := 'flwr[simulation]'
 ALSO_ray := submitit
 
-test-flower test-nvflare: test-%: .venv-%/.installed
-	.venv-$*/bin/python -m pytest -W default tests/integration/$*
+test-flower test-nvflare test-flower-lowest test-nvflare-lowest: test-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest -W default tests/integration/$(*:-lowest=)
 
 test-ray: .venv-ray/.installed
 	.venv-ray/bin/python -m pytest -W default tests/integration/ray tests/integrations/test_submitit.py
@@ -59,4 +62,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-flower .venv-nvflare .venv-ray demo
+	rm -rf $(VENV) .venv-* demo

@@ -107,6 +107,23 @@ def test_a_client_that_was_sent_another_model_is_told_apart(tmp_path: Path) -> N
     assert messages["b"].sent is not None
 
 
+def test_where_each_client_has_a_model_of_its_own_rounds_need_not_follow_each_other(tmp_path: Path) -> None:
+    models = {"a": network(), "b": network()}
+    with torch.no_grad():
+        models["b"][0].bias += 1  # type: ignore[index, operator] # a sequence of layers
+    for index in (1, 2):
+        for name, model in models.items():
+            with fedglass.recording(tmp_path / "bundle", model, client=name, round=index):
+                train(model, IMAGES[name], LABELS[name])
+        whole = network()
+        fedglass.record_aggregate(tmp_path / "bundle", whole, round=index)
+
+    second = read_bundle(tmp_path / "bundle").rounds[2]
+
+    assert second.sent is None
+    assert all(message.sent is not None for message in second.messages)
+
+
 def test_a_training_that_raises_leaves_no_message(tmp_path: Path) -> None:
     model = network()
     with (

@@ -32,9 +32,9 @@ OPTIMISERS: dict[str, Optimiser] = {
 
 
 def network() -> nn.Module:
-    """Without a bias before batch normalisation: its gradient is rounding alone, of which Adam makes whole steps."""
+    """With a bias before batch normalisation: its gradient is rounding alone, of which Adam makes whole steps."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(108, 5))
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(108, 5))
 
 
 def trained(

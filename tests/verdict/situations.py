@@ -52,7 +52,7 @@ from fedglass.recipes.catalogue import recipe
 from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm
 from fedglass.recipes.statistics import coarse_to_fine_statistics
 from fedglass.rounds.behaviour.sign_flip import SignFlip
-from fedglass.rounds.client import Client
+from fedglass.rounds.client import Client, one_by_one
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Examples, Truths
@@ -240,6 +240,18 @@ def edited(change: Callable[[Tensor], Tensor]) -> Edit:
         first, *rest = past.messages
         update = {name: change(tensor) for name, tensor in first.update.items()}
         return replace(said, rounds={0: replace(past, messages=(replace(first, update=update), *rest))})
+
+    return edit
+
+
+def round_as_of(other: Callable[[], Source], index: int) -> Edit:
+    """One round is played by the clients of another federation."""
+
+    def edit(said: Transcript) -> Transcript:
+        made = other()
+        assert isinstance(made, Simulated)
+        past = made.federation.again(index, said.rounds[index], one_by_one)
+        return replace(said, rounds={**said.rounds, index: past})
 
     return edit
 
@@ -574,6 +586,17 @@ def _over_rounds() -> Iterator[Situation]:
     yield row("heavy noise in four rounds, attacked together", SAFE, simulated(noisy(0.1), rounds=4, view=four))
     all_means = simulated(model=pooled, rounds=4, view=four)
     yield row("model that sees means alone, four rounds together", SAFE, all_means, SMOOTH)
+    two, loud = Together((ServerView(0, 0), ServerView(0, 1))), {"client 0": Protection(release=GaussianNoise(std=0.1))}
+    open_rounds, noisy_rounds = simulated(rounds=2, view=two), simulated(noisy(0.1), rounds=2, view=two)
+    yield row("saved: two rounds together", LEAKS, saved(open_rounds))
+    faint = {"client 0": Protection(release=GaussianNoise(std=1e-6))}
+    faint_rounds = simulated(noisy(1e-6), rounds=2, view=two)
+    yield row("saved: two rounds together, faint noise", LEAKS, saved(faint_rounds, shields=faint))
+    both = Together((AggregateView(0), AggregateView(1)))
+    yield row("saved: two rounds of an aggregate together", LEAKS, saved(simulated({}, {}, rounds=2, view=both)), LONG)
+    yield row("saved: two rounds together, heavy noise", SAFE, saved(noisy_rounds, shields=loud))
+    mixed = saved(noisy_rounds, edit=round_as_of(open_rounds, 1), shields=loud)
+    yield row("saved: two rounds together, heavy noise declared and none in the second", LEAKS, mixed)
 
 
 def _statistics() -> Iterator[Situation]:

@@ -33,6 +33,7 @@ from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 
 FEW: Fit = "too few weights"
+ROUNDED = "rounding"
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,7 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         overlooked=asked.target.overlooked,
         miscounted=asked.target.miscounted,
         unread=asked.target.unread,
-        **_explained(asked.target),
+        **explained_in(asked.target),
     )
     if findings.open and not (findings.explained and not findings.defended):
         # A replay that gives an undefended message has explained it, whatever traces of it look like.
@@ -108,6 +109,12 @@ def _scored(
     return replace(findings, scores=scores, otherwise=tuple(otherwise))
 
 
+def explained_in(target: Target) -> dict[str, Any]:
+    """The message of a target that is explained least, where several are attacked together."""
+    found = [_explained(each) for each in (target, *target.also)]
+    return min(found, key=lambda told: (False, None, True).index(told["explained"]))
+
+
 def _explained(target: Target) -> dict[str, Any]:
     """Whether the declared training gives the message; of a simulation it does."""
     if target.simulated:
@@ -119,7 +126,7 @@ def _explained(target: Target) -> dict[str, Any]:
         return {"explained": None, "replay": "It is too long to be played again."}
     unknown = _unknown(target, found)
     if unknown and not found.explained and not found.other:
-        words = f"{found.words}, and {unknown}" if found.noise != FEW else found.words
+        words = f"{found.words}, and {unknown}" if unknown == target.unplayable else found.words
         return {"explained": None, "replay": f"{words[0].upper()}{words[1:]}."}
     other = f"; what explains it: {found.other}" if found.other else ""
     return {"explained": found.explained, "replay": f"{found.words}{other}"}
@@ -127,12 +134,15 @@ def _explained(target: Target) -> dict[str, Any]:
 
 def _unknown(target: Target, found: Replay) -> str:
     """What else may have made the rest of the message; empty where nothing may."""
-    return FEW if found.noise == FEW else target.unplayable
+    if found.noise == FEW:
+        return FEW
+    return ROUNDED if found.untold else target.unplayable
 
 
 def contradictions_in(target: Target) -> tuple[str, ...]:
     """What of a recorded message can not be as declared, whatever the data are."""
-    return target.doubts + (() if target.statement is None else contradictions(target.statement))
+    found = target.doubts + (() if target.statement is None else contradictions(target.statement))
+    return (*found, *(words for each in target.also for words in contradictions_in(each)))
 
 
 def _looked_closer(asked: Question, findings: Findings) -> Findings:

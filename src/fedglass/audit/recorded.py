@@ -16,6 +16,7 @@ from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import Knows, Seen, View
 
 
@@ -70,6 +71,9 @@ class Recorded:
             sent = (p for m in past.messages for p in (m.update, m.buffers))
             params = [past.before, past.buffers, past.step, *sent, past.buffers_after]
             facts += [str(index), identity_text(past.participants), identity_text(past.kept), *map(of_params, params)]
+            for m in past.messages:
+                if m.own is not None:
+                    facts += [m.client, of_params(m.own.before), of_params(m.own.buffers)]
         return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
@@ -84,6 +88,23 @@ class Recorded:
         return [self._target(view) for view in self.views]
 
     def _target(self, view: View) -> Target:
+        if not isinstance(view, Together):
+            return self._single(view)
+        first, *later = map(self._single, view.ordered)
+        whole = target_of(self.transcript, view, self.knows, self.truths)
+        bare = [each.bare for each in (first, *later)]
+        return replace(
+            first,
+            observation=whole.observation,
+            further=self._further(view, first),
+            bare=None if bare[0] is None or None in bare else replace(bare[0], also=tuple(b for b in bare[1:] if b)),
+            also=tuple(later),
+        )
+
+    def _further(self, view: View, found: Target) -> int:
+        return further(view, found.behind, self.everywhere or self.transcript.attendance, self.views)
+
+    def _single(self, view: View) -> Target:
         """Files may have been edited or exchanged: what made a message is played again, whatever they say of it."""
         found = target_of(self.transcript, view, self.knows, self.truths)
         seen, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
@@ -92,7 +113,7 @@ class Recorded:
         return replace(
             found,
             public=self.public,
-            further=further(view, found.behind, self.everywhere or self.transcript.attendance),
+            further=self._further(view, found),
             declared=declared,
             statement=heard.statement(),
             doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),
@@ -106,7 +127,7 @@ class Recorded:
         said, named = self.transcript, f" {self.name!r}" if self.name else ""
         size = sum(p.numel() for p in said.model.parameters())
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
-        lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth]
+        lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         seen = next(iter(self.rehearse())).observation
         facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
         facts += [] if self.public is None else [self.public.words]
@@ -117,6 +138,12 @@ class Recorded:
             Section("What it knows beside", facts),
         ]
         return [*told, Section("What is not as it was said", self.doubted())] if self.doubts else told
+
+    def _personalised(self) -> Iterator[str]:
+        """Whose messages add to another model than the round's, in words."""
+        for index, past in sorted(self.transcript.rounds.items()):
+            for name in past.sent_their_own(self.transcript.terms.clients):
+                yield f"{name} was sent a model of its own in round {index + 1}, to which its message adds."
 
     def doubted(self) -> list[str]:
         """What is not as it was said, in words."""

@@ -2,7 +2,8 @@
 
 The order of the batches is not recorded: several are played, and a message that lies as near to them as they lie to
 each other is explained. One full batch has no order, and leaves rounding alone. Nor are a defence's random numbers:
-where the defence is declared with its options it is played too, and its noise must be that of the message.
+where the defence is declared with its options it is played too, and its noise must be that of the message. Entries
+that rounding decides are left out, and where these are many, nothing can be told.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fedglass.audit.misdeclared import NORMALISATIONS, other_trainings
 from fedglass.audit.noise import Fit, noise_fit
+from fedglass.audit.rounding import PLAYS, nudged, undecided
 from fedglass.core.params import Params
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
@@ -32,6 +34,8 @@ NEAR = 1.5
 """How many times farther than the orders lie from each other a message may lie from the nearest of them."""
 FAINT = 1e-5
 """Tensors that moved by a smaller share of themselves are left out: rounding alone may have made that."""
+MOST_UNDECIDED = 0.25
+"""The share of a message beyond which nothing is told by what rounding does not decide of it."""
 MOST_STEPS = 2000
 """Local steps beyond which a training is not played again."""
 PLAIN = Protection()
@@ -105,13 +109,29 @@ class Replay:
     """What would explain the message in its place, in words with the line of the plan; empty where nothing would."""
     noise: Fit = "as declared"
     """That of the message, where the declared defence makes any."""
+    undecided: float = 0.0
+    """The share of the entries that rounding decides, which are not compared."""
+    apart: float = 0.0
+    """The share of the entries that are not those of any play."""
+
+    @property
+    def untold(self) -> bool:
+        """Whether nothing speaks against the declared training, and too little for it."""
+        near = self.residual <= self.bound and self.noise == "as declared"
+        return near and not self.explained and self.undecided > MOST_UNDECIDED
 
     @property
     def words(self) -> str:
+        if self.untold:
+            return (
+                f"rounding decides {self.undecided:.0%} of what the declared training makes of the true data: a "
+                "replay can not tell whether it gives the message"
+            )
         if self.noise != "as declared":
             return f"replayed on the true data, the declared training and defence leave {NOISE[self.noise]}"
         if self.explained:
-            return f"replayed on the true data, the declared training gives the message up to {self.residual:.2g}"
+            rest = f", but for {self.undecided:.1%} of its entries, which rounding decides" if self.undecided else ""
+            return f"replayed on the true data, the declared training gives the message up to {self.residual:.2g}{rest}"
         return f"replayed on the true data, the declared training leaves a relative error of {self.residual:.2g}"
 
 
@@ -134,44 +154,71 @@ def replay(declared: Declared) -> Replay | None:
     found = as_declared(declared)
     if found is None or found.explained:
         return found
-    return replace(found, other=next((words for words, other in _others(declared) if _played(other).explained), ""))
+    found = _beyond_rounding(declared)
+    if found.explained or found.untold:
+        return found
+    return replace(found, other=next((words for words, other in _others(declared) if _explains(other)), ""))
 
 
 def as_declared(declared: Declared) -> Replay | None:
-    """Play the declared training again, and nothing else; None where it is too long."""
+    """Play the declared training again, and nothing else, to the last entry; None where it is too long."""
     return None if _too_long(declared) else _played(declared)
 
 
-def _played(declared: Declared) -> Replay:
-    """Tensor by tensor: what is declared wrongly often shows in one of them, such as the first layer's, alone."""
-    message = [declared.update[name].double() for name in declared.before]
+def _explains(other: Declared) -> bool:
+    """Whether another training gives the message, but for rounding."""
+    found = _played(other)
+    return found.explained or (found.apart <= MOST_UNDECIDED and _beyond_rounding(other).explained)
+
+
+def _beyond_rounding(declared: Declared) -> Replay:
+    """The same comparison of what rounding does not decide."""
+    plays = [message_of(declared, 0)]
+    plays += [message_of(replace(declared, before=nudged(declared.before, i)), 0) for i in range(PLAYS)]
+    message = _message(declared)
+    left = [undecided(message[i], [play[i] for play in plays], ROUNDING) for i in range(len(message))]
+    share = sum(int(left[i].sum()) for i in _moved(declared)) / sum(left[i].numel() for i in _moved(declared))
+    found = replace(_played(declared, left), undecided=share)
+    return found if share <= MOST_UNDECIDED else replace(found, explained=False)
+
+
+def _played(declared: Declared, left: Sequence[Tensor] = ()) -> Replay:
+    """Tensor by tensor: what is declared wrongly often shows in one of them, such as the first layer's, alone.
+
+    `left` are the entries of each that are not compared.
+    """
+    message = _message(declared)
     tries = [message_of(declared, order) for order in range(1 if _has_no_order(declared) else ORDERS)]
-    worst = Replay(0.0, ROUNDING, explained=True)
-    moved = [
-        i
-        for i, before in enumerate(declared.before.values())
-        if _norm(message[i]) > FAINT * _norm(before) or _expected(i, before, tries)
-    ]
-    # Where all of it is faint, as by a tiny learning rate, all of it is what there is to be explained.
-    for i in moved or [i for i, tensor in enumerate(message) if _norm(tensor) > 0]:
-        found = _compared(message[i], [each[i] for each in tries])
+    worst, apart, entries = Replay(0.0, ROUNDING, explained=True), 0.0, 0
+    for i in sorted({*_moved(declared), *_expected(declared, tries)}):
+        whole, played = message[i], [each[i] for each in tries]
+        if left:
+            whole, played = whole[~left[i]], [each[~left[i]] for each in played]
+        if not whole.numel():
+            continue
+        found = _compared(whole, played)
+        apart, entries = apart + found.apart * whole.numel(), entries + whole.numel()
         if found.residual / found.bound >= worst.residual / worst.bound:
             worst = found
+    worst = replace(worst, apart=apart / max(entries, 1))
     if not declared.protected or not _draws(declared):
         return worst
     noise = noise_fit(message, tries, message_of(declared.bare, 0))
     return replace(worst, explained=worst.explained and noise == "as declared", noise=noise)
 
 
-def _expected(i: int, before: Tensor, tries: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether the training moves a tensor: that the message does not is amiss too, since layers were frozen then.
+def _expected(declared: Declared, tries: Sequence[Sequence[Tensor]]) -> list[int]:
+    """What the training moves: that the message does not is amiss too, since layers were frozen then.
 
     By more than rounding, which is all that a bias moves by that the next layer's normalisation takes out again.
     """
-    whole = (math.hypot(*map(_norm, each)) for each in tries)
-    return all(
-        _norm(each[i]) > FAINT * max(_norm(before), all_of_it) for each, all_of_it in zip(tries, whole, strict=True)
-    )
+    sizes = [[_norm(tensor) for tensor in each] for each in tries]
+    least = [FAINT * math.hypot(*each) for each in sizes]
+    return [
+        i
+        for i, before in enumerate(declared.before.values())
+        if all(each[i] > max(FAINT * _norm(before), faint) for each, faint in zip(sizes, least, strict=True))
+    ]
 
 
 def _draws(declared: Declared) -> bool:
@@ -182,7 +229,7 @@ def _draws(declared: Declared) -> bool:
 
 def _compared(message: Tensor, tries: Sequence[Tensor]) -> Replay:
     """How far one tensor of the message lies from the nearest try, beside how far the tries lie from each other."""
-    size = float(message.norm()) or max(map(_norm, tries))  # where nothing was sent, beside what was expected
+    size = _norm(message) or _norm(tries[0]) or 1.0  # of some entries alone, or of a frozen layer, it may be zero
     residual = min(float((each - message).norm()) for each in tries) / size
     apart = [
         min(float((one - other).norm()) for j, other in enumerate(tries) if j != i) / float(one.norm() or 1.0)
@@ -190,7 +237,21 @@ def _compared(message: Tensor, tries: Sequence[Tensor]) -> Replay:
         if len(tries) > 1
     ]
     bound = ROUNDING + NEAR * max(apart, default=0.0)
-    return Replay(residual, bound, math.isfinite(residual) and residual <= bound)
+    grain = bound * torch.maximum(message.abs(), message.square().mean().sqrt())
+    amiss = min(float((~((each - message).abs() <= grain)).double().mean()) for each in tries)
+    return Replay(residual, bound, math.isfinite(residual) and residual <= bound, apart=amiss)
+
+
+def _message(declared: Declared) -> list[Tensor]:
+    return [declared.update[name].double() for name in declared.before]
+
+
+def _moved(declared: Declared) -> list[int]:
+    """The tensors that are compared, by their numbers."""
+    message = _message(declared)
+    moved = [i for i, before in enumerate(declared.before.values()) if _norm(message[i]) > FAINT * _norm(before)]
+    # Where all of it is faint, as by a tiny learning rate, all of it is what there is to be explained.
+    return moved or [i for i, tensor in enumerate(message) if _norm(tensor) > 0]
 
 
 def _norm(tensor: Tensor) -> float:

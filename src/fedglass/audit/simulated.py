@@ -85,7 +85,7 @@ class Simulated:
                 without = None if bare is None else view.see(bare, self.knows, truths).observation
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
-            more = further(view, found.behind, attendance)
+            more = further(view, found.behind, attendance, self.views)
             now = {**utility, **then[view.rounds()[-1]]}
             found = replace(found, utility=now, bare=without, public=self.public, simulated=True)
             return replace(found, swept=self.swept, further=more)

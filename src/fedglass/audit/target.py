@@ -21,6 +21,7 @@ from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
 from fedglass.rounds.truth import Truth, Truths
 from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import Knows, Named, Seen, View
 
 Said = Callable[[int, int], None]
@@ -71,6 +72,8 @@ class Target:
     """Whether a client behind the message trained BatchNorm layers with the statistics of its batches."""
     further: int = 0
     """Rounds beyond those that are looked at here in which all behind the message trained on the same examples."""
+    also: tuple[Target, ...] = ()
+    """Of messages that are attacked together with this one: what is declared of each must explain each."""
 
     overlooked: tuple[str, ...] = ()
     """Clients of the same federation that nobody has looked at, and nobody has left out."""
@@ -198,9 +201,14 @@ def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:
     )
 
 
-def further(view: View, behind: Sequence[str], attendance: Attendance) -> int:
-    """How many rounds more there are with all of these clients, whose examples stay the same."""
-    rounds = (present for index, present in attendance.rounds.items() if index not in view.rounds())
+def further(view: View, behind: Sequence[str], attendance: Attendance, views: Sequence[View] = ()) -> int:
+    """How many rounds more there are with all of these clients, whose examples stay the same.
+
+    Those that one of `views` attacks together with this one are looked at there.
+    """
+    looked_at = [view, *(other for other in views if isinstance(other, Together) and view in other.views)]
+    known = {index for each in looked_at for index in each.rounds()}
+    rounds = (present for index, present in attendance.rounds.items() if index not in known)
     return sum(set(behind) <= set(present) for present in rounds)
 
 

@@ -117,6 +117,7 @@ CLIENT: dict[str, Any] = {
     "label_smoothing": Share,
     "loss": Text,
     "defences": Annotated[list[Part], Field(max_length=20)],
+    "filters": Annotated[list[Text], Field(max_length=100)],
     "metrics": Annotated[dict[Text, Plain], Field(max_length=1000)],
 }
 """Of one client in one round, or in all of them."""

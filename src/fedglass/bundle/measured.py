@@ -88,6 +88,7 @@ def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = No
             found += [Finding(index, message.client, words) for words in defended(without_running(moved), defences)]
             found += [Finding(index, message.client, words, aside=True) for words in unbounded(moved, defences)]
             found += [Finding(index, message.client, words) for words in _backwards(moved)]
+        found += [Finding(index, message.client, words) for words in _unnamed(bundle, told)]
     return found
 
 
@@ -100,6 +101,16 @@ def _disputes(told: FactSheet) -> Iterator[str]:
     sizes, steps = best(told, "batch_sizes"), best(told, "steps")
     if sizes is not None and steps is not None and len(sizes) != steps:
         yield f"{len(sizes)} batch sizes are told, and {steps} local step(s)"
+
+
+def _unnamed(bundle: Bundle, told: FactSheet) -> Iterator[str]:
+    """Filters that a message says it passed, where what protects it was told without them."""
+    defences = best(told, "defences", best(bundle.facts, "defences"))
+    if defences is None:
+        return
+    others = [name for name in best(told, "filters", []) if name not in [part["name"] for part in defences]]
+    if others:
+        yield f"the message passed {', '.join(map(repr, others[:3]))} on its way, of which no declared defence tells"
 
 
 def _backwards(moved: State) -> Iterator[str]:
@@ -121,8 +132,35 @@ def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
     kept = best(sheet(past.facts), "kept", [m.client for m in past.messages if m.absent is None])
     moves = {client: change(bundle, client, index) for client in kept}
     known = {client: moved for client, moved in moves.items() if moved is not None}
-    if not known or len(known) < len(kept):
+    if not known or len(known) < len(kept) or _made_by_mean(bundle, index, known):
         return
+    # Of models that began apart it may be the mean of the updates, or that of the models themselves.
+    ends = {client: _from_common(bundle, client, index, moved) for client, moved in known.items()}
+    if any(ends[client] is not moved for client, moved in known.items()) and _made_by_mean(bundle, index, ends):
+        return
+    yield (
+        f"the aggregate is not the mean of the {len(known)} message(s) that were recorded: before and after were "
+        "swapped, a client is missing, its number of examples is wrong, or another rule made it"
+    )
+
+
+def _from_common(bundle: Bundle, client: str, index: int, moved: State) -> State:
+    """The same model, as what it adds to the round's in place of what its client alone was sent."""
+    past, message = bundle.rounds[index], bundle.message(client, index)
+    if past.sent is None or message is None or message.sent is None:
+        return moved
+    own, common = bundle.arrays(message.sent), bundle.arrays(past.sent)
+    return {
+        name: tensor + own[name].double() - common[name].double()
+        for name, tensor in moved.items()
+        if name in own and name in common
+    }
+
+
+def _made_by_mean(bundle: Bundle, index: int, moves: Mapping[str, State]) -> bool:
+    past = bundle.rounds[index]
+    assert past.sent is not None, "asked of rounds that have both"
+    assert past.aggregated is not None, "asked of rounds that have both"
     before, after = bundle.arrays(past.sent), bundle.arrays(past.aggregated)
     step = {
         name: tensor.double() - (0 if past.aggregated.form == "update" else before[name].double())
@@ -131,11 +169,7 @@ def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
     }
     coarse = max(GRAINS.get(array.dtype, 0.0) for held in files_of(past) for array in held.arrays)
     rounding = {name: 4 * coarse * float(before[name].double().norm()) for name in step}
-    if not _is_mean(step, known, _weights(bundle, index, list(known)), rounding):
-        yield (
-            f"the aggregate is not the mean of the {len(known)} message(s) that were recorded: before and after were "
-            "swapped, a client is missing, its number of examples is wrong, or another rule made it"
-        )
+    return _is_mean(step, moves, _weights(bundle, index, list(moves)), rounding)
 
 
 def _whole(past: RoundFacts) -> set[str]:

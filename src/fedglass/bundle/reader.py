@@ -120,8 +120,8 @@ def _manifest(path: Path) -> Manifest:
         )
     if version == 1:
         raise DataError(
-            f"{path} is that of a transcript which was saved whole (format 1), not of a recording: load it with "
-            "Transcript.load, and audit it in Python."
+            f"{path} is that of a transcript which was saved whole (format 1), not of a recording: make a bundle of it "
+            f"with `fedglass join NEW {path.parent}`, or load it with Transcript.load and audit it in Python."
         )
     if type(version) is not int:  # 2.0 is equal to 2, and no version
         _refuse(path, f"has the format {str(version)[:50]!r}, expected {FORMAT}")

@@ -17,6 +17,7 @@ def join(into: Path, bundles: tuple[Path, ...], output: Output) -> None:
     """Read every bundle of BUNDLES with every check and write what they hold together to the new folder INTO.
 
     Clients that a server and they themselves call by the same name are one. The clients' truths stay where they are.
+    A single folder that Transcript.save has written becomes a bundle too.
 
     \b
     Examples:
@@ -24,7 +25,9 @@ def join(into: Path, bundles: tuple[Path, ...], output: Output) -> None:
       fedglass audit whole/ -o out --truth truths/
     """
     from fedglass.bundle.join import join as joined
+    from fedglass.rounds.as_bundle import bundle_of_saved, is_saved
 
-    whole = joined(into, list(bundles))
+    one = bundles[0] if len(bundles) == 1 else None
+    whole = bundle_of_saved(one, into) if one is not None and is_saved(one) else joined(into, list(bundles))
     output.say(f"{into}: {len(whole.rounds)} round(s) of {len(whole.clients)} client(s).")
     output.answer({"bundle": str(into), "rounds": list(whole.rounds), "clients": list(whole.clients)})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -12,7 +13,13 @@ from fedglass.cli.output import Output, answering
 
 if TYPE_CHECKING:
     from fedglass.bundle.facts import FactSheet
+    from fedglass.bundle.manifest import RoundFacts
     from fedglass.plan.bundle_info import Info
+
+What = TypeVar("What", bound=Hashable)
+Where = TypeVar("Where")
+SHOWN = 10
+"""Names of clients in one line."""
 
 
 @click.command("record-info", short_help="Say what a recorded federation holds, and what is missing for which attack.")
@@ -41,16 +48,54 @@ def _lines(info: Info) -> Iterator[str]:
     bundle = info.bundle
     yield f"{bundle.folder}: {_counted(len(bundle.rounds), 'round')}, {_counted(len(bundle.clients), 'client')}, whole."
     yield from (f"  {line}" for line in _told(bundle.facts))
-    for index, past in bundle.rounds.items():
-        seen = [name for name, held in (("sent", past.sent), ("aggregated", past.aggregated)) if held is not None]
-        count = sum(message.received is not None for message in past.messages)
-        missing = [message.client for message in past.messages if message.absent is not None]
-        absent = f", absent: {', '.join(missing)}" if missing else ""
-        yield f"Round {index}: {' and '.join(seen) or 'no global model'}, {_counted(count, 'message')}{absent}"
-        for message in past.messages:
-            told = "; ".join(_told(bundle.facts_of(message.client, index), ("config", "metrics")))
-            yield f"  {message.client}: {told or 'nothing is told of it'}"
+    for about, rounds in _alike((_of_round(past), index) for index, past in bundle.rounds.items()):
+        yield f"{_numbered(rounds)}: {about}"
+    told = (
+        ((message.client, tuple(_told(bundle.facts_of(message.client, index), ("config", "metrics")))), index)
+        for index, past in bundle.rounds.items()
+        for message in past.messages
+    )
+    by_client = (((facts, tuple(indices)), client) for (client, facts), indices in _alike(told))
+    for (facts, indices), clients in _alike(by_client):
+        yield f"{_some(clients)}, {_numbered(indices).lower()}:"
+        yield from (f"  {fact}" for fact in facts or ["nothing is told of it"])
     yield from _judged(info)
+
+
+def _of_round(past: RoundFacts) -> str:
+    seen = [name for name, held in (("sent", past.sent), ("aggregated", past.aggregated)) if held is not None]
+    count = sum(message.received is not None for message in past.messages)
+    missing = [message.client for message in past.messages if message.absent is not None]
+    absent = f", absent: {_some(missing)}" if missing else ""
+    special = [message.client for message in past.messages if message.sent is not None]
+    own = f", a model of its own for {_some(special)}" if special else ""
+    return f"{' and '.join(seen) or 'no global model'}{own}, {_counted(count, 'message')}{absent}"
+
+
+def _alike(said: Iterable[tuple[What, Where]]) -> Iterable[tuple[What, list[Where]]]:
+    """What is said of several, once, with all of which it is said."""
+    found: dict[What, list[Where]] = {}
+    for what, where in said:
+        found.setdefault(what, []).append(where)
+    return found.items()
+
+
+def _numbered(indices: Iterable[int]) -> str:
+    """Rounds with runs of them drawn together.
+
+    >>> _numbered([1, 2, 3, 7])
+    'Rounds 1 to 3, 7'
+    """
+    numbers = sorted(set(indices))
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"Round{'' if len(numbers) == 1 else 's'} {', '.join(parts)}"
+
+
+def _some(names: Iterable[str]) -> str:
+    """Names, each once, and the first ones where there are many."""
+    once = list(dict.fromkeys(names))
+    return f"{', '.join(once[:SHOWN])} and {len(once) - SHOWN} more" if len(once) > SHOWN else ", ".join(once)
 
 
 def _judged(info: Info) -> Iterator[str]:
@@ -63,9 +108,8 @@ def _judged(info: Info) -> Iterator[str]:
     if info.choice is None:
         yield info.problem
         return
-    rounds = ", ".join(map(str, info.choice.rounds))
     sees = "each client's message" if info.choice.view == "server" else "the aggregate alone"
-    yield f"An audit looks at {sees} of round {rounds}."
+    yield f"An audit looks at {sees} of {_numbered(info.choice.rounds).lower()}."
     yield from (f"  left out: {reason}" for reason in info.choice.left)
     possible = [name for name, missing in info.missing.items() if not missing]
     yield f"Attacks that the facts allow: {', '.join(possible) or 'none'}"

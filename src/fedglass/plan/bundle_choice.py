@@ -32,11 +32,12 @@ class Choice:
 
     def whose(self, index: int) -> tuple[str, ...]:
         """Whose messages of a round are looked at one by one."""
+        past = self.bundle.rounds[index]
         return tuple(
             message.client
-            for message in self.bundle.rounds[index].messages
+            for message in past.messages
             if message.received is not None
-            and message.sent is None
+            and (message.sent or past.sent) is not None
             and (self.names is None or message.client in self.names)
         )
 
@@ -118,13 +119,24 @@ def _overlooked(choice: Choice) -> tuple[str, ...]:
 def why_not(bundle: Bundle, index: int, seat: Seat, names: tuple[str, ...] | None) -> str:
     """Why a round can not be looked at; empty where it can."""
     past, following = bundle.rounds[index], bundle.rounds.get(index + 1)
-    if past.sent is None:
+    if past.sent is None and (seat == "aggregate" or not any(message.sent for message in past.messages)):
         return f"round {index} was recorded without the model that was sent"
     if seat == "aggregate" and past.aggregated is None and (following is None or following.sent is None):
         return f"round {index} was recorded without its aggregate"
+    if seat == "aggregate" and (others := _sent_their_own(bundle, index)):
+        return (
+            f"in round {index} {others[0]} was sent a model of its own, so that the aggregate adds to no one model and "
+            "only single messages can be looked at"
+        )
     if seat == "server" and not Choice(bundle, seat, (index,), names).whose(index):
         return f"round {index} was recorded without a message of those clients"
     return ""
+
+
+def _sent_their_own(bundle: Bundle, index: int) -> list[str]:
+    """Who of those in the aggregate began with another model than the rest."""
+    behind = Choice(bundle, "aggregate", (index,)).people(index)
+    return [m.client for m in bundle.rounds[index].messages if m.sent is not None and m.client in behind]
 
 
 def _seat(bundle: Bundle, view: str | None) -> Seat:
@@ -154,5 +166,5 @@ def _left(bundle: Bundle, choice: Choice, usable: list[int], reasons: dict[int, 
                 yield f"{message.client} in round {index}: absent ({message.absent or 'no reason given'})"
             elif choice.view == "server" and message.received is None:
                 yield f"{message.client} in round {index}: its message was not seen"
-            elif choice.view == "server" and message.sent is not None:
-                yield f"{message.client} in round {index}: it was sent a model of its own, which is not audited yet"
+            elif choice.view == "server" and message.sent is None and bundle.rounds[index].sent is None:
+                yield f"{message.client} in round {index}: the model that it was sent was not recorded"

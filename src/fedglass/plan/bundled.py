@@ -27,6 +27,7 @@ from fedglass.plan.keys import DefenceTable
 from fedglass.plan.public import public_of
 from fedglass.plan.recording import defended_in_words, knows_of
 from fedglass.plan.schema import AdversaryTable
+from fedglass.plan.together import joined
 from fedglass.rounds.bundled import Reading, rule_in_words
 from fedglass.rounds.private import truths_beside
 from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
@@ -34,7 +35,7 @@ from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.together import Together
-from fedglass.rounds.views.view import View
+from fedglass.rounds.views.view import Knows, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,11 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     choice = chosen(bundle, adversary.view if "view" in adversary.model_fields_set else None, table.rounds, table.whose)
     transcript, protections = _transcript(table, reading, settled, choice)
     views = _views(choice, transcript.terms.clients, base_of(bundle))
-    views = _together(views) if adversary.together else views
+    views = [
+        (view, people)
+        for view, people in joined(views, adversary.together)
+        if adversary.together != "also" or _can_be(view, transcript, truths)
+    ]
     known = [view for view, clients in views if truths is not None and clients and set(clients) <= set(truths.examples)]
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
@@ -241,20 +246,23 @@ def _views(choice: Choice, clients: Sequence[str], base: int) -> list[tuple[View
     return found
 
 
-def _together(views: Sequence[tuple[View, tuple[str, ...]]]) -> list[tuple[View, tuple[str, ...]]]:
-    """The rounds of the same client, or of the same clients, as one view."""
-    groups: dict[tuple[str, ...], list[View]] = {}
-    for view, people in views:
-        groups.setdefault(people, []).append(view)
-    return [(Together(tuple(alike)), people) for people, alike in groups.items()]
+def _can_be(view: View, transcript: Transcript, truths: Truths | None) -> bool:
+    """Whether rounds that are looked at together have the same examples behind them, as far as anybody knows."""
+    if not isinstance(view, Together):
+        return True
+    try:
+        view.see(transcript, Knows(), truths)
+    except UsageError:
+        return False
+    return True
 
 
 def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:
     """What is not as it was said, by round and client."""
     doubts: dict[tuple[int, str], tuple[str, ...]] = {}
     for index in choice.rounds:
-        sent = bundle.rounds[index].sent
-        assert sent is not None, "rounds without it are not chosen"
+        past = bundle.rounds[index]
+        sent = past.sent or next(message.sent for message in past.messages if message.sent is not None)
         names = names_of([(a.name, tuple(a.shape)) for a in sent.arrays], model, str(bundle.folder / sent.file))
         for found in findings_of(bundle, index, names.model):
             if found.aside:

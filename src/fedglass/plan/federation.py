@@ -28,6 +28,7 @@ from fedglass.plan.federation_table import FederationTable, GroupTable
 from fedglass.plan.public import public_of
 from fedglass.plan.recording import knows_of
 from fedglass.plan.schema import AdversaryTable
+from fedglass.plan.together import joined
 from fedglass.rounds.behaviour.behaviour import Behaviour
 from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.behaviour.per_round import PerRound
@@ -39,7 +40,6 @@ from fedglass.rounds.truth import Examples
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import View
 
 
@@ -123,15 +123,13 @@ def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Prote
 def views_of(adversary: AdversaryTable, attendance: Attendance) -> tuple[View, ...]:
     """One view for each round, and for each client where it looks at one, or is one."""
     rounds = dict.fromkeys(adversary.round if isinstance(adversary.round, list) else [adversary.round])
-    if adversary.view == "aggregate":
-        alike: list[View] = [AggregateView(index) for index in rounds]
-        return (Together(tuple(alike)),) if adversary.together else tuple(alike)
     kind = PeerView if adversary.view == "peer" else ServerView
-    views = [kind(client, index) for index in rounds for client in _looked_at(adversary, attendance, index)]
-    if not adversary.together:
-        return tuple(views)
-    people = dict.fromkeys(view.client for view in views)
-    return tuple(Together(tuple(view for view in views if view.client == client)) for client in people)
+    views: list[tuple[View, int | None]] = (
+        [(AggregateView(index), None) for index in rounds]
+        if adversary.view == "aggregate"
+        else [(kind(c, index), c) for index in rounds for c in _looked_at(adversary, attendance, index)]
+    )
+    return tuple(view for view, _ in joined(views, adversary.together))
 
 
 def _looked_at(adversary: AdversaryTable, attendance: Attendance, index: int) -> Sequence[int]:

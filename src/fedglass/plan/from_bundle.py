@@ -22,6 +22,7 @@ from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import opened, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.views.together import Together
 
 ORDER = (
     "inverting_gradients",
@@ -80,16 +81,20 @@ def draft(
         truth=str(beside.resolve()) if truth is not None or beside.is_dir() else None,
     )
     bundle, _ = opened(table, Path())
-    allowed, problem, doubts, unseen = None, "", tuple[str, ...](), tuple[str, ...]()
+    allowed, problem, doubts, unseen, together = None, "", tuple[str, ...](), tuple[str, ...](), False
     try:
-        sources = recorded_bundle(table, AdversaryTable(), Path())
+        # Without the truth nobody knows whether a client's data stayed the same.
+        wanted = AdversaryTable() if table.truth is None else AdversaryTable(together="also")
+        sources = recorded_bundle(table, wanted, Path())
+        together = any(isinstance(view, Together) for source in sources if source.truths for view in source.views)
         allowed, doubts = attacks_for(sources), tuple(sources[0].doubted())
         unseen = chosen(bundle, None).left
     except FedglassError as error:
         problem = str(error)
     told = path or table.bundle
     named = None if table.truth is None else f"{told}-truth" if path is not None and truth is None else table.truth
-    return Draft(_text(bundle, told, model, named, allowed, problem), allowed, problem, doubts, unseen)
+    text = _text(bundle, told, model, named, allowed, problem, together)
+    return Draft(text, allowed, problem, doubts, unseen)
 
 
 def attacks_for(sources: Sequence[Recorded]) -> Chosen:
@@ -150,7 +155,18 @@ def _needless(name: str, seen: Observation) -> str:
     return ""
 
 
-def _text(bundle: Bundle, path: str, model: str | None, truth: str | None, allowed: Chosen | None, problem: str) -> str:
+def _text(
+    bundle: Bundle,
+    path: str,
+    model: str | None,
+    truth: str | None,
+    allowed: Chosen | None,
+    problem: str,
+    together: bool,
+) -> str:
+    at_once = (
+        'together = "also"       # rounds of the same data one by one, and at once: what one hides others may tell'
+    )
     lines = [
         "# The plan of a recorded federation, written by `fedglass init --from`; all keys: docs/plan.md.",
         f"title = {_quoted(Path(path).name[:200])}",
@@ -163,7 +179,7 @@ def _text(bundle: Bundle, path: str, model: str | None, truth: str | None, allow
         '# whose = ["name"]        # whose messages; everybody\'s if left out',
         "# training = { lr = 0.1 } # in place of what the bundle tells",
         "",
-        "# [adversary]",
+        *(["[adversary]", at_once] if together else ["# [adversary]", f"# {at_once}"]),
         '# view = "aggregate"      # or "server"; as the federation\'s own server saw it if left out',
         "",
     ]

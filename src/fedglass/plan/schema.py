@@ -46,8 +46,9 @@ class AdversaryTable(Table):
     """Whose update the server sees, or which client the peer is; all are those of the round. Not for recordings."""
     round: Round | SomeRounds = 0
     """Which round it looks at, or a list of them, counted from 0. Not for recordings."""
-    together: bool = False
-    """Whether the rounds of that list are explained by the same examples at once. Not for a peer."""
+    together: bool | Literal["also"] = False
+    """Whether the rounds of that list are explained by the same examples at once; "also": one by one too, and at once
+    where that can be. Not for a peer."""
     knows_training: bool = True
     """Optimiser, learning rate, epochs and batch size."""
     knows_steps: bool = False
@@ -67,7 +68,8 @@ class AdversaryTable(Table):
 
     def views(self, clients: int) -> int:
         """How many it has of a federation of so many clients, if all take part in every round."""
-        rounds = len(set(self.round)) if isinstance(self.round, list) and not self.together else 1
+        each = len(set(self.round)) if isinstance(self.round, list) else 1
+        rounds = each + (each > 1) if self.together == "also" else 1 if self.together else each
         if self.view == "aggregate" or isinstance(self.client, int):
             return rounds
         return rounds * (clients if isinstance(self.client, str) else len(set(self.client)))

@@ -17,7 +17,7 @@ from fedglass.bundle import BundleWriter
 from fedglass.bundle.facts import FURTHER
 from fedglass.core.errors import FedglassError
 from fedglass.record.client import folder_name, take_training
-from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of
+from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of, same_parameters
 from fedglass.record.flower_names import metric_name, name_of, node_name
 from fedglass.record.flower_strategy import defences_asked, layers_of, privacy_spent, rule_of
 
@@ -104,6 +104,8 @@ class StrategyRecorder:
         self._names: dict[int, str] = {}
         self._answers: dict[str, dict[str, Any]] = {}
         self._configs: dict[int, dict[str, Any]] = {}
+        self._own: dict[int, dict[str, Any]] = {}
+        """By node, the model that it alone was sent: a node has its name only when it has answered."""
         self._broken = False
 
     def sending(self, index: int, messages: list[Any], strategy: Any) -> None:
@@ -143,15 +145,8 @@ class StrategyRecorder:
         self._called[index] = [message.metadata.dst_node_id for message in messages]
         self._configs = {m.metadata.dst_node_id: _config(m) for m in messages}
         self._writer.facts({"rule": rule_of(strategy), "sees": "each"}, source="read")
-        records = [_arrays_of(message, strategy) for message in messages]
-        common = next((record for record in records if record is not None), None)
-        if common is None:
-            return
-        past = self._writer.round(index)
-        past.sent(_numpy(common))
-        for message, record in zip(messages, records, strict=True):
-            if record is not None and record is not common and not _same(record, common):
-                past.sent(_numpy(record), client=self._name(message.metadata.dst_node_id))
+        records = {m.metadata.dst_node_id: _arrays_of(m, strategy) for m in messages}
+        self._send(index, {node: record for node, record in records.items() if record is not None}, _same, _numpy)
 
     def _received(self, index: int, replies: list[Any], strategy: Any) -> None:
         past = self._writer.round(index)
@@ -167,6 +162,7 @@ class StrategyRecorder:
             if record is None:
                 past.absent(name, "its reply has no arrays")
                 continue
+            self._sent_own(index, node, name)
             arrays = self._answers[name] = _numpy(record)
             examples, told = _told(reply, record, strategy)
             # The number of examples is the client's own word.
@@ -184,8 +180,23 @@ class StrategyRecorder:
         self._called[index] = [client.node_id for client, _ in calls]
         self._configs = {client.node_id: config_of(told) for client, told in calls}
         self._writer.facts({"rule": rule_of(strategy)}, source="read")
-        if calls:
-            self._writer.round(index).sent(arrays_of(calls[0][1].parameters))
+        self._send(index, {client.node_id: told.parameters for client, told in calls}, same_parameters, arrays_of)
+
+    def _send(self, index: int, models: dict[int, Any], same: Any, arrays: Any) -> None:
+        """What most were sent, by node, is the round's; the others' wait until these have answered."""
+        alike: list[list[int]] = []
+        for node, model in models.items():
+            group = next((g for g in alike if models[g[0]] is model or same(models[g[0]], model)), None)
+            if group is None:
+                alike.append([node])
+            else:
+                group.append(node)
+        most = max(alike, key=len, default=[])
+        # Where no two have the same, none of them is everybody's.
+        common = most if len(most) > 1 or len(alike) == 1 else []
+        if common:
+            self._writer.round(index).sent(arrays(models[common[0]]))
+        self._own = {node: arrays(model) for node, model in models.items() if node not in common}
 
     def _fitted(self, index: int, results: list[Any], strategy: Any) -> None:
         past, self._answers = self._writer.round(index), {}
@@ -195,6 +206,7 @@ class StrategyRecorder:
         for client, result in results:
             answered.add(client.node_id)
             name = self._names[client.node_id] = metric_name(result.metrics or {}, client.node_id)
+            self._sent_own(index, client.node_id, name)
             if not secure:
                 arrays = self._answers[name] = arrays_of(result.parameters)
                 past.received(name, arrays)
@@ -218,6 +230,10 @@ class StrategyRecorder:
         if spent is not None:
             past.facts({"x-privacy-spent": spent}, source="read")
         self._answers = {}
+
+    def _sent_own(self, index: int, node: int, name: str) -> None:
+        if node in self._own:
+            self._writer.round(index).sent(self._own.pop(node), client=name)
 
     def _take(self, name: str, index: int) -> None:
         if self._clients is not None:

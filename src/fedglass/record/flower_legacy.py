@@ -14,6 +14,10 @@ def arrays_of(parameters: Any) -> dict[str, Any]:
     return {str(i): np.load(BytesIO(data), allow_pickle=False) for i, data in enumerate(parameters.tensors)}
 
 
+def same_parameters(one: Any, other: Any) -> bool:
+    return bool(one.tensors == other.tensors)
+
+
 def aggregated_securely(results: Sequence[tuple[Any, Any]]) -> bool:
     """Whether the replies were summed up before anybody saw them: Flower then gives each client the sum as its own."""
     return len(results) > 1 and all(result.parameters is results[0][1].parameters for _, result in results)

@@ -25,6 +25,7 @@ from fedglass.bundle.manifest import MANIFEST
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.record.client import ClientRecorder, Told, folder_name, take_training
 from fedglass.record.hooks import TrainingReader
+from fedglass.record.nvflare_filters import defences_of, passed
 
 log = logging.getLogger("fedglass")
 CURRENT_ROUND = "current_round"
@@ -141,7 +142,7 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
         facts = {
             "weight": float(weight) if isinstance(weight, int | float) and weight > 0 else None,
             "metrics": dxo.get_meta_prop("initial_metrics") or None,
-            "x-filters": list(dxo.get_filter_history() or []) or None,
+            "filters": passed(dxo.get_filter_history()) or None,
         }
         writer.training(client, index, facts, source="read")
         if self.clients is not None:
@@ -167,7 +168,7 @@ class TrainingBegins(Filter):  # type: ignore[misc] # NVFlare has no types
 
 
 class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
-    """On a client: what was heard until here is how it trained."""
+    """On a client: what was heard until here is how it trained, and its runner tells what else the answer passes."""
 
     def __init__(
         self,
@@ -186,16 +187,16 @@ class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
     def _end(self, shareable: Any, fl_ctx: Any) -> None:
         with _lock:
             reader = _close(self.folder)
-        index = _round(shareable)
+        index, arrays = _round(shareable), _arrays(shareable)
         if reader is None or index is None or not reader.steps:
             log.warning("fedglass has seen no training: it runs in another process, or not with torch.")
             return
         client = fl_ctx.get_identity_name()
         whitening = None if self.whitening is None else (self.whitening[0], self.whitening[1])
         told = Told(self.model, whitening)
-        ClientRecorder(Path(self.folder) / folder_name(client), client, told=told, truth=self.truth).trained(
-            index, reader
-        )
+        defences = [] if arrays is None else defences_of(fl_ctx, arrays[2].data_kind)
+        recorder = ClientRecorder(Path(self.folder) / folder_name(client), client, told=told, truth=self.truth)
+        recorder.trained(index, reader, defences)
 
 
 def _close(folder: str) -> TrainingReader | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.bundle import BundleWriter
+from fedglass.bundle.check import same
 from fedglass.bundle.writer import TRUTH
 from fedglass.core.errors import FedglassError
 from fedglass.record.client import ClientRecorder, Told
@@ -76,9 +77,9 @@ def _write(
 ) -> None:
     past, client = recorder.writer.round(round), recorder.client
     sent = past.told.sent
-    if sent is None:
+    if sent is None and _follows(recorder.writer, round, before):
         past.sent(before)
-    elif not _equal(recorder.writer.arrays(sent), before):
+    elif sent is None or not _equal(recorder.writer.arrays(sent), before):
         past.sent(before, client=client)
     past.received(client, after)
     if reader.steps or reader.fault:
@@ -94,6 +95,15 @@ def record_aggregate(folder: str | Path, model: nn.Module, *, round: int, kept: 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of a model's weights and buffers, by the names that its architecture has for them."""
     return {name.removeprefix("_orig_mod."): tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _follows(writer: BundleWriter, index: int, before: Mapping[str, Tensor]) -> bool:
+    """Whether a model is the one that the last round ended with, as far as that was recorded: else it is no round's."""
+    last = writer.round(index - 1).told.aggregated if index else None
+    if last is None:
+        return True
+    after = writer.arrays(last)
+    return list(after) == list(before) and all(same(after[name], before[name].cpu()) for name in after)
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

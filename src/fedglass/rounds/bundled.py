@@ -18,7 +18,7 @@ from fedglass.core.params import Params, add, buffers_of, subtract, weights_of
 from fedglass.core.statistics import COUNTER
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.rounds.people import participant_of
-from fedglass.rounds.transcript import Message, Participant, Round
+from fedglass.rounds.transcript import Message, Participant, Round, Start
 
 SOMEBODY = "all clients"
 """Who is behind an aggregate of which nobody has said whose it is."""
@@ -36,23 +36,24 @@ class Reading:
     def round(self, index: int, clients: Collection[str] | None = None) -> Round:
         """One round; of the messages, those of these clients."""
         past = self.bundle.rounds[index]
-        if past.sent is None:
+        present = [message for message in past.messages if message.absent is None]
+        begun = past.sent or next((message.sent for message in present if message.sent is not None), None)
+        if begun is None:
             raise DataError(
                 f"{self.bundle.folder}: round {index} was recorded without the model that was sent: choose another."
             )
-        before, buffers = self._state(past.sent)
-        self._check_buffers(buffers, past.sent)
-        present = [message for message in past.messages if message.absent is None]
+        # Where every client was sent its own, the first stands for the round's, to which nothing adds then.
+        common = self._start(begun)
         messages = [
-            self._message(past, message, before, buffers)
+            self._message(message, common)
             for message in present
             if message.received is not None and (clients is None or message.client in clients)
         ]
-        step, buffers_after, kept = self._aggregate(past, before, buffers)
+        step, buffers_after, kept = self._aggregate(past, common.before, common.buffers)
         people = tuple(self._participant(message, index) for message in present)
         return Round(
-            before,
-            buffers,
+            common.before,
+            common.buffers,
             people or (Participant(SOMEBODY, 1, counted=False),),
             tuple(messages),
             step,
@@ -86,6 +87,11 @@ class Reading:
             {name: found[name].to(like.dtype) for name, like in buffers.items() if name in found},
         )
 
+    def _start(self, held: Held) -> Start:
+        before, buffers = self._state(held)
+        self._check_buffers(buffers, held)
+        return Start(before, buffers)
+
     def _check_buffers(self, buffers: Params, held: Held) -> None:
         needed = [
             n for n, b in buffers_of(self.model).items() if b.is_floating_point() and n in self.model.state_dict()
@@ -97,17 +103,14 @@ class Reading:
                 "record the model's whole state_dict."
             )
 
-    def _message(self, past: RoundFacts, message: MessageFacts, before: Params, buffers: Params) -> Message:
+    def _message(self, message: MessageFacts, common: Start) -> Message:
         assert message.received is not None, "messages that were not seen are left out"
-        if message.sent is not None:
-            raise UpdateError(
-                f"{self.bundle.folder}: {message.client!r} was sent a model of its own in round {past.index}, which is "
-                "not audited yet: choose another client or round."
-            )
+        own = None if message.sent is None else self._start(message.sent)
+        start = common if own is None else own
         got, statistics = self._state(message.received)
         if message.received.form == "update":
-            return Message(message.client, got, _moved(buffers, statistics))
-        return Message(message.client, subtract(got, before), statistics)
+            return Message(message.client, got, _moved(start.buffers, statistics), own)
+        return Message(message.client, subtract(got, start.before), statistics, own)
 
     def _aggregate(
         self, past: RoundFacts, before: Params, buffers: Params
@@ -116,7 +119,7 @@ class Reading:
         following = self.bundle.rounds.get(past.index + 1)
         held = past.aggregated or (None if following is None else following.sent)
         present = tuple(message.client for message in past.messages if message.absent is None)
-        if held is None:
+        if held is None or past.sent is None:
             return {name: torch.zeros_like(tensor) for name, tensor in before.items()}, {}, ()
         after, statistics = self._state(held)
         kept = best(sheet(past.facts), "kept")

@@ -19,7 +19,7 @@ from fedglass import __version__
 from fedglass.bundle.truths import FACTS as TRUTH_FACTS
 from fedglass.bundle.truths import TENSORS as TRUTH
 from fedglass.bundle.truths import write_truths
-from fedglass.core.errors import DataError, FedglassError
+from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.core.params import Params, buffers_of, weights_of
 from fedglass.rounds.manifest import FORMAT, Held, Manifest, RoundFacts, TermsFacts, facts_of
@@ -38,6 +38,7 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     rounds = []
     for index, past in sorted(transcript.rounds.items()):
+        _check_storable(past, index)
         parts = {"before": past.before, "buffers": past.buffers, "step": past.step, "after": past.buffers_after}
         models = _store(directory, f"round-{index:05}.safetensors", parts)
         messages = {
@@ -52,13 +53,52 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
     write_atomic(directory / MANIFEST, manifest.model_dump_json(indent=1) + "\n", private=True)
 
 
+def _check_storable(past: Round, index: int) -> None:
+    others = past.sent_their_own([message.client for message in past.messages])
+    if others:
+        raise UsageError(
+            f"A saved transcript has one model for each round, and {others[0]!r} was sent one of its own in round "
+            f"{index}: keep the bundle that it was read from."
+        )
+
+
 def load_transcript(directory: Path, model: nn.Module) -> Transcript:
     """The transcript of a directory; `model` is the architecture, which no file can bring along."""
-    manifest = _manifest(directory / MANIFEST)
-    _check_names(directory / MANIFEST, manifest)
+    manifest = saved_manifest(directory)
     rounds = {facts.index: _round(directory, facts, model) for facts in manifest.rounds}
     _check_order(directory, rounds)
     return Transcript(model, _terms(directory / MANIFEST, manifest.terms), rounds, manifest.origin)
+
+
+def saved_manifest(directory: Path) -> Manifest:
+    """What a directory is said to hold."""
+    manifest = _manifest(directory / MANIFEST)
+    _check_names(directory / MANIFEST, manifest)
+    for facts in manifest.rounds:
+        _check_people(directory / MANIFEST, facts)
+    return manifest
+
+
+def _check_people(path: Path, facts: RoundFacts) -> None:
+    present = [p.name for p in facts.participants]
+    strangers = [name for name in (*facts.messages, *facts.kept) if name not in present]
+    if strangers or len(set(present)) != len(present):
+        raise DataError(
+            f"{path}: round {facts.index} names {strangers[:1] or 'a participant twice'}, expected messages of its "
+            "participants, each once: save the transcript again."
+        )
+
+
+def saved_parts(directory: Path, held: Held, *needed: str) -> dict[str, dict[str, Tensor]]:
+    """The parts of a file as it has them, whatever the model; those that are needed must be there."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in _tensors(directory, held).items():
+        part, _, name = key.partition(SEPARATOR)
+        found.setdefault(part, {})[name] = tensor
+    lacking = [part for part in needed if part not in found]
+    if lacking:
+        raise DataError(f"{directory / held.file} holds no {lacking[0]!r}: save the transcript again.")
+    return found
 
 
 def save_truths(truths: Truths, directory: Path) -> None:
@@ -144,13 +184,6 @@ def _round(directory: Path, facts: RoundFacts, model: nn.Module) -> Round:
     weights, buffers = weights_of(model), buffers_of(model)
     like = {"before": weights, "buffers": buffers, "step": weights, "after": buffers}
     models = _parts(directory, facts.models, like, optional="after")
-    present = [p.name for p in facts.participants]
-    strangers = [name for name in (*facts.messages, *facts.kept) if name not in present]
-    if strangers or len(set(present)) != len(present):
-        raise DataError(
-            f"{directory / MANIFEST}: round {facts.index} names {strangers[:1] or 'a participant twice'}, expected "
-            "messages of its participants, each once: save the transcript again."
-        )
     messages = []
     for client, held in facts.messages.items():
         parts = _parts(directory, held, {"update": weights, "buffers": buffers}, optional="buffers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,14 @@ class Participant:
 
 
 @dataclass(frozen=True, eq=False)
+class Start:
+    """A model that a client was sent, to train on from there."""
+
+    before: Params
+    buffers: Params
+
+
+@dataclass(frozen=True, eq=False)
 class Message:
     """What one client sent in one round."""
 
@@ -42,6 +50,8 @@ class Message:
     update: Update
     buffers: Params
     """The client's running statistics after its training; empty where they were not recorded."""
+    own: Start | None = None
+    """What this client alone was sent, as in a personalised federation; None where it began with the round's model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +78,10 @@ class Round:
     def message(self, client: str) -> Message | None:
         """What that client sent, where it was seen."""
         return next((message for message in self.messages if message.client == client), None)
+
+    def sent_their_own(self, clients: Collection[str]) -> tuple[str, ...]:
+        """Who of these was sent another model than the rest: no one model explains what theirs is combined to."""
+        return tuple(message.client for message in self.messages if message.own and message.client in clients)
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def _further(found: Findings) -> Flag | None:
         f"This message does not show the images, but the same examples are trained on in {count}, of which each tells "
         "more: noise averages out, and what one message leaves open another decides. Absence of leakage is shown for "
         "the rounds that are attacked together alone: list all of them in adversary.round (of a bundle: "
-        'recording.rounds = "all") and set adversary.together = true.'
+        "recording.rounds) and set adversary.together = true. What a peer sees can not be attacked so."
     )
     return Flag(name="more rounds of the same data", severity="serious", text=text)
 

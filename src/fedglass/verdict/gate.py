@@ -36,6 +36,8 @@ class Tally:
     oracle: bool
     refined: int = 0
     """How many of them only after their refinement, which passed its controls."""
+    repeated: bool = False
+    """Whether a client's images are in several messages, and counted in each."""
 
     @property
     def share(self) -> float:
@@ -139,6 +141,7 @@ class Gate:
         scores: dict[str, list[float]] = {}
         hits: dict[str, int] = {}
         refined: dict[str, int] = {}
+        owners: dict[str, list[str]] = {}
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
             found = [v for v in self.scores(record) if v is not None]
@@ -146,10 +149,11 @@ class Gate:
                 scores.setdefault(record.attack, []).extend(found)
                 image_scores = ImageScores.of(record)
                 later = image_scores.by_refinement(self.metric, self.scale, self.threshold)
+                owners.setdefault(record.attack, []).extend(dict.fromkeys(record.owners))
                 hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(image_scores))
                 refined[record.attack] = refined.get(record.attack, 0) + sum(later)
         tallies = [
-            Tally(name, len(v), hits[name], self.scale.best(v), name in oracle, refined[name])
+            Tally(name, len(v), hits[name], self.scale.best(v), name in oracle, refined[name], _twice(owners[name]))
             for name, v in scores.items()
         ]
         sign = 1 if self.scale.higher_leaks else -1
@@ -244,6 +248,8 @@ class Gate:
             sentence += found
         else:
             sentence = f"{worst.attack} {found.replace(' image', ' private image', 1)}"
+        if worst.repeated:
+            sentence += ", where an image that is in several messages counts in each"
         if worst.refined:
             sentence += f", {worst.refined} of them only after refinement"
         if self.max_share > 0:
@@ -264,6 +270,10 @@ class Gate:
             f"None of the {len(tallies)} attacks recovered a private image ({self.rule}); the closest, "
             f"{worst.attack}, reached {best}."
         )
+
+
+def _twice(names: Sequence[str]) -> bool:
+    return len(set(names)) < len(names)
 
 
 def is_mute(record: Record) -> bool:

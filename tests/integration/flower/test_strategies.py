@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import strategy as flower
 
 from fedglass.bundle.check import read_bundle
 from fedglass.bundle.facts import best
 from fedglass.bundle.measured import findings_of
 from fedglass.core.errors import UsageError
-from fedglass.record.flower import Recorded, recorded
+from fedglass.record.flower import Recorded, StrategyRecorder, recorded
 
 Make = Callable[..., Any]
 ALL = {"fraction_evaluate": 0.0, "min_available_nodes": 5, "min_train_nodes": 5}
@@ -189,6 +191,73 @@ def test_as_a_mixin(federation: Make, tmp_path: Path) -> None:
     bundle = read_bundle(tmp_path / "bundle")
     assert best(bundle.facts, "classes") == 5
     assert len(bundle.clients) == 5
+
+
+class Personal(flower.FedAvg):
+    """Sends some nodes other models than the rest."""
+
+    special: tuple[int, ...] = (80,)
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node in self.special:
+                state = arrays.to_torch_state_dict()
+                own = ArrayRecord({name: tensor + node / 80 for name, tensor in state.items()})
+                message.content = RecordDict({"arrays": own, "config": config})  # that of all is one object
+        return messages
+
+
+def test_a_model_of_its_own_belongs_to_the_client_by_the_name_that_it_answers_with(
+    federation: Make, tmp_path: Path
+) -> None:
+    """When it is sent, only the node's number is known: under that, its message would be read from another start."""
+    federation().play(recorded(Personal(**ALL), tmp_path / "bundle"))
+
+    bundle = read_bundle(tmp_path / "bundle")
+
+    assert sorted(bundle.clients) == [f"client-{i}" for i in range(5)]
+    for past in bundle.rounds.values():
+        common, own = past.sent, {message.client: message.sent for message in past.messages if message.sent is not None}
+        assert list(own) == ["client-1"]
+        assert common is not None
+        moved = bundle.arrays(own["client-1"])["head.bias"] - bundle.arrays(common)["head.bias"]
+        assert np.allclose(moved.numpy(), 1)
+
+
+def test_where_each_has_its_own_there_is_none_of_all(federation: Make, tmp_path: Path) -> None:
+    strategy, plays = Personal(**ALL), federation()
+    strategy.special = plays.nodes
+    plays.play(recorded(strategy, tmp_path / "bundle"))
+
+    for past in read_bundle(tmp_path / "bundle").rounds.values():
+        assert past.sent is None
+        assert all(message.sent is not None for message in past.messages)
+
+
+def test_the_same_of_the_older_api(tmp_path: Path) -> None:
+    def parameters(value: float) -> Any:
+        return ndarrays_to_parameters([np.full(3, value, dtype=np.float32)])
+
+    recorder = StrategyRecorder(tmp_path / "bundle", None, None)
+    common, clients = parameters(0.0), [SimpleNamespace(node_id=node) for node in (70, 80, 90)]
+    sent = (common, parameters(1.0), parameters(0.0))
+    calls = [(c, SimpleNamespace(parameters=p, config={})) for c, p in zip(clients, sent, strict=True)]
+    recorder.calling(1, calls, flower.FedAvg())
+    results = [
+        (c, SimpleNamespace(parameters=parameters(2.0), metrics={"partition-id": i}, num_examples=1))
+        for i, c in enumerate(clients)
+    ]
+    recorder.fitted(1, results, flower.FedAvg())
+
+    messages = read_bundle(tmp_path / "bundle").rounds[1].messages
+
+    assert [(m.client, m.sent is not None) for m in messages] == [
+        ("client-0", False),
+        ("client-1", True),
+        ("client-2", False),
+    ]
 
 
 def test_another_way_to_aggregate_is_not_called_the_mean(federation: Make, tmp_path: Path) -> None:

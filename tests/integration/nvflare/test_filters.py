@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind
-from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.filters.dxo_blocker import DXOBlocker
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from torch import nn
 
 from fedglass.bundle.check import read_bundle
 from fedglass.bundle.facts import best
+from fedglass.bundle.measured import findings_of
 from fedglass.record.nvflare import ReceivedFilter, SentFilter, TrainingBegins, TrainingEnds
+from fedglass.record.nvflare_filters import defences_of
 from fedglass.rounds.truth import Truths
 
 
@@ -100,6 +107,54 @@ def test_training_in_another_thread_is_read(tmp_path: Path) -> None:
     own = Truths.load(tmp_path / "truth" / "site-1").examples["site-1"]
     assert torch.equal(own.images, images)
     assert torch.equal(own.labels, labels)
+
+
+def runs(result_filters: list[Any], site_filters: list[Any] | None = None) -> FLContext:
+    """A client's context while it runs a task."""
+    ctx = context("site-1", peer=False)
+    runner = SimpleNamespace(task_result_filters={"train/out": result_filters, "validate/out": [SVTPrivacy()]})
+    ctx.set_prop(FLContextKey.RUNNER, runner, private=True, sticky=False)
+    ctx.set_prop(FLContextKey.TASK_NAME, "train", private=True, sticky=False)
+    if site_filters is not None:
+        scope = SimpleNamespace(task_result_filters={"out": site_filters, "in": [ExcludeVars("b")]})
+        ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope, private=True, sticky=False)
+    return ctx
+
+
+def test_other_filters_of_the_client_are_its_defences_with_their_options(tmp_path: Path) -> None:
+    ends = TrainingEnds(str(tmp_path))
+    ctx = runs(
+        [ends, PercentilePrivacy(percentile=20, gamma=0.5), DXOBlocker([DataKind.METRICS])], [ExcludeVars("h.*")]
+    )
+
+    assert defences_of(ctx, DataKind.WEIGHT_DIFF) == [
+        {"name": "ExcludeVars", "options": {"exclude_vars": "h.*", "data_kinds": ["WEIGHT_DIFF", "WEIGHTS"]}},
+        {
+            "name": "PercentilePrivacy",
+            "options": {"percentile": 20, "gamma": 0.5, "data_kinds": ["WEIGHT_DIFF", "WEIGHTS"]},
+        },
+    ]
+    assert defences_of(context("site-1", peer=False), DataKind.WEIGHTS) == []
+
+
+def test_a_filter_of_another_kind_of_message_protects_nothing() -> None:
+    ctx = runs([PercentilePrivacy(data_kinds=[DataKind.WEIGHT_DIFF])])
+
+    assert defences_of(ctx, DataKind.WEIGHTS) == []
+    assert len(defences_of(ctx, DataKind.WEIGHT_DIFF)) == 1
+
+
+def test_what_a_message_passed_is_told_beside_what_is_declared_of_it(tmp_path: Path) -> None:
+    protected = PercentilePrivacy(percentile=0, gamma=100.0)
+    reply = protected.process(payload(ONE, kind=DataKind.WEIGHT_DIFF), context("a", peer=False))
+    SentFilter(str(tmp_path / "b"), {"defences": []}).process(payload(ZERO), context("a", peer=True))
+    ReceivedFilter(str(tmp_path / "b")).process(reply, context("a", peer=True))
+
+    bundle = read_bundle(tmp_path / "b")
+
+    assert best(bundle.facts_of("a", 0), "filters") == ["PercentilePrivacy"]
+    (found,) = findings_of(bundle, 0)
+    assert "passed 'PercentilePrivacy' on its way, of which no declared defence tells" in found.words
 
 
 def test_a_filter_that_can_not_write_passes_everything_on(tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ def test_a_real_run_is_a_whole_bundle_with_every_clients_training_and_truth(tmp_
         for site in sites:
             told = bundle.facts_of(site, index)
             assert [best(told, n) for n in ("optimiser", "lr", "steps", "epochs")] == ["SGD", 0.1, 4, 2]
+            (filtered,) = best(told, "defences")
+            assert filtered["name"] == "PercentilePrivacy"
+            assert (filtered["options"]["percentile"], filtered["options"]["gamma"]) == (0, 1000.0)
+            assert best(told, "filters") == ["PercentilePrivacy"]
             assert [best(told, n) for n in ("batch_norm", "loss", "weight")] == ["batch", "cross_entropy", 4.0]
     for site in sites:
         own = Truths.load(tmp_path / "bundle-truth" / site).examples[site]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedglass.core.errors import UsageError
 from fedglass.rounds.transcript import Attendance, Transcript
 from fedglass.rounds.truth import Truths
-from fedglass.rounds.views.view import Brief, Knows, Look, Seen
+from fedglass.rounds.views.view import Brief, Knows, Look, Seen, check_one_start
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class AggregateView:
         behind = tuple(p for p in past.participants if p.name in past.kept)
         if not behind:
             raise UsageError(f"No update of round {self.round} got through the rule: choose another round.")
+        check_one_start(past, self.round, past.kept)
         look = Look(transcript, self.round, behind, past.step, past.buffers_after)
         return Seen(look.observation(knows, truths), tuple(p.name for p in behind))
 

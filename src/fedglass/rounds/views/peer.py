@@ -10,7 +10,7 @@ from fedglass.core.types import Own
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
 from fedglass.rounds.truth import Truths
-from fedglass.rounds.views.view import Brief, Knows, Look, Seen
+from fedglass.rounds.views.view import Brief, Knows, Look, Seen, check_one_start
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class PeerView:
         self.check(transcript.attendance)
         past, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
         others, mine = _behind(name, past)
+        check_one_start(past, self.round, (*past.kept, name))
         own = replace(_own(name, self.round, past, truths), share=_share(transcript, others, mine, knows))
         look = Look(transcript, self.round, (*others, *mine), past.step, past.buffers_after)
         if not knows.kept:

@@ -33,7 +33,7 @@ class ServerView:
                 f'({name}): set adversary.view = "aggregate" or "peer".'
             )
         behind = tuple(p for p in past.participants if p.name == name)
-        look = Look(transcript, self.round, behind, message.update, message.buffers)
+        look = Look(transcript, self.round, behind, message.update, message.buffers, start=message.own)
         return Seen(look.observation(knows, truths), (name,))
 
     def describe(self) -> str:

@@ -30,6 +30,11 @@ class Together:
                 "adversary.round a list of them, or leave adversary.together out."
             )
 
+    @property
+    def ordered(self) -> tuple[View, ...]:
+        """The earliest first."""
+        return tuple(sorted(self.views, key=lambda view: view.rounds()[-1]))
+
     def rounds(self) -> tuple[int, ...]:
         """The earliest last, as the one that stands for all."""
         return tuple(sorted((index for view in self.views for index in view.rounds()), reverse=True))
@@ -39,7 +44,7 @@ class Together:
             view.check(attendance)
 
     def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
-        earliest, *later = sorted(self.views, key=lambda view: view.rounds()[-1])
+        earliest, *later = self.ordered
         first, *rest = (view.see(transcript, knows, truths) for view in (earliest, *later))
         for view, seen in zip(later, rest, strict=True):
             _check_same(first, seen, earliest, view, truths)
@@ -47,15 +52,12 @@ class Together:
 
     def describe(self) -> str:
         counted = ", ".join(str(index + 1) for index in reversed(self.rounds()))
-        return f"{self._first().describe()}, and the same of rounds {counted} together"
+        return f"{self.ordered[0].describe()}, and the same of rounds {counted} together"
 
     def brief(self) -> Brief:
-        first = self._first()
+        first = self.ordered[0]
         short = first.brief() if isinstance(first, Named) else Brief("server", first.describe())
         return Brief(short.standpoint, f"{short.name}, {len(self.views)} rounds together")
-
-    def _first(self) -> View:
-        return min(self.views, key=lambda view: view.rounds()[-1])
 
 
 def _check_same(first: Seen, other: Seen, earliest: View, later: View, truths: Truths | None) -> None:

@@ -9,11 +9,12 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.identity import LATER
 from fedglass.core.params import Params, Update
 from fedglass.core.types import Knowledge, Observation, Own
-from fedglass.rounds.transcript import Attendance, Participant, Transcript
+from fedglass.rounds.transcript import Attendance, Participant, Round, Start, Transcript
 from fedglass.rounds.truth import Truths
 
 T = TypeVar("T")
@@ -105,13 +106,14 @@ class Look:
     """The running statistics that came with it; empty where they were not seen."""
     present: bool = False
     """Whether they are only known to have taken part: not all of them need be in the message."""
+    start: Start | None = None
+    """What the message adds to, where that is not the round's own model."""
 
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
         past = self.transcript.rounds[self.round]
+        at = Start(past.before, past.buffers) if self.start is None else self.start
         facts = self.knowledge(knows, truths, own)
-        return Observation(
-            self.transcript.model, past.before, past.buffers, self.update, facts, own, self.buffers_after
-        )
+        return Observation(self.transcript.model, at.before, at.buffers, self.update, facts, own, self.buffers_after)
 
     def knowledge(self, knows: Knows, truths: Truths | None = None, own: Own | None = None) -> Knowledge:
         """What the adversary knows beside the message."""
@@ -146,6 +148,16 @@ class Look:
     def _batch_labels(self, truths: Truths) -> tuple[tuple[int, ...], ...] | None:
         """Of one client alone: in an aggregate they belong to no batch."""
         return truths.batch_labels.get((self.round, self.behind[0].name)) if len(self.behind) == 1 else None
+
+
+def check_one_start(past: Round, index: int, clients: Sequence[str]) -> None:
+    """Refuse what is combined of updates to different models: it is an update to none of them."""
+    others = past.sent_their_own(clients)
+    if others:
+        raise UsageError(
+            f"{others[0]!r} was sent a model of its own in round {index}, so that the round's aggregate adds to no one "
+            'model: set adversary.view = "server", or choose another round.'
+        )
 
 
 def _common(values: Sequence[T | None]) -> T | None:

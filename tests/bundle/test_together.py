@@ -1,0 +1,144 @@
+"""Rounds of a bundle that are attacked together: each message must be as declared, and the data the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedglass.audit.assessment import Question, assess, contradictions_in
+from fedglass.audit.audit import Job
+from fedglass.audit.looks import Effort
+from fedglass.audit.recorded import Recorded
+from fedglass.audit.target import Target
+from fedglass.core.errors import UsageError
+from fedglass.core.params import Params
+from fedglass.plan.compile import compile_plan
+from fedglass.plan.from_bundle import draft
+from fedglass.plan.schema import parse_plan
+from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.views.aggregate import AggregateView
+from fedglass.rounds.views.server import ServerView
+from fedglass.rounds.views.together import Together
+from fedglass.verdict.findings import Findings
+from fedglass.verdict.gate import Gate
+
+from .federations import Real, State, examples
+
+ATTACK = '[[attacks]]\nname = "inverting_gradients"\niterations = 3\n[metrics]\nnames = ["psnr"]\n'
+
+
+def job(folder: Path, together: str, keys: str = "", adversary: str = "") -> Job:
+    table = f'[recording]\nbundle = "b"\ntruth = "b-truth"\nrounds = "all"\n{keys}\n'
+    return compile_plan(parse_plan(f"{table}[adversary]\ntogether = {together}\n{adversary}\n{ATTACK}"), folder)
+
+
+def source(found: Job) -> Recorded:
+    (only,) = found.sources
+    assert isinstance(only, Recorded)
+    return only
+
+
+def targets(found: Job) -> list[Target]:
+    return [target.target() for target in source(found).targets(lambda done, total: None)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Real(sizes=(1, 2), rounds=3).record(tmp_path / "b")
+    return tmp_path
+
+
+def rounds_of(client: int) -> Together:
+    return Together(tuple(ServerView(client, index) for index in range(3)))
+
+
+def test_all_rounds_of_a_client_are_one_message(folder: Path) -> None:
+    found = job(folder, "true")
+    assert source(found).views == (rounds_of(0), rounds_of(1))
+    (first, second) = targets(found)
+    assert [len(target.observation.also) for target in (first, second)] == [2, 2]
+    assert [target.further for target in (first, second)] == [0, 0]
+    assert {len(target.also) for target in (first, second)} == {2}
+
+
+def test_rounds_can_be_attacked_one_by_one_and_together(folder: Path) -> None:
+    found = job(folder, '"also"', adversary='view = "aggregate"')
+    alone = tuple(AggregateView(index) for index in range(3))
+    assert source(found).views == (*alone, Together(alone))
+    # What the others tell is looked at in the last one.
+    assert [target.further for target in targets(found)] == [0, 0, 0, 0]
+
+
+def test_rounds_that_nothing_attacks_are_told(folder: Path) -> None:
+    text = '[recording]\nbundle = "b"\ntruth = "b-truth"\nrounds = [1, 3]\n[adversary]\ntogether = "also"\n'
+    assert {target.further for target in targets(compile_plan(parse_plan(text + ATTACK), folder))} == {1}
+
+
+def test_a_client_of_one_round_is_looked_at_alone(tmp_path: Path) -> None:
+    Real(sizes=(1,), rounds=1).record(tmp_path / "b")
+    assert source(job(tmp_path, '"also"')).views == (ServerView(0, 0),)
+    with pytest.raises(UsageError, match="at least two"):
+        job(tmp_path, "true")
+
+
+def asked(target: Target) -> Question:
+    attack = recipe("inverting_gradients", iterations=2)
+    assert target.truth is not None
+    found = attack.run(target.observation)
+    return Question(
+        attack, target, target.truth, found, ("psnr",), Gate("psnr", 20.0), 0, Effort.QUICK, lambda done, total: None
+    )
+
+
+def test_every_message_must_be_as_declared(folder: Path) -> None:
+    """A later round whose message is another one hides what the earlier would tell: nothing may pass with it."""
+    first = targets(job(folder, "true"))[0]
+    assert assess(asked(first), Findings(Gate("psnr", 20.0))).findings.explained is True
+    last = first.also[-1]
+    assert last.declared is not None
+    noise = {name: torch.randn_like(t) * t.std() for name, t in last.declared.update.items()}
+    other = replace(last, declared=replace(last.declared, update=noise))
+    forged = replace(first, also=(*first.also[:-1], other))
+    assert assess(asked(forged), Findings(Gate("psnr", 20.0))).findings.explained is False
+
+
+def test_the_doubts_of_all_rounds_count(folder: Path) -> None:
+    first = targets(job(folder, "true"))[0]
+    assert contradictions_in(first) == ()
+    doubted = replace(first, also=(replace(first.also[0], doubts=("it was swapped",)),))
+    assert contradictions_in(doubted) == ("it was swapped",)
+
+
+def test_without_its_defence_every_round_is_without_it(tmp_path: Path) -> None:
+    def noisy(before: State, after: State) -> State:
+        return {name: tensor + 0.01 * torch.randn_like(tensor) for name, tensor in after.items()}
+
+    noise = [{"name": "gaussian_noise", "options": {"std": 0.01}}]
+    Real(sizes=(1,), rounds=2, leaves=noisy).record(tmp_path / "b", defences=noise)
+    (target,) = targets(job(tmp_path, "true"))
+    assert target.bare is not None
+    (seen, *also), (bare, *others) = ((o, *o.also) for o in (target.observation, target.bare))
+    assert len(others) == len(also) == 1
+    for one, other in zip((seen, *also), (bare, *others), strict=True):
+        assert 0.005 < difference(one.update, other.update) < 0.02
+
+
+def difference(one: Params, other: Params) -> float:
+    return float(torch.cat([(one[name] - other[name]).flatten() for name in one]).std())
+
+
+def test_a_plan_of_a_bundle_attacks_its_rounds_together_too(folder: Path) -> None:
+    assert '\ntogether = "also"' in draft(folder / "b").text
+
+
+@pytest.mark.parametrize("reason", ["one round", "no truth", "other data"])
+def test_rounds_of_unknown_or_other_data_are_left_apart(tmp_path: Path, reason: str) -> None:
+    writer = Real(sizes=(2,), rounds=1 if reason == "one round" else 2).record(tmp_path / "b")
+    if reason == "no truth":
+        (tmp_path / "b-truth").rename(tmp_path / "elsewhere")
+    if reason == "other data":
+        writer.truth("client 0", *examples(0, 2), batches={1: [[0]], 2: [[1]]})
+    assert '\ntogether = "also"' not in draft(tmp_path / "b").text

@@ -1,0 +1,64 @@
+"""The versions that are promised are those that are tested: the lowest of each framework, and a recent one."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+LOWEST = {
+    "flower": "constraints-flower-lowest.txt",
+    "nvflare": "constraints-nvflare-lowest.txt",
+    "ray": "constraints-ray.txt",
+    "slurm": "constraints-ray.txt",
+}
+"""Of each extra, the versions with which `make test-...` tests the lowest that it allows; some have no others."""
+RECENT = {**LOWEST, "flower": "constraints-flower.txt", "nvflare": "constraints-nvflare.txt"}
+
+
+def requirement(extra: str) -> Requirement:
+    (only,) = EXTRAS[extra]
+    return Requirement(only)
+
+
+def bound(needed: Requirement) -> Version:
+    (only,) = needed.specifier
+    assert only.operator == ">="
+    return Version(only.version)
+
+
+def pins(name: str) -> dict[str, Version]:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {package: Version(version) for package, version in pairs}
+
+
+@pytest.mark.parametrize("extra", LOWEST)
+def test_the_lowest_version_of_an_extra_is_tested(extra: str) -> None:
+    needed = requirement(extra)
+
+    assert bound(needed) == pins(LOWEST[extra])[needed.name]
+    assert bound(needed) <= pins(RECENT[extra])[needed.name]
+    assert pins(LOWEST[extra])["torch"] == pins("constraints.txt")["torch"]
+
+
+@pytest.mark.parametrize(("extra", "framework"), [("flower", "Flower"), ("nvflare", "NVFlare")])
+def test_the_readme_names_the_lowest_and_the_recent_one(extra: str, framework: str) -> None:
+    name = requirement(extra).name
+    lowest, recent = pins(LOWEST[extra])[name], pins(RECENT[extra])[name]
+
+    assert f"{framework} {lowest} and {recent}" in README
+
+
+def test_the_example_for_flower_asks_for_the_same() -> None:
+    project = tomllib.loads((ROOT / "examples" / "flower" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [Requirement(each) for each in project["dependencies"]]
+
+    assert [bound(each) for each in asked if each.name == "flwr"] == [bound(requirement("flower"))]
