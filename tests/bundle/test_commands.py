@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
 
 from fedglass.bundle import BundleWriter
 from fedglass.core.registry import built_in
 from fedglass.plan import from_bundle
 
-from .federations import TERMS, Real
+from .federations import TERMS, Real, examples
 from .mutations import original, sign
 
 Run = Callable[..., Result]
@@ -149,3 +151,35 @@ def test_a_model_is_no_option_of_a_plan(fedglass: Run, tmp_path: Path) -> None:
     found = fedglass("audit", tmp_path / "plan.toml", "--model", "lenet")
     assert found.exit_code == 2
     assert "belong to a recorded federation" in found.stderr
+
+
+def test_record_info_of_a_bundle_without_a_round(fedglass: Run, tmp_path: Path) -> None:
+    BundleWriter(tmp_path / "b", facts=TERMS)
+    found = fedglass("record-info", tmp_path / "b")
+    assert found.exit_code == 0
+    assert "has nothing to attack: it holds no round yet, record one first." in found.stdout
+
+
+def test_a_truth_that_may_not_be_read_is_named(
+    fedglass: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for somebody who is not its owner; a test may run as one who reads everything."""
+    plain = Path.exists
+
+    def closed(path: Path) -> bool:
+        if path.name == "truth.json":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(Path, "exists", closed)
+    found = fedglass("audit", bundle, "-o", tmp_path / "out")
+    assert found.exit_code == 2
+    assert "truth.json: Permission denied; only the client that kept it may" in found.stderr
+
+
+def test_labels_of_other_classes_are_refused(fedglass: Run, bundle: Path, tmp_path: Path) -> None:
+    images, _ = examples(0, 1)
+    BundleWriter(bundle, resume=True).truth("client 0", images, torch.tensor([9]))
+    found = fedglass("audit", bundle, "-o", tmp_path / "out")
+    assert found.exit_code == 2
+    assert "labels of 'client 0' that are none of the 4 classes" in found.stderr

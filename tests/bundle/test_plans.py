@@ -18,8 +18,10 @@ from fedglass.bundle import BundleWriter, read_bundle
 from fedglass.bundle.facts import best
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.types import Training
+from fedglass.models.catalogue import build
 from fedglass.plan.bundle_choice import chosen
 from fedglass.plan.compile import compile_plan
+from fedglass.plan.from_bundle import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
@@ -59,6 +61,88 @@ def test_the_first_and_the_last_round_are_looked_at(folder: Path) -> None:
     assert source.infos()[-1].words == "b: the server sees the update of client 1 in round 3"
 
 
+def in_turn(folder: Path, present: dict[int, tuple[str, ...]], unsent: tuple[int, ...] = ()) -> None:
+    """A federation whose clients take part in some rounds alone; of some rounds the model that was sent is missing."""
+    state, writer = dict(Real().model().state_dict()), BundleWriter(folder / "b", facts=TERMS)
+    for index, names in present.items():
+        if index not in unsent:
+            writer.round(index).sent(state)
+        for name in names:
+            after = {key: tensor + 0.01 * index for key, tensor in state.items()}
+            writer.round(index).received(name, after, examples=1)
+            told = {"optimiser": "SGD", "lr": 0.1, "steps": 1, "batch_sizes": [1]}
+            writer.training(name, index, told, source="read")
+
+
+def test_nobody_is_passed_over_who_took_part_in_other_rounds(tmp_path: Path) -> None:
+    in_turn(tmp_path, {1: ("a",), 2: ("a", "b"), 3: ("b",), 4: ("c", "b"), 5: ("a",)})
+    (source,) = sources(job(tmp_path))
+    assert [view.rounds()[-1] + 1 for view in source.views] == [1, 2, 2, 4, 4, 5]
+    assert source.overlooked == ()
+
+
+def test_who_can_not_be_looked_at_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    in_turn(tmp_path, {1: ("a",), 2: ("b",), 3: ("a",)}, unsent=(2,))
+    (source,) = sources(job(tmp_path))
+    assert source.overlooked == ("b",)
+    assert all(target.overlooked == ("b",) for target in targets(job(tmp_path)))
+    (source,) = sources(job(tmp_path, 'whose = ["a"]'))
+    assert source.overlooked == (), "who names the clients has decided"
+
+
+def test_a_message_that_the_rule_left_out_was_seen_by_the_server(tmp_path: Path) -> None:
+    """Each of them tells more of the same examples, whatever became of it."""
+    in_turn(tmp_path, {1: ("a", "b"), 2: ("a", "b")})
+    writer = BundleWriter(tmp_path / "b", resume=True)
+    writer.round(2).facts({"kept": ["b"]}, source="read")
+    found = targets(job(tmp_path, "rounds = [1]"))
+    assert [target.further for target in found] == [1, 1]
+
+
+def test_a_truth_of_another_number_than_was_told_is_noticed(folder: Path) -> None:
+    assert not any(target.miscounted for target in targets(job(folder, 'truth = "b-truth"')))
+    images, labels = examples(1, 2)
+    BundleWriter(folder / "b", resume=True).truth("client 1", images[:1], labels[:1])
+    found = [target.miscounted for target in targets(job(folder, 'truth = "b-truth"\nrounds = [1]'))]
+    assert found == [False, True]
+
+
+class Remembers(torch.nn.Module):
+    """A network that keeps what it was last given in a buffer of its own, which leaves with its state."""
+
+    def __init__(self, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES) -> None:
+        super().__init__()
+        self.body = build("lenet", shape=shape, classes=classes)
+        self.register_buffer("seen", torch.zeros(shape))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen = inputs[0].detach()
+        out: torch.Tensor = self.body(inputs)
+        return out
+
+
+def test_what_no_attack_reads_is_named(tmp_path: Path) -> None:
+    """Buffers that a network has made itself, and arrays beside the model's, may hold the examples as they are."""
+    writer = Real(sizes=(1,), rounds=1, model=Remembers).record(tmp_path / "b", model=None)
+    keys = f'truth = "b-truth"\nmodel = "{__name__}:Remembers"'
+    (target,) = targets(job(tmp_path, keys))
+    assert target.unread == ("seen",)
+    writer.training("client 0", 1, {"x-further-arrays": {"control": {"0": [3]}}}, source="read")
+    (target,) = targets(job(tmp_path, keys))
+    assert target.unread == ("seen", "control")
+
+
+def test_an_aggregate_of_nobody_knows_whom_is_not_scored_by_somebody_s_truth(tmp_path: Path) -> None:
+    model = Real().model()
+    writer = BundleWriter(tmp_path / "b", facts={**TERMS, "sees": "aggregate"})
+    writer.round(1).sent(model.state_dict())
+    writer.round(1).aggregated({name: tensor + 0.01 for name, tensor in model.state_dict().items()})
+    writer.truth("a", *examples(0, 1))
+    (source,) = sources(job(tmp_path, 'truth = "b-truth"\nexamples = 1\ntraining = { lr = 0.1 }'))
+    assert source.truths is None
+
+
 def test_rounds_and_clients_can_be_chosen(folder: Path) -> None:
     (source,) = sources(job(folder, 'rounds = [2]\nwhose = ["client 1"]'))
     assert source.views == (ServerView(1, 1),)
@@ -86,6 +170,20 @@ def test_an_aggregate_is_replayed_as_the_server_weighs_it(folder: Path) -> None:
     other = replay(even)
     assert other is not None
     assert not other.explained
+
+
+def test_tensors_that_stay_as_they_came_are_not_explained_by_a_training_of_all(tmp_path: Path) -> None:
+    """Layers that were frozen, or left out of the message: an attack that expects them to move looks for another."""
+
+    def kept_back(before: State, after: State) -> State:
+        return {name: before[name] if name.startswith("body.0.") else tensor for name, tensor in after.items()}
+
+    Real(sizes=(2,), rounds=1, leaves=kept_back).record(tmp_path / "b")
+    (target,) = targets(job(tmp_path, 'truth = "b-truth"'))
+    assert target.declared is not None
+    found = replay(target.declared)
+    assert found is not None
+    assert (found.explained, found.residual) == (False, pytest.approx(1.0))
 
 
 def test_clients_without_a_truth_are_attacked_and_not_scored(folder: Path) -> None:
@@ -230,3 +328,25 @@ def test_a_fact_that_is_missing_is_taken_from_the_plan(tmp_path: Path) -> None:
     keys = f"shape = {list(SHAPE)}\nwhitening = {{ mean = [0.5], std = [0.3] }}"
     assert job(tmp_path, keys).cases
     assert best(read_bundle(tmp_path / "b").facts, "shape") is None
+
+
+@pytest.mark.parametrize(("steps", "told"), [(1, True), (None, False)])
+def test_labels_are_counted_where_the_facts_allow_it(steps: int | None, told: bool, tmp_path: Path) -> None:
+    """Signs mislead where activations have both: the leak of such a network was then not found."""
+    model = build("lenet_tanh", shape=(3, 16, 16), classes=10)
+    facts = {**TERMS, "model": "lenet_tanh", "shape": (3, 16, 16), "classes": 10}
+    writer, state = BundleWriter(tmp_path / "b", facts=facts), dict(model.state_dict())
+    writer.round(1).sent(state)
+    writer.round(1).received("a", {name: tensor + 0.01 for name, tensor in state.items()}, examples=4)
+    if steps is not None:
+        read = {"optimiser": "SGD", "lr": 0.1, "steps": steps, "batch_sizes": [4] * steps}
+        writer.training("a", 1, read, source="read")
+    text = draft(tmp_path / "b").text
+    assert parse_plan(text)
+    assert ('name = "inverting_gradients"\nlabels = "last_layer"' in text) == told
+
+
+def test_keys_of_a_simulation_are_refused_beside_a_bundle(folder: Path) -> None:
+    for key, instead in (("client = [0]", "recording.whose"), ("round = [1]", "recording.rounds")):
+        with pytest.raises(UsageError, match=f"a bundle has names and numbers of its own: give {instead}"):
+            job(folder, adversary=key)

@@ -225,6 +225,17 @@ def test_recorders_that_saw_different_messages_are_not_joined(server: Path, tmp_
         join(tmp_path / "all", [server, tmp_path / "client"])
 
 
+def test_what_can_not_be_joined_leaves_no_part_of_it_behind(server: Path, tmp_path: Path) -> None:
+    """A part would be a whole bundle to every reader, and say nothing of those who are missing."""
+    BundleWriter(tmp_path / "client").round(1).received("node 7", moved(2))
+    with pytest.raises(DataError):
+        join(tmp_path / "all", [server, tmp_path / "client"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({server.name, "client"})
+    join(tmp_path / "all", [server])
+    with pytest.raises(UsageError, match="there already"):
+        join(tmp_path / "all", [server])
+
+
 def test_recorders_that_tell_different_facts_are_not_joined(server: Path, tmp_path: Path) -> None:
     BundleWriter(tmp_path / "client").training("node 7", 1, {"examples": 5}, source="read")
     with pytest.raises(DataError, match=r"tell 'examples' differently \(read\): 4 and 5"):

@@ -398,3 +398,32 @@ def test_a_noise_that_is_drawn_is_the_declared_one() -> None:
     assert float(clean.norm()) == pytest.approx(CLIP, rel=1e-5)
     drawn = GaussianNoise(CLIP * MULTIPLIER).release(Outgoing({"w": clean}, stream(0, "release")))["w"]
     assert torch.equal(noisy, drawn)
+
+
+class Remembers(nn.Module):
+    """A network that keeps a picture of what it was given in a buffer, which leaves with its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+        self.register_buffer("seen", torch.zeros(1, 8, 8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.body(inputs)
+        return out
+
+
+def test_buffers_that_nobody_plays_again_do_not_leave(toy: Any) -> None:
+    """The replay explains the weights, and what else moved is the picture itself."""
+    model, inputs, labels = toy.seeded(Remembers()), toy.images(2, 0), torch.arange(2)
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    guard = Guard(false_alarms=0.0, attacks={}, **HERE)
+    for kept in (before["seen"], inputs[0]):
+        model.load_state_dict(before)
+        with guard.watch() as reader:
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+            F.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call] # of torch
+            optimiser.step()
+        model.seen.copy_(kept)
+        report = guard.check_watched(reader, before, after=model.state_dict())
+        assert report.reasons == (() if kept is before["seen"] else (Reason.NOT_EXPLAINED,))

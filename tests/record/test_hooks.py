@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedglass.core.errors import UsageError
+from fedglass.guard.watched import trained as seen_by_guard
 from fedglass.record.functions import LOSSES
 from fedglass.record.hooks import TrainingReader
 from fedglass.record.read import model_facts, training_facts
@@ -341,3 +343,104 @@ def test_a_block_that_raises_takes_its_hooks_along() -> None:
     loop()(model, momentum(model))
 
     assert reader.steps == []
+
+
+def scalar(model: nn.Module) -> Tensor:
+    """A network that is given a number."""
+    return model(torch.tensor(2.0)).sum()
+
+
+def unbatched(model: nn.Module) -> Tensor:
+    return F.nll_loss(model(torch.ones(3)).log_softmax(0), torch.tensor(1), reduction="sum")
+
+
+def sparse(model: nn.Module) -> Tensor:
+    return model(torch.eye(3).to_sparse()).sum()
+
+
+def by_example(model: nn.Module) -> Tensor:
+    """Gradients of single examples, as DP-SGD takes them."""
+    weights = dict(model.named_parameters())
+
+    def loss(weights: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, weights, (image[None],)), label[None])
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, torch.eye(3), torch.arange(3))
+    for name, weight in weights.items():
+        weight.grad = each[name].mean(0)
+    return torch.zeros((), requires_grad=True)
+
+
+class Factor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, number: Tensor) -> Tensor:
+        return self.weight * number
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [(Factor, scalar), *((lambda: nn.Linear(3, 3), each) for each in (unbatched, sparse, by_example))],
+    ids=["a number", "unbatched", "sparse", "by example"],
+)
+@pytest.mark.parametrize("any_thread", [False, True])
+def test_a_training_of_another_kind_goes_on_and_nothing_is_said_of_it(
+    make: Callable[[], nn.Module], loss: Callable[[nn.Module], Tensor], any_thread: bool
+) -> None:
+    """Listening may fail, and must neither end the training nor pass for having heard all of it."""
+
+    def trained(model: nn.Module) -> list[Tensor]:
+        optimiser = momentum(model)
+        for _ in range(2):
+            loss(model).backward()
+            optimiser.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    torch.manual_seed(0)
+    expected = trained(make())
+    torch.manual_seed(0)
+    with TrainingReader(keep_examples=True, any_thread=any_thread) as reader:
+        found = trained(make())
+
+    assert all(map(torch.equal, found, expected))
+    if reader.fault:
+        with pytest.raises(UsageError, match="can not be played again"):
+            seen_by_guard(reader)
+    else:
+        assert training_facts(reader.steps).get("loss") != "cross_entropy"
+
+
+def test_mixed_precision_is_noticed_though_the_step_is_taken_outside_of_it() -> None:
+    def train(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(IMAGES), LABELS)
+        loss.backward()
+        optimiser.step()
+
+    assert "Automatic mixed precision was on." in heard(train)["x-reservations"]
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_the_scale_of_mixed_precision_is_no_clipping(clip: float | None) -> None:
+    def train(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(IMAGES), LABELS)
+        scaler.scale(loss).backward()
+        if clip is not None:
+            scaler.unscale_(optimiser)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaler.step(optimiser)
+
+    assert heard(train).get("clip") == (None if clip is None else pytest.approx(clip, rel=1e-2))
+
+
+def test_parameters_without_a_gradient_were_not_trained() -> None:
+    """Whether the optimiser holds them or not."""
+    model = network()
+    for parameter in list(model.parameters())[:-2]:
+        parameter.requires_grad_(False)
+
+    assert heard(loop(), model=model)["x-reservations"] == ["4 of 6 parameters were not trained, such as '0.weight'."]

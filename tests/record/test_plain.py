@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,42 @@ def test_a_normalisation_that_can_not_be_told_is_asked_for(tmp_path: Path) -> No
         fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True),
     ):
         train(model, IMAGES["a"], LABELS["a"])
+
+
+@pytest.mark.parametrize("place", ["fedglass.bundle.writer", "fedglass.bundle.truths"])
+def test_a_full_disk_does_not_end_a_training(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in the round in which it is full nor in those after it."""
+
+    def full(*given: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model = network()
+    for index in (1, 2):
+        with fedglass.recording(tmp_path / "bundle", model, client="a", round=index, truth=True, whitening=NONE):
+            train(model, IMAGES["a"], LABELS["a"])
+            monkeypatch.setattr(f"{place}.write_atomic", full)
+    fedglass.record_aggregate(tmp_path / "bundle", model, round=2)
+
+    assert "No space left on device" in caplog.text
+    monkeypatch.undo()
+    assert read_bundle(tmp_path / "bundle").clients in ((), ("a",)), "what is there is whole"
+
+
+def test_the_names_of_those_who_keep_a_truth_are_closed_too(tmp_path: Path) -> None:
+    federation(tmp_path / "bundle", rounds=1, truth=True)
+
+    for path in (tmp_path / "bundle-truth", *(tmp_path / "bundle-truth").rglob("*"), *(tmp_path / "bundle").rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_the_truth_is_kept_where_two_optimisers_step_on_one_pass(tmp_path: Path) -> None:
+    model = network()
+    weights = list(model.parameters())
+    with fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True, whitening=NONE):
+        F.cross_entropy(model(IMAGES["a"]), LABELS["a"]).backward()
+        for part in (weights[:2], weights[2:]):
+            torch.optim.SGD(part, lr=0.1).step()
+
+    assert torch.equal(Truths.load(tmp_path / "bundle-truth" / "a").examples["a"].labels, LABELS["a"])

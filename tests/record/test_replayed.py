@@ -110,3 +110,17 @@ def test_another_loss_is_no_training_that_fedglass_has(tmp_path: Path) -> None:
         return 2 * F.cross_entropy(logits, labels)
 
     assert replayed(tmp_path, OPTIMISERS["SGD"], loss=doubled) == (None, None)
+
+
+def test_batches_of_odd_sizes_are_no_training_that_fedglass_has(tmp_path: Path) -> None:
+    """They are not taken for full ones."""
+    model = network()
+    with recording(tmp_path / "b", model, client="a", round=1):
+        optimiser = OPTIMISERS["SGD"](model.parameters())
+        for rows in torch.arange(EXAMPLES).split([2, 5, 3]):
+            optimiser.zero_grad()
+            F.cross_entropy(model(IMAGES[rows]), LABELS[rows]).backward()  # type: ignore[no-untyped-call] # of torch
+            optimiser.step()
+
+    (person,) = Reading(read_bundle(tmp_path / "b"), network(), {}).round(1).participants
+    assert (person.training, person.steps, person.lr) == (None, 3, 0.1)

@@ -349,3 +349,20 @@ def test_one_message_shows_nothing_of_what_several_rounds_tell(found: Findings) 
     assert serious(more) == ["more rounds of the same data"]
     assert "more rounds of the same data" not in names(replace(RECOVERED, further=3))
     assert "more rounds of the same data" not in names(replace(MISSED, further=3))
+
+
+@pytest.mark.parametrize(
+    ("doubt", "flag"),
+    [
+        ({"overlooked": ("b", "c")}, "clients not looked at"),
+        ({"miscounted": True}, "number of examples is wrong"),
+        ({"unread": ("seen",)}, "more was sent than was read"),
+    ],
+)
+def test_absence_is_not_shown_of_other_clients_or_of_another_number(doubt: dict[str, Any], flag: str) -> None:
+    """What nobody looked at may leak, and another number of images may fit whatever the true ones are."""
+    for shown in (FREE, SHIELDED):
+        assert replace(shown, **doubt).absence is None
+        assert flag in serious(replace(shown, **doubt))
+        assert flag not in names(shown)
+    assert flag not in names(replace(RECOVERED, **doubt))

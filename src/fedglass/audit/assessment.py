@@ -85,6 +85,9 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         defended=asked.target.defended,
         batch_statistics=asked.target.batch_statistics and Fact.STATISTICS not in uses_of(attack),
         further=asked.target.further,
+        overlooked=asked.target.overlooked,
+        miscounted=asked.target.miscounted,
+        unread=asked.target.unread,
         **explained_in(asked.target),
     )
     if findings.open and not (findings.explained and not findings.defended):

@@ -37,6 +37,10 @@ class Recorded:
     """By round and client, what was recorded and is not as it was said; of the round itself under no name."""
     everywhere: Attendance | None = None
     """Who took part in which of all rounds that are known of; those of the transcript where nobody says."""
+    beside: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
+    """By round and client, what was sent beside the arrays of the model."""
+    overlooked: tuple[str, ...] = ()
+    """Clients that took part and that none of the views shows."""
     dealt: bool = False
     """Whether nobody has said how many examples each client has, and their sum was dealt out as evenly as it goes."""
 
@@ -54,6 +58,9 @@ class Recorded:
         truths = "" if self.truths is None else self.truths.identity
         told = [] if self.public is None else [self.public.identity]
         told += [identity_text(dict(sorted(self.defences.items())))] if self.defences else []
+        told += (
+            [identity_text((self.overlooked, sorted(self.beside.items())))] if self.overlooked or self.beside else []
+        )
         return digest("source", self.name, self._content(), truths, identity_text(self.knows), *told)
 
     def _content(self) -> str:
@@ -110,6 +117,8 @@ class Recorded:
             declared=declared,
             statement=heard.statement(),
             doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),
+            overlooked=self.overlooked,
+            beside=tuple(each for name in seen.behind for each in self.beside.get((index, name), ())),
             unplayable=heard.unplayable(self.defences),
             bare=heard.bare(declared) if declared is not None and found.defended else None,
         )

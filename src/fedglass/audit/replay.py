@@ -190,7 +190,7 @@ def _played(declared: Declared, left: Sequence[Tensor] = ()) -> Replay:
     message = _message(declared)
     tries = [message_of(declared, order) for order in range(1 if _has_no_order(declared) else ORDERS)]
     worst, apart, entries = Replay(0.0, ROUNDING, explained=True), 0.0, 0
-    for i in _moved(declared):
+    for i in sorted({*_moved(declared), *_expected(declared, tries)}):
         whole, played = message[i], [each[i] for each in tries]
         if left:
             whole, played = whole[~left[i]], [each[~left[i]] for each in played]
@@ -207,6 +207,20 @@ def _played(declared: Declared, left: Sequence[Tensor] = ()) -> Replay:
     return replace(worst, explained=worst.explained and noise == "as declared", noise=noise)
 
 
+def _expected(declared: Declared, tries: Sequence[Sequence[Tensor]]) -> list[int]:
+    """What the training moves: that the message does not is amiss too, since layers were frozen then.
+
+    By more than rounding, which is all that a bias moves by that the next layer's normalisation takes out again.
+    """
+    sizes = [[_norm(tensor) for tensor in each] for each in tries]
+    least = [FAINT * math.hypot(*each) for each in sizes]
+    return [
+        i
+        for i, before in enumerate(declared.before.values())
+        if all(each[i] > max(FAINT * _norm(before), faint) for each, faint in zip(sizes, least, strict=True))
+    ]
+
+
 def _draws(declared: Declared) -> bool:
     """Whether the defence is random: the same batches give another message then."""
     pairs = zip(message_of(declared, 0), message_of(declared, 0, draw=ORDERS), strict=True)
@@ -215,7 +229,7 @@ def _draws(declared: Declared) -> bool:
 
 def _compared(message: Tensor, tries: Sequence[Tensor]) -> Replay:
     """How far one tensor of the message lies from the nearest try, beside how far the tries lie from each other."""
-    size = _norm(message) or _norm(tries[0]) or 1.0  # of some entries alone it may be zero
+    size = _norm(message) or _norm(tries[0]) or 1.0  # of some entries alone, or of a frozen layer, it may be zero
     residual = min(float((each - message).norm()) for each in tries) / size
     apart = [
         min(float((one - other).norm()) for j, other in enumerate(tries) if j != i) / float(one.norm() or 1.0)

@@ -15,6 +15,7 @@ from fedglass.audit.replay import Declared
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
+from fedglass.core.statistics import moved_others
 from fedglass.core.types import BatchNorm, Observation
 from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
@@ -73,6 +74,23 @@ class Target:
     """Rounds beyond those that are looked at here in which all behind the message trained on the same examples."""
     also: tuple[Target, ...] = ()
     """Of messages that are attacked together with this one: what is declared of each must explain each."""
+
+    overlooked: tuple[str, ...] = ()
+    """Clients of the same federation that nobody has looked at, and nobody has left out."""
+    beside: tuple[str, ...] = ()
+    """What a client sent beside the arrays of the model, by name."""
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What left with the message and no attack looks at: a network may put anything into buffers of its own."""
+        return (*moved_others(self.observation.buffers, self.observation.buffers_after), *self.beside)
+
+    @property
+    def miscounted(self) -> bool:
+        """Whether the adversary was told another number of examples than there are: it looks for something else."""
+        seen = self.observation
+        told = self.truth is not None and not self.simulated and Fact.EXAMPLES in seen.facts
+        return told and seen.knows.examples != len(self.known_truth.labels)
 
     def target(self) -> Target:
         """Itself: it need not be made."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglass.core.statistics import COUNTER, MEAN, VARIANCE
+from fedglass.core.statistics import RUNNING
 
 State = Mapping[str, Tensor]
 SLACK = 1e-3
@@ -18,7 +18,6 @@ WIDTHS = 6.0
 """Standard deviations by which the size of noise may differ by chance."""
 CLIPPING, NOISE = "clipping_norm", "noise_std"
 """What options of other frameworks' defences are called that mean the same as clip.norm and gaussian_noise.std."""
-RUNNING = (MEAN, VARIANCE, COUNTER)
 
 
 def without_running(moved: State) -> dict[str, Tensor]:

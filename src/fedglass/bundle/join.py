@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,11 +24,21 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
     """
     if not folders:
         raise UsageError("Name at least one folder of a bundle to join, got none.")
-    writer = BundleWriter(into, writer="joined")
-    called = {} if names is None else names
-    for folder in folders:
-        _take(writer, read_bundle(folder), called)
-    return read_bundle(into)
+    called, place = {} if names is None else names, Path(into)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UsageError(f"{place} is there already: name a new folder for the joined bundle.")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # What can not be joined to the end would be a bundle as well, of which nobody sees what it lacks.
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as beside:
+            made = Path(beside) / "joined"
+            writer = BundleWriter(made, writer="joined")
+            for folder in folders:
+                _take(writer, read_bundle(folder), called)
+            made.replace(place)
+    except OSError as error:
+        raise UsageError(f"Cannot write to {place}: {error.strerror}; choose another folder.") from error
+    return read_bundle(place)
 
 
 def _take(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> None:

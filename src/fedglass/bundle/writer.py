@@ -98,7 +98,10 @@ class BundleWriter:
     def tell(self, told: FactSheet) -> None:
         """The same, with the source of each fact."""
         with self.alone():
-            self._write_manifest(facts=merged(sheet(self._manifest.facts), told))
+            facts = merged(sheet(self._manifest.facts), told)
+            # Who continues a bundle and has nothing new to tell needs no room for it.
+            if facts != sheet(self._manifest.facts) or not (self.folder / MANIFEST).exists():
+                self._write_manifest(facts=facts)
 
     def round(self, index: int) -> RoundWriter:
         """The writer of a round, by the number that the federation gives it."""

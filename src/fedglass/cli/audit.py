@@ -101,6 +101,8 @@ def _plan_of(bundle: Path, model: str | None, truth: Path | None, output: Output
     output.note(f"Attacks that the facts of {bundle} allow: {', '.join(made.chosen.attacks)}.")
     for name, reason in made.chosen.left.items():
         output.note(f"Left out: {name}: {reason}")
+    for reason in made.unseen:
+        output.note(f"Not looked at: {reason}")
     for words in made.doubts:
         output.note(f"Not as it was said: {words}")
     return made.text

@@ -57,7 +57,7 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # ... or the messages of a federation that was recorded (docs/bundles.md; `fedglass init --from DIR` fills this in):
 # [recording]
 # bundle = "recorded"
-# rounds = [1, 5]                  # the first and the last where it is left out; whose = ["hospital a"]: whose messages
+# rounds = [1, 5]                  # some that show everybody if left out; whose = ["hospital a"]: whose messages
 
 # ---- Against whom -----------------------------------------------------------------------------------------------
 [adversary]

@@ -9,6 +9,7 @@ from fedglass.core.params import Params
 
 MEAN, VARIANCE, COUNTER = "running_mean", "running_var", "num_batches_tracked"
 """As torch names a layer's."""
+RUNNING = (MEAN, VARIANCE, COUNTER)
 
 
 def moved_statistics(before: Params, after: Params) -> list[str]:
@@ -21,7 +22,19 @@ def moved_statistics(before: Params, after: Params) -> list[str]:
     return [name for name in names if not _unmoved(before[name], after[name])]
 
 
+def moved_others(before: Params, after: Params) -> list[str]:
+    """The names of buffers that are not what they were and no running statistics: a network's own, of any content.
+
+    >>> moved_others({"norm.running_mean": torch.zeros(2), "seen": torch.zeros(2)}, {"seen": torch.ones(2)})
+    ['seen']
+    """
+    names = [name for name in before if name in after and name.rpartition(".")[2] not in RUNNING]
+    return [name for name in names if not _unmoved(before[name], after[name])]
+
+
 def _unmoved(before: Tensor, after: Tensor) -> bool:
     """Whether they are the same, but for having been stored in half precision or averaged over clients."""
+    if torch.equal(before, after) or not before.is_floating_point():
+        return torch.equal(before, after)
     rounded = (before.half().float(), before.bfloat16().float())
     return torch.allclose(after, before, rtol=1e-5, atol=1e-8) or any(torch.equal(after, each) for each in rounded)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.params import Params
-from fedglass.core.statistics import COUNTER
+from fedglass.core.statistics import COUNTER, moved_others
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.report import Reason
 
@@ -42,6 +42,11 @@ def counters_tell_more(out: Outbound) -> bool:
     return not moved <= {0.0, float(out.steps)}
 
 
+def unplayed_buffers(out: Outbound) -> bool:
+    """Whether a buffer has moved that no training of fedglass's own moves: what was put into it nobody has checked."""
+    return bool(set(moved_others(out.before, out.after)) - set(out.parameters))
+
+
 def finite(params: Params) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in params.values())
 
@@ -64,4 +69,6 @@ def at_a_glance(out: Outbound) -> tuple[Reason, ...]:
         return (Reason.STRUCTURE,)
     if not finite(out.after):
         return (Reason.NOT_FINITE,)
-    return (Reason.STRUCTURE,) if counters_tell_more(out) else ()
+    if counters_tell_more(out):
+        return (Reason.STRUCTURE,)
+    return (Reason.NOT_EXPLAINED,) if unplayed_buffers(out) else ()

@@ -43,6 +43,8 @@ class Trained:
 def trained(reader: TrainingReader, noisy_steps: bool = False) -> Trained:
     """What was seen, or that it can not be played again. `noisy_steps`: gradients are declared to be changed."""
     steps = reader.steps
+    if reader.fault:
+        raise UsageError(f"The training can not be played again: listening to it failed ({reader.fault}).")
     if not steps:
         raise UsageError("No optimiser took a step while the guard watched: train inside of `guard.watch()`.")
     facts = training_facts(steps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedglass.bundle.facts import best
-from fedglass.bundle.manifest import sheet
+from fedglass.bundle.manifest import RoundFacts, sheet
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import UsageError
 from fedglass.plan.keys import MOST_CASES
@@ -27,6 +27,8 @@ class Choice:
     """Whose; None for everybody's."""
     left: tuple[str, ...] = ()
     """What is not looked at, and why."""
+    overlooked: tuple[str, ...] = ()
+    """Clients that took part and can not be looked at, where nobody has said that they need not be."""
 
     def whose(self, index: int) -> tuple[str, ...]:
         """Whose messages of a round are looked at one by one."""
@@ -39,12 +41,24 @@ class Choice:
             and (self.names is None or message.client in self.names)
         )
 
+    def seen(self, index: int) -> tuple[str, ...]:
+        """Who would be looked at in a round."""
+        return self.people(index) if self.view == "aggregate" else self.whose(index)
+
+    def present(self, index: int) -> tuple[str, ...]:
+        """Who has told something of its examples in a round: the server has seen what a rule then left out as well."""
+        past = self.bundle.rounds[index]
+        return self.people(index) if self.view == "aggregate" else tuple(_answered(past))
+
     def people(self, index: int) -> tuple[str, ...]:
         """Whose examples are in the aggregate of a round."""
         past = self.bundle.rounds[index]
-        present = [message.client for message in past.messages if message.absent is None]
         kept = best(sheet(past.facts), "kept")
-        return tuple(name for name in present if kept is None or name in kept)
+        return tuple(name for name in _answered(past) if kept is None or name in kept)
+
+
+def _answered(past: RoundFacts) -> list[str]:
+    return [message.client for message in past.messages if message.absent is None]
 
 
 def chosen(
@@ -53,7 +67,7 @@ def chosen(
     rounds: Sequence[int] | Literal["all"] | None = None,
     names: Sequence[str] | None = None,
 ) -> Choice:
-    """What is asked for, or else the first and the last round, as the server saw them; refuses what is not there."""
+    """What is asked for, or else what shows everybody once, as the server saw it; refuses what is not there."""
     strangers = [name for name in names or () if name not in bundle.clients]
     if strangers:
         raise UsageError(
@@ -65,9 +79,10 @@ def chosen(
     reasons = {index: why_not(bundle, index, seat, whose) for index in bundle.rounds}
     usable = [index for index, reason in reasons.items() if not reason]
     if not usable:
-        raise UsageError(f"{bundle.folder} has nothing to attack: {next(iter(reasons.values()))}.")
+        why = next(iter(reasons.values()), "it holds no round yet, record one first")
+        raise UsageError(f"{bundle.folder} has nothing to attack: {why}.")
     if rounds is None:
-        wanted: Sequence[int] = sorted({usable[0], usable[-1]})
+        wanted: Sequence[int] = _showing_everybody(Choice(bundle, seat, tuple(usable), whose))
     else:
         wanted = usable if rounds == "all" else rounds
     _check_rounds(bundle, wanted, reasons)
@@ -75,7 +90,30 @@ def chosen(
     count = sum(1 if seat == "aggregate" else len(choice.whose(index)) for index in choice.rounds)
     if count > MOST_CASES:
         raise UsageError(f"{bundle.folder}: {count:,} messages are too many: choose recording.rounds and .whose.")
-    return Choice(bundle, seat, choice.rounds, whose, tuple(_left(bundle, choice, usable, reasons)))
+    # Who names rounds or clients has decided what is to be looked at, and the report says what that was.
+    overlooked = _overlooked(choice) if rounds is None and names is None else ()
+    return Choice(bundle, seat, choice.rounds, whose, tuple(_left(bundle, choice, usable, reasons)), overlooked)
+
+
+def _showing_everybody(all_of_it: Choice) -> list[int]:
+    """The first and the last round, and of clients that are in neither the first one that they are in.
+
+    A client that nobody has looked at may leak whatever the others' messages show.
+    """
+    rounds = all_of_it.rounds
+    found, seen = {rounds[0], rounds[-1]}, {name for index in (rounds[0], rounds[-1]) for name in all_of_it.seen(index)}
+    for index in rounds:
+        new = set(all_of_it.seen(index)) - seen
+        if new:
+            found.add(index)
+            seen |= new
+    return sorted(found)
+
+
+def _overlooked(choice: Choice) -> tuple[str, ...]:
+    present = dict.fromkeys(name for index in choice.bundle.rounds for name in choice.present(index))
+    seen = {name for index in choice.rounds for name in choice.seen(index)}
+    return tuple(name for name in present if name not in seen)
 
 
 def why_not(bundle: Bundle, index: int, seat: Seat, names: tuple[str, ...] | None) -> str:

@@ -34,7 +34,7 @@ class BundleTable(Table):
     truth: Folder | None = None
     """A folder of what clients have kept of their own examples, to score by."""
     rounds: Annotated[list[Index], Field(min_length=1, max_length=10_000)] | Literal["all"] | None = None
-    """Which are looked at, by the federation's own numbers; the first and the last where it is left out."""
+    """Which are looked at, by the federation's own numbers; else the first, the last and what shows everybody once."""
     whose: Annotated[list[ClientName], Field(min_length=1, max_length=10_000)] | None = None
     """Whose messages, by name; everybody's where it is left out."""
     training: TrainingTable | None = None

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import best
+from fedglass.bundle.facts import FURTHER, best
 from fedglass.bundle.measured import findings_of
 from fedglass.bundle.names import names_of
 from fedglass.bundle.reader import Bundle
@@ -66,16 +66,17 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
         for view, people in joined(views, adversary.together)
         if adversary.together != "also" or _can_be(view, transcript, truths)
     ]
-    known = [view for view, clients in views if truths is not None and set(clients) <= set(truths.examples)]
+    known = [view for view, clients in views if truths is not None and clients and set(clients) <= set(truths.examples)]
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
     doubts = _doubts(bundle, reading.model, choice)
-    present = {index - base_of(bundle): choice.people(index) for index in bundle.rounds}
+    present = {index - base_of(bundle): choice.present(index) for index in bundle.rounds}
     everywhere = Attendance(transcript.terms.clients, present)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
-        return Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
+        told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
+        return replace(told, overlooked=choice.overlooked, beside=_beside(bundle, choice))
 
     scored = [source(name, known, truths)] if known else []
     return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])
@@ -115,11 +116,17 @@ def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> 
     channels, height, width = shape
     if len(whitening.mean) not in (1, channels):
         raise UsageError(f"{bundle.folder}: the whitening must have one mean for each of the {channels} channels.")
-    if own is not None and tuple(own.images.shape[1:]) != (channels, height, width):
-        raise DataError(
-            f"recording.truth has images of shape {tuple(own.images.shape[1:])}, expected {(channels, height, width)} "
-            f"as {bundle.folder} tells: correct one of them."
-        )
+    for client, kept in ({} if truths is None else truths.examples).items():
+        if tuple(kept.images.shape[1:]) != (channels, height, width):
+            raise DataError(
+                f"recording.truth has images of shape {tuple(kept.images.shape[1:])} of {client!r}, expected "
+                f"{(channels, height, width)} as {bundle.folder} tells: correct one of them."
+            )
+        if not (len(kept.labels) and int(kept.labels.min()) >= 0 and int(kept.labels.max()) < classes):
+            raise DataError(
+                f"recording.truth has labels of {client!r} that are none of the {classes} classes which "
+                f"{bundle.folder} tells (0 is the first): correct one of them."
+            )
     return Settled(model_of(table, bundle), (channels, height, width), classes, whitening)
 
 
@@ -145,6 +152,11 @@ def _whitening(told: dict[str, Any] | None) -> Whitening | None:
 def _check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
     if (adversary.knows_labels or adversary.knows_batch_labels) and table.truth is None:
         raise UsageError("adversary.knows_labels needs recording.truth, from which the labels would come.")
+    for key, instead in (("client", "recording.whose"), ("round", "recording.rounds")):
+        if key in adversary.model_fields_set:
+            raise UsageError(
+                f"adversary.{key} is for simulations, and a bundle has names and numbers of its own: give {instead}."
+            )
 
 
 def _transcript(
@@ -258,3 +270,13 @@ def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int,
             key = (found.round - base_of(bundle), found.client)
             doubts[key] = (*doubts.get(key, ()), found.words)
     return doubts
+
+
+def _beside(bundle: Bundle, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:
+    """What recorders saw of arrays that are none of the model's, by round and client."""
+    found = {
+        (index - base_of(bundle), message.client): best(bundle.facts_of(message.client, index), FURTHER)
+        for index in choice.rounds
+        for message in bundle.rounds[index].messages
+    }
+    return {turn: tuple(map(str, told)) for turn, told in found.items() if isinstance(told, dict) and told}

@@ -7,18 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedglass.attack.labels.counts import Counts
+from fedglass.attack.labels.own_counts import LastLayerCounts
 from fedglass.attack.unasked import reasons_of
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.facts import best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.registry import built_in
+from fedglass.core.registry import built_in, factory, takes
 from fedglass.core.types import Observation
+from fedglass.plan.bundle_choice import chosen
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundled import opened, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.views.together import Together
+
+COUNTED = "last_layer"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +33,8 @@ class Chosen:
     attacks: tuple[str, ...]
     left: Mapping[str, str]
     """Those that are left out, with the reason."""
+    counting: frozenset[str] = frozenset()
+    """Those that are told to count labels, in place of their own way to find them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +48,8 @@ class Draft:
     """Why it can not, as a sentence."""
     doubts: tuple[str, ...] = ()
     """What is not as it was said."""
+    unseen: tuple[str, ...] = ()
+    """What is not looked at, and why."""
 
 
 def draft(
@@ -58,18 +67,20 @@ def draft(
         truth=str(beside.resolve()) if truth is not None or beside.is_dir() else None,
     )
     bundle, _ = opened(table, Path())
-    chosen, problem, doubts, together = None, "", tuple[str, ...](), False
+    allowed, problem, doubts, unseen, together = None, "", tuple[str, ...](), tuple[str, ...](), False
     try:
         # Without the truth nobody knows whether a client's data stayed the same.
         wanted = AdversaryTable() if table.truth is None else AdversaryTable(together="also")
         sources = recorded_bundle(table, wanted, Path())
         together = any(isinstance(view, Together) for source in sources if source.truths for view in source.views)
-        chosen, doubts = attacks_for(sources), tuple(sources[0].doubted())
+        allowed, doubts = attacks_for(sources), tuple(sources[0].doubted())
+        unseen = chosen(bundle, None).left
     except FedglassError as error:
         problem = str(error)
     told = path or table.bundle
     named = None if table.truth is None else f"{told}-truth" if path is not None and truth is None else table.truth
-    return Draft(_text(bundle, told, model, named, chosen, problem, together), chosen, problem, doubts)
+    text = _text(bundle, told, model, named, allowed, problem, together)
+    return Draft(text, allowed, problem, doubts, unseen)
 
 
 def attacks_for(sources: Sequence[Recorded]) -> Chosen:
@@ -89,12 +100,22 @@ def attacks_for(sources: Sequence[Recorded]) -> Chosen:
             attacks.append(name)
     if not attacks:
         raise UsageError(f"No attack can be played on every message: {next(iter(left.values()))}")
-    return Chosen(tuple(attacks), left)
+    return Chosen(tuple(attacks), left, frozenset(name for name in attacks if _counts(name, seen)))
 
 
-def _refused(name: str, seen: Sequence[Observation]) -> str:
-    """Why an attack can not be played on one of the messages."""
-    attack = recipe(name)
+def _counts(name: str, seen: Sequence[Observation]) -> bool:
+    """Whether an attack that goes by signs can count the labels: these are wrong where activations have both signs.
+
+    Of 336 labels behind one local step of six networks, 40 that the signs gave were wrong, and none that was counted.
+    """
+    if not takes(factory("attacks", name), "labels") or isinstance(getattr(recipe(name), "labels", None), Counts):
+        return False
+    return not _refused(name, seen, labels=LastLayerCounts())
+
+
+def _refused(name: str, seen: Sequence[Observation], **parts: object) -> str:
+    """Why an attack, with other parts of its own, can not be played on one of the messages."""
+    attack = recipe(name, **parts)
     for observation in seen:
         try:
             attack.check(observation)
@@ -108,7 +129,7 @@ def _text(
     path: str,
     model: str | None,
     truth: str | None,
-    chosen: Chosen | None,
+    allowed: Chosen | None,
     problem: str,
     together: bool,
 ) -> str:
@@ -123,7 +144,7 @@ def _text(
         f"bundle = {_quoted(path)}",
         *_missing(bundle, model),
         *([] if truth is None else [f"truth = {_quoted(truth)}  # what the clients have kept of their own"]),
-        '# rounds = [1, 2]         # by the federation\'s own numbers, or "all"; the first and the last if left out',
+        '# rounds = [1, 2]         # by the federation\'s own numbers, or "all"; some that show everybody if left out',
         '# whose = ["name"]        # whose messages; everybody\'s if left out',
         "# training = { lr = 0.1 } # in place of what the bundle tells",
         "",
@@ -133,10 +154,11 @@ def _text(
     ]
     if problem:
         lines += [f"# Not checked yet: {_line(problem)}"]
-    names = ("inverting_gradients",) if chosen is None else chosen.attacks
+    names = ("inverting_gradients",) if allowed is None else allowed.attacks
     for name in names:
-        lines += ["[[attacks]]", f"name = {_quoted(name)}", ""]
-    for name, reason in (chosen.left if chosen is not None else {}).items():
+        counted = allowed is not None and name in allowed.counting
+        lines += ["[[attacks]]", f"name = {_quoted(name)}", *([f"labels = {_quoted(COUNTED)}"] if counted else []), ""]
+    for name, reason in (allowed.left if allowed is not None else {}).items():
         lines += [f"# left out: {name}: {_line(reason)}"]
     lines += ["", "[gate]", 'metric = "psnr"', "threshold = 20.0", ""]
     return "\n".join(lines)

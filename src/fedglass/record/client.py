@@ -22,6 +22,7 @@ from fedglass.record.pixels import distinct, measured_whitening, pixels_of
 from fedglass.record.read import model_facts, training_facts
 from fedglass.rounds.truth import Truths
 
+UNHEARD = "What the client did could not be followed to its end, and nothing is told of it."
 Batches = Sequence[Sequence[int]]
 """Rows of a client's examples, of each local step."""
 
@@ -72,11 +73,11 @@ class ClientRecorder:
         if self.told.model is not None:
             seen.pop("model", None)
         self.writer.facts(seen, source="read")
-        facts = training_facts(reader.steps)
+        facts: dict[str, Any] = {"x-reservations": [UNHEARD]} if reader.fault else training_facts(reader.steps)
         if defences:
             facts["defences"] = [dict(each) for each in defences]
         self.writer.training(self.client, index, facts, source="read")
-        if self.truth is not None and reader.inputs:
+        if self.truth is not None and reader.inputs and not reader.fault:
             self._keep(self.truth, index, reader)
 
     def _keep(self, folder: Path, index: int, reader: TrainingReader) -> None:
@@ -84,7 +85,7 @@ class ClientRecorder:
         whitening = self.told.normalisation or self._measured(inputs)
         images = pixels_of(self.client, inputs, whitening)
         place = {digest: row for row, digest in enumerate(reader.inputs)}
-        batches = [[place[digest] for digest in step.rows] for step in reader.steps]
+        batches = [[place[digest] for digest in step.rows] for step in reader.steps if step.rows]
         _keep_beside(folder, self.client, index, (images, labels), batches)
 
     def _measured(self, inputs: Tensor) -> Whitening:
@@ -110,18 +111,21 @@ def _keep_beside(folder: Path, client: str, index: int, own: tuple[Tensor, Tenso
         labels = torch.tensor([told[i] for i in range(len(images))])
         batches = [[rows[row] for row in batch] for batch in batches]
         order = {number: steps for (number, _), steps in before.order.items()}
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of parents, mkdir would let others list the names
+    folder.mkdir(mode=0o700, exist_ok=True)
     write_own(folder, client, examples_of(client, images, labels), {**order, index: batches})
 
 
 def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:
     """Inputs and labels in the order in which they were first trained on."""
     labels: dict[bytes, int] = {}
-    for step in reader.steps:
+    # A second optimiser steps on the gradients of the same pass: it has no examples of its own.
+    for step in (step for step in reader.steps if step.rows):
         if step.labels is None:
             raise UsageError(
                 f"The labels of {client!r} could not be seen, since its loss is no cross entropy of classes: record "
-                "without the truth, and give the plan an npz file of the examples in its place."
+                "without the truth, and write it yourself with BundleWriter(folder, resume=True).truth(client, images, "
+                "labels)."
             )
         labels |= dict(zip(step.rows, step.labels, strict=True))
     return torch.stack(list(reader.inputs.values())), torch.tensor([labels[digest] for digest in reader.inputs])

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedglass.bundle import BundleWriter
+from fedglass.bundle.facts import FURTHER
 from fedglass.core.errors import FedglassError
 from fedglass.record.client import folder_name, take_training
 from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of, same_parameters
@@ -288,7 +289,7 @@ def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | None, dict[str,
         if other is not record
     }
     weight = float(weight) if plain else None
-    return examples, {"weight": weight, "metrics": metrics, "x-further-arrays": others or None}
+    return examples, {"weight": weight, "metrics": metrics, FURTHER: others or None}
 
 
 def _numpy(record: Any) -> dict[str, Any]:

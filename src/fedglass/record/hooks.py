@@ -7,9 +7,10 @@ forward passes through which a gradient came back belong to a step: validation o
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from fedglass.record.functions import LOSSES, ShownFunctions, on_accumulated, on_gradient, replaced_losses
 from fedglass.record.steps import Loss, Pass, StepRead
 
+log = logging.getLogger("fedglass")
 RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -57,6 +59,8 @@ class TrainingReader:
         self.steps: list[StepRead] = []
         self.inputs: dict[bytes, Tensor] = {}
         """The examples by their digests, in the order in which they were first seen; empty where none are kept."""
+        self.fault = ""
+        """Why it stopped listening: what came before is then not all of the training. Empty where it did not."""
         self._thread: int | None = None
         self._open = ExitStack()
         self._depth = 0
@@ -71,15 +75,16 @@ class TrainingReader:
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
         handles = (
-            register_module_forward_pre_hook(self._entered),
-            register_module_forward_hook(self._left, always_call=True),
-            register_optimizer_step_pre_hook(self._stepping),
-            register_optimizer_step_post_hook(self._stepped),
+            register_module_forward_pre_hook(self._harmless(self._entered)),
+            register_module_forward_hook(self._harmless(self._left), always_call=True),
+            register_optimizer_step_pre_hook(self._harmless(self._stepping)),
+            register_optimizer_step_post_hook(self._harmless(self._stepped)),
         )
         for handle in handles:
             self._open.callback(handle.remove)
         self._open.callback(self._unwatch)
-        self._open.enter_context(replaced_losses(self.called) if self.any_thread else ShownFunctions(self.called))
+        called = self._harmless(self.called)
+        self._open.enter_context(replaced_losses(called) if self.any_thread else ShownFunctions(called))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -89,6 +94,20 @@ class TrainingReader:
         for handle in self._watched.values():
             handle.remove()
         self._watched.clear()
+
+    def _harmless(self, listen: Callable[..., None]) -> Callable[..., None]:
+        """The same, without ever getting in the way of a training that is not what it expects."""
+
+        def heard(*given: Any) -> None:
+            if self.fault:
+                return
+            try:
+                listen(*given)
+            except Exception as error:  # noqa: BLE001 # whatever it is, the training is not to end by being listened to
+                self.fault = type(error).__name__
+                log.warning("fedglass can not follow this training, which goes on (%s).", self.fault)
+
+        return heard
 
     def _here(self) -> bool:
         return self.any_thread or threading.get_ident() == self._thread
@@ -115,10 +134,10 @@ class TrainingReader:
         given = next(_tensors(inputs), None)
         if given is None or given.grad_fn is not None:
             return  # what a module of the same network has made: a further stretch of the same pass
-        self._pass = Pass(module, given.detach())
+        self._pass = Pass(module, given.detach(), autocast=torch.is_autocast_enabled(given.device.type))
         for parameter in module.parameters():
             if parameter.requires_grad and id(parameter) not in self._watched:
-                self._watched[id(parameter)] = on_accumulated(parameter, self._accumulated)
+                self._watched[id(parameter)] = on_accumulated(parameter, self._harmless(self._accumulated))
 
     def _left(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not self._mine() or self._depth == 0:
@@ -128,7 +147,7 @@ class TrainingReader:
             begun, self._pass = self._pass, None
             outputs = [tensor for tensor in _tensors((output,)) if tensor.requires_grad]
             for tensor in outputs:
-                on_gradient(tensor, begun.reached)
+                on_gradient(tensor, self._harmless(begun.reached))
             begun.outputs = outputs[0].shape[-1] if outputs and outputs[0].dim() else None
             if outputs:
                 self._passes.append(begun)
@@ -145,11 +164,11 @@ class TrainingReader:
             return
         if function in LOSSES:
             loss = Loss.of(LOSSES[function], given, options)
-            on_gradient(result, loss.reached)
+            on_gradient(result, self._harmless(loss.reached))
             self._losses.append(loss)
         elif self._depth == 0 and result.grad_fn is not None and any(isinstance(t, nn.Parameter) for t in given):
             # Weights outside of a module: a penalty, as FedProx has one, if a gradient comes back through it.
-            on_gradient(result, self._on_weights.raised)
+            on_gradient(result, self._harmless(self._on_weights.raised))
 
     # Steps
 
@@ -158,14 +177,14 @@ class TrainingReader:
             return
         closure = len(given) > 1 or options.get("closure") is not None
         groups = optimiser.param_groups
+        weights = [parameter for group in groups for parameter in group["params"]]
         self._before = {
             "optimiser": type(optimiser).__name__,
             "options": [{k: v for k, v in group.items() if k != "params"} for group in groups],
             "carried": bool(optimiser.state) and not self.steps,
-            "weights": frozenset(id(p) for group in groups for p in group["params"]),
-            # With a closure the gradients are yet to come.
-            "gradient": None if closure else self._changed(p for group in groups for p in group["params"]),
-            "autocast": torch.is_autocast_enabled(),
+            # With a closure the gradients are yet to come; otherwise a parameter without one stays as it is.
+            "weights": frozenset(id(p) for p in weights if closure or p.grad is not None),
+            "gradient": None if closure else self._changed(weights),
         }
 
     def _changed(self, parameters: Iterable[Tensor]) -> tuple[float, float, bool] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,11 @@ from torch import Tensor, nn
 from fedglass.bundle import BundleWriter
 from fedglass.bundle.check import same
 from fedglass.bundle.writer import TRUTH
+from fedglass.core.errors import FedglassError
 from fedglass.record.client import ClientRecorder, Told
+from fedglass.record.hooks import TrainingReader
+
+log = logging.getLogger("fedglass")
 
 
 @contextmanager
@@ -33,6 +38,8 @@ def recording(
     How it trained is read off torch meanwhile. `truth` keeps the examples too, in `<folder>-truth`. `architecture`,
     where it is not the model's own class, is how a plan names the model; `whitening` the pixels' normalisation, where
     it can not be read off them. Several clients and rounds go to one folder; a block that raises leaves no message.
+    A folder that can not be written to is refused before the training; once that is done a full disk is no reason to
+    lose it, and is said in the log.
 
     >>> import tempfile
     >>> from fedglass.bundle.check import read_bundle
@@ -50,20 +57,39 @@ def recording(
     before = state_of(model)
     with recorder.reader() as reader:
         yield recorder
-    past = recorder.writer.round(round)
+    with _whatever_the_disk_does():
+        _write(recorder, round, before, state_of(model), reader)
+
+
+@contextmanager
+def _whatever_the_disk_does() -> Iterator[None]:
+    """What is wrong in a call is raised; a disk that is full or gone is said in the log."""
+    try:
+        yield
+    except (OSError, FedglassError) as error:
+        if not isinstance(error, OSError) and not isinstance(error.__cause__, OSError):
+            raise
+        log.error("fedglass could not record, the training goes on: %s", error)
+
+
+def _write(
+    recorder: ClientRecorder, round: int, before: dict[str, Tensor], after: dict[str, Tensor], reader: TrainingReader
+) -> None:
+    past, client = recorder.writer.round(round), recorder.client
     sent = past.told.sent
     if sent is None and _follows(recorder.writer, round, before):
         past.sent(before)
     elif sent is None or not _equal(recorder.writer.arrays(sent), before):
         past.sent(before, client=client)
-    past.received(client, state_of(model))
-    if reader.steps:
+    past.received(client, after)
+    if reader.steps or reader.fault:
         recorder.trained(round, reader)
 
 
 def record_aggregate(folder: str | Path, model: nn.Module, *, round: int, kept: list[str] | None = None) -> None:
     """Record the global model that a round has ended with, and whose updates are in it where not all are."""
-    BundleWriter(folder, resume=True).round(round).aggregated(state_of(model), kept=kept)
+    with _whatever_the_disk_does():
+        BundleWriter(folder, resume=True).round(round).aggregated(state_of(model), kept=kept)
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -129,9 +129,15 @@ def _weight(step: StepRead) -> float:
     return sum(loss.weight for loss in step.losses) * back
 
 
+def _unscaled(step: StepRead, was: float, used: float, along: bool) -> tuple[float, float, bool]:
+    """The gradient without the factor that mixed precision puts before the loss and takes out before the step."""
+    scale = sum(loss.weight for loss in step.losses) if step.autocast else 1.0
+    return (was / scale if scale > 0 else was), used, along
+
+
 def _clip(steps: Sequence[StepRead], doubts: _Doubts) -> float | None:
     """The norm to which gradients were shortened on their way from backward to the optimiser."""
-    seen = [step.gradient for step in steps if step.gradient is not None]
+    seen = [_unscaled(step, *step.gradient) for step in steps if step.gradient is not None]
     changed = [(was, used, along) for was, used, along in seen if abs(was - used) > NEGLIGIBLE * max(was, used)]
     changed += [(was, used, along) for was, used, along in seen if (was, used, along) not in changed and not along]
     if not changed:

@@ -19,6 +19,8 @@ class Pass:
     batch_norm: set[bool] = field(default_factory=set)
     """Whether layers of batch normalisation used the batch's own statistics."""
     dropout: bool = False
+    autocast: bool = False
+    """Whether it was computed in mixed precision; the step itself is usually taken outside of that."""
     outputs: int | None = None
     """The last dimension of what came out: the number of classes, of a classifier."""
     used: bool = False
@@ -122,6 +124,7 @@ class StepRead:
             losses=tuple(losses),
             batch_norm=frozenset(mode for each in passes for mode in each.batch_norm),
             dropout=any(each.dropout for each in passes),
+            autocast=any(each.autocast for each in passes),
             penalty=penalty,
             module=passes[0].module if passes else None,
             shape=tuple(passes[0].inputs.shape[1:]) if passes else None,

@@ -75,8 +75,8 @@ def training_of(told: FactSheet, examples: int | None, normalises: bool) -> Trai
     epochs, steps = best(told, "epochs"), best(told, "steps") or None
     if batch is not None and examples is not None and batch >= examples:
         batch = None
-    elif batch is None and best(told, "batch_size") is None and best(told, "batch_sizes") is None:
-        return None
+    elif batch is None:
+        return None  # nobody tells, or the sizes are none that an epoch has
     if steps is not None and examples is not None:
         each = 1 if batch is None else -(-examples // batch)
         epochs, steps = (steps // each, None) if steps % each == 0 else (1, steps)

@@ -18,7 +18,15 @@ def truths_beside(folder: Path, clients: Collection[str], base: int) -> Truths:
         raise DataError(
             f"{folder} is no folder, expected one of truths: let the clients write theirs, or leave it out."
         )
-    places = [folder] if (folder / FACTS).exists() else sorted(p.parent for p in folder.glob(f"*/{FACTS}"))[: MOST + 1]
+    try:
+        # Asked one by one: a pattern would pass over what may not be read.
+        within = [] if (folder / FACTS).exists() else sorted(folder.iterdir())[: MOST + 1]
+        places = [place for place in within or [folder] if (place / FACTS).exists()]
+    except OSError as error:
+        raise DataError(
+            f"Cannot read {error.filename}: {error.strerror}; only the client that kept it may, and scores its own "
+            "audit: leave it out, or ask for a copy."
+        ) from error
     if not places or len(places) > MOST:
         raise DataError(f"{folder} holds {len(places)} truths, expected 1 to {MOST}: name the folder of a recording.")
     found = [Truths.load(place) for place in places]

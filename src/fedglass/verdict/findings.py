@@ -89,6 +89,12 @@ class Findings:
     """Whether the clients' BatchNorm layers took the statistics of their batches, which the attack does not read."""
     further: int = 0
     """Rounds in which the same examples were trained on, beyond those that were attacked together."""
+    overlooked: Sequence[str] = ()
+    """Clients that took part in the federation, and whose messages nobody looked at."""
+    unread: Sequence[str] = ()
+    """What left with the message and no attack looks at: buffers of the network's own, further arrays."""
+    miscounted: bool = False
+    """Whether the attack was told another number of examples than the truth has."""
     contradictions: Sequence[str] = ()
     """What of the message can not be as declared, whatever the data are."""
     apart: Sequence[str] = ()
@@ -133,9 +139,9 @@ class Findings:
     def absence(self) -> str | None:
         """In which way it was shown that what was not recovered does not leak; None where it was not.
 
-        What one message hides or leaves open several may tell together.
+        What one message hides or leaves open several may tell together, and what it does not show another may.
         """
-        return None if self.further else self.absence_here
+        return None if self.further or self.overlooked else self.absence_here
 
     @property
     def absence_here(self) -> str | None:
@@ -146,6 +152,8 @@ class Findings:
             or self.contradictions
             or self.doubtful
             or self.mislabelled
+            or self.miscounted
+            or self.unread
             or self.batch_statistics
             or any(note != TAKEN_AS_DISTINCT for note in self.notes)
             or any(look.recovered or look.doubtful for look in self.looks)

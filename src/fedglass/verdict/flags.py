@@ -211,6 +211,42 @@ def _further(found: Findings) -> Flag | None:
     return Flag(name="more rounds of the same data", severity="serious", text=text)
 
 
+def _overlooked(found: Findings) -> Flag | None:
+    if not found.overlooked or found.absence_here is None:
+        return None
+    names = ", ".join(map(repr, found.overlooked[:NAMED]))
+    more = f" and {len(found.overlooked) - NAMED} more" if len(found.overlooked) > NAMED else ""
+    text = (
+        f"This message does not show the images, but {names}{more} took part too, and what they sent was not recorded "
+        "so that it can be attacked: what leaks there is not known. Record it, or say with recording.whose that the "
+        "audit is about the others alone."
+    )
+    return Flag(name="clients not looked at", severity="serious", text=text)
+
+
+def _unread(found: Findings) -> Flag | None:
+    if not found.open or not found.unread:
+        return None
+    more = f" and {len(found.unread) - NAMED} more" if len(found.unread) > NAMED else ""
+    text = (
+        f"More left with the message than an attack looks at ({', '.join(found.unread[:NAMED])}{more}): whatever the "
+        "weights tell, the examples may be in there. Absence of leakage is not shown. Leave it out of what clients "
+        "send, or look at what it holds."
+    )
+    return Flag(name="more was sent than was read", severity="serious", text=text)
+
+
+def _miscounted(found: Findings) -> Flag | None:
+    if not found.open or not found.miscounted:
+        return None
+    text = (
+        "The truth has another number of examples than the attack was told, so that it looked for something else: "
+        "absence of leakage is not shown. Correct the number that was recorded, or give the truth of those examples "
+        "that were trained on in this round."
+    )
+    return Flag(name="number of examples is wrong", severity="serious", text=text)
+
+
 def _partly(found: Findings) -> Flag | None:
     partly = found.gate.partly(found.scores)
     if found.update != "sound" or not partly:
@@ -325,6 +361,9 @@ RULES: Sequence[Callable[[Findings], Flag | None]] = (
     _hides,
     _preferred,
     _further,
+    _overlooked,
+    _unread,
+    _miscounted,
     _partly,
     _altered,
     _other_run_near,
