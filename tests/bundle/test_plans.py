@@ -350,3 +350,10 @@ def test_keys_of_a_simulation_are_refused_beside_a_bundle(folder: Path) -> None:
     for key, instead in (("client = [0]", "recording.whose"), ("round = [1]", "recording.rounds")):
         with pytest.raises(UsageError, match=f"a bundle has names and numbers of its own: give {instead}"):
             job(folder, adversary=key)
+
+
+def test_a_message_that_nobody_could_take_down_is_not_passed_over(tmp_path: Path) -> None:
+    writer = Real(sizes=(1, 2), rounds=1).record(tmp_path / "b")
+    writer.round(1).unseen("client 2", "its reply is no model")
+    (source,) = sources(job(tmp_path))
+    assert source.overlooked == ("client 2",)

@@ -142,3 +142,12 @@ def test_rounds_of_unknown_or_other_data_are_left_apart(tmp_path: Path, reason: 
     if reason == "other data":
         writer.truth("client 0", *examples(0, 2), batches={1: [[0]], 2: [[1]]})
     assert '\ntogether = "also"' not in draft(tmp_path / "b").text
+
+
+def test_rounds_that_were_not_recorded_may_have_had_the_same_data(tmp_path: Path) -> None:
+    writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
+    state = dict(Real().model().state_dict())
+    later = writer.round(5)
+    later.sent(state)
+    later.received("client 0", {name: tensor + 0.01 for name, tensor in state.items()}, examples=1)
+    assert {target.further for target in targets(job(tmp_path, "true"))} == {1}

@@ -266,6 +266,10 @@ class RoundWriter:
             self.bundle.meet(client)
             self._write_message(client, absent=str(reason)[:2000])
 
+    def unseen(self, client: str, reason: str) -> None:
+        """A client that sent something which could not be taken down: nobody can say that it tells nothing."""
+        self.tell_client(client, OF_CLIENT.told({"x-unseen": reason[:2000]}, "read"))
+
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
         """Tell of this round alone: rule, kept, or a name that begins with `x-`."""
         self.tell(OF_ROUND.told(facts, source))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
     doubts = _doubts(bundle, reading.model, choice)
-    present = {index - base_of(bundle): choice.present(index) for index in bundle.rounds}
-    everywhere = Attendance(transcript.terms.clients, present)
+    everywhere = Attendance(transcript.terms.clients, _attendance(bundle, choice))
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
@@ -182,6 +182,16 @@ def _transcript(
 
 def _names(told: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if told is None else tuple(told)
+
+
+def _attendance(bundle: Bundle, choice: Choice) -> dict[int, tuple[str, ...]]:
+    """Who was there in which round; where the numbering leaves some out, everybody may have been, at least once."""
+    base = base_of(bundle)
+    present = {index - base: tuple(choice.present(index)) for index in bundle.rounds}
+    for one, other in pairwise(sorted(present)):
+        if other > one + 1:
+            present[one + 1] = bundle.clients
+    return present
 
 
 def _told(past: Round, table: BundleTable) -> Round:

@@ -160,7 +160,7 @@ class StrategyRecorder:
             name = self._names[node] = name_of(reply, node)
             record = _arrays_of(reply, strategy)
             if record is None:
-                past.absent(name, "its reply has no arrays")
+                past.unseen(name, "its reply has no arrays that are known as such")
                 continue
             self._sent_own(index, node, name)
             arrays = self._answers[name] = _numpy(record)

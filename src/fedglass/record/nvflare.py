@@ -132,9 +132,11 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
             return
         past, code = writer.round(index), shareable.get_return_code()
         arrays = _arrays(shareable) if code == ReturnCode.OK else None
-        if arrays is None:
-            # Filters see no payload of another kind: what is in it would go unnoticed.
-            past.absent(client, code if code != ReturnCode.OK else "its reply is no model that a filter can see")
+        if code != ReturnCode.OK:
+            past.absent(client, code)
+            return
+        if arrays is None:  # filters see no payload of another kind
+            past.unseen(client, "its reply is no model that a filter can see")
             return
         tensors, form, dxo = arrays
         past.received(client, tensors, form=form)
