@@ -14,7 +14,7 @@ import pytest
 
 from fedglass.ledger.records import RECORDS
 
-from ...processes import alive, descendants, lines, wait_for
+from ...processes import alive, lines, wait_for
 from .conftest import CASES, COMMAND, PLAN, by_key, finish, titles
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -56,7 +56,7 @@ def test_a_killed_command_leaves_nothing_running_and_continues(
     command = ("audit", plan, "-o", out, "--executor", "ray", "--workers", 2, "--device", "cpu", "-q")
     process = start(*command)
     wait_for(lambda: True if lines(out / RECORDS) >= CASES // 4 or process.poll() is not None else None, 300)
-    family = descendants(process.pid)
+    family = titles(process.pid)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL, "the audit ended before it could be killed"
