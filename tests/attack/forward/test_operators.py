@@ -242,3 +242,10 @@ def test_a_step_of_the_plain_rule_is_a_mean(seen: Observation, candidate: Candid
     ]
     for parts, together in zip(zip(*each, strict=True), whole, strict=True):
         torch.testing.assert_close(torch.stack(parts).mean(0), together)
+
+
+def test_other_images_than_the_training_is_simulated_with_are_refused(seen: Observation, candidate: Candidate) -> None:
+    """Such as a truth that holds more than was trained on."""
+    more = Candidate(torch.cat([candidate.images] * 2, dim=1), torch.cat([candidate.labels] * 2))
+    with pytest.raises(UsageError, match="number of examples"):
+        message(Unroll(), seen, more)

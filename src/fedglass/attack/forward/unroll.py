@@ -12,6 +12,7 @@ from torch import Tensor
 from fedglass.attack.forward.simulation import WALKS, Simulation
 from fedglass.attack.forward.target import gradient_sum, known_training, leaves, network_of
 from fedglass.attack.parts import BoundForward
+from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.fl.local import schedule
@@ -117,6 +118,7 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
     runs = {examples: trained_on(examples) for examples in set(sizes)}
 
     def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
+        _check_count(candidate.images.shape[1], sum(sizes))
         images = torch.split(candidate.images, sizes, dim=1)
         labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
         parts = zip(sizes, images, labels, strict=True)
@@ -130,6 +132,15 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
 
     target = gradient_sum(observation, network, training.lr)
     return BoundForward(target, predict, network.names, batches=steps_of_an_epoch(training, max(sizes)))
+
+
+def _check_count(images: int, told: int) -> None:
+    """Refuse other images than the training is simulated with, such as a truth that holds more than was trained on."""
+    if images != told:
+        raise UsageError(
+            f"The training is simulated with {told} example(s), and {images} are there to compare it with: correct the "
+            "number of examples, or give as the truth those alone that were trained on."
+        )
 
 
 def _sizes(observation: Observation, training: Training) -> list[int]:
