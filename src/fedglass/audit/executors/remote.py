@@ -90,7 +90,7 @@ def run_on(
                 found = _result(cluster, handle, sending)
                 if isinstance(found, _Again):
                     cluster.forget(handle)
-                    waiting.appendleft(sending)
+                    waiting.append(sending)  # behind all others: what takes workers away may be over by then
                     send()
                     continue
                 send()
