@@ -226,6 +226,17 @@ def saved(
     return loaded
 
 
+def with_more(source: Callable[[], Source], **told: Any) -> Callable[[], Source]:
+    """The same recording, of which more is known."""
+
+    def more() -> Source:
+        found = source()
+        assert isinstance(found, Recorded)
+        return replace(found, **told)
+
+    return more
+
+
 def swapped(truths: Truths) -> Truths:
     """Other examples in the place of the true ones."""
     other = data(1, 7)
@@ -595,6 +606,12 @@ def _over_rounds() -> Iterator[Situation]:
     both = Together((AggregateView(0), AggregateView(1)))
     yield row("saved: two rounds of an aggregate together", LEAKS, saved(simulated({}, {}, rounds=2, view=both)), LONG)
     yield row("saved: two rounds together, heavy noise", SAFE, saved(noisy_rounds, shields=loud))
+    hidden = saved(simulated(noisy(1.0)), shields={"client 0": Protection(release=GaussianNoise(std=1.0))})
+    unread, unseen = "more was sent than was read", "clients not looked at"
+    control = with_more(hidden, beside={(0, "client 0"): ("a control variate",)})
+    yield row("saved: heavy noise, and more arrays beside it", OPEN, control, flag=unread)
+    another = with_more(hidden, overlooked=("client 1",))
+    yield row("saved: heavy noise, and a client that nobody looks at", OPEN, another, flag=unseen)
     mixed = saved(noisy_rounds, edit=round_as_of(open_rounds, 1), shields=loud)
     yield row("saved: two rounds together, heavy noise declared and none in the second", LEAKS, mixed)
 
