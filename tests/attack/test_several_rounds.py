@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.several_rounds import averaged
+from fedglass.attack.labels.known import known
+from fedglass.attack.several_rounds import averaged, labels_of
 from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
@@ -92,3 +93,33 @@ def test_what_can_not_be_looked_at_together_is_said(toy: Any) -> None:
     short = toy.federation(Training(0.1, batch_size=1, steps=1), examples=4)
     with pytest.raises(UsageError, match="other examples are behind them"):
         observe(short, Together(tuple(ServerView(0, i) for i in range(4))), Knows())
+
+
+def test_labels_on_which_all_rounds_agree_are_taken(toy: Any) -> None:
+    """The mean of rounds belongs to no one model."""
+
+    class FromTheFirstEntry:
+        """A label from one number of the update, which its mean over rounds has otherwise."""
+
+        def bind(self, observation: Any, generator: torch.Generator) -> Any:
+            first = next(iter(observation.update.values())).flatten()[0]
+            return known((first.abs() > 0.5).long().reshape(1))
+
+    seen, _ = observe(noisy(toy, 0.001), Together((ServerView(0, 0), ServerView(0, 1))), Knows())
+
+    def with_first(*values: float) -> Any:
+        made = []
+        for value, each in zip(values, (seen, *seen.also), strict=True):
+            name, tensor = next(iter(each.update.items()))
+            changed = tensor.clone()
+            changed.view(-1)[0] = value
+            made.append(replace(each, update={**each.update, name: changed}, also=()))
+        return replace(made[0], also=tuple(made[1:]))
+
+    def labels(*values: float) -> list[int]:
+        found = labels_of(FromTheFirstEntry(), with_first(*values), torch.Generator)
+        return list(found.decode(()))
+
+    assert labels(1.0, -1.0) == [1]
+    assert labels(1.0, 0.2) == [1]  # they do not agree: that of the mean
+    assert labels(0.4, 0.2) == [0]

@@ -33,7 +33,7 @@ from fedglass.attack.parts import (
     silent,
     unwatched,
 )
-from fedglass.attack.several_rounds import EachRound, MeanOverRounds, averaged
+from fedglass.attack.several_rounds import EachRound, MeanOverRounds, labels_of
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
@@ -188,7 +188,7 @@ class Attack:
         # All operators first: what the last one refuses is said before the first one has run for minutes.
         stages = self._stages(observation)
         forwards = [stage.forward.bind(observation) for stage in stages]
-        labels = self.labels.bind(averaged(observation), stream(seed, "labels"))
+        labels = labels_of(self.labels, observation, lambda: stream(seed, "labels"))
         label_start = [u.start for u in labels.unknowns]
         images: Tensor | None = None
         notes = list(labels.notes)

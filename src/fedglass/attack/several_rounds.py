@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.needs import reads_of
-from fedglass.attack.parts import Binding, BoundForward, BoundTerm, Evaluation, Forward
+from fedglass.attack.parts import Binding, Bound, BoundForward, BoundTerm, Evaluation, Forward, Labels
 from fedglass.attack.terms.term import Term
+from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.types import Candidate, Observation
 
@@ -70,6 +71,29 @@ class MeanOverRounds(Term):
             return torch.stack([term(replace(at, predicted=at.predicted[part])) for term, part in rows]).mean()
 
         return value
+
+
+def labels_of(labels: Labels, observation: Observation, generator: Callable[[], torch.Generator]) -> Bound:
+    """The labels on which all rounds agree, or else those of the mean update, in which there is less noise.
+
+    The mean belongs to no one model: it is worse wherever each message tells the labels by itself.
+    """
+    if not observation.also:
+        return labels.bind(observation, generator())
+    try:
+        each = [labels.bind(one, generator()) for one in (replace(observation, also=()), *observation.also)]
+    except UsageError:  # one of the rounds has no message
+        each = []
+    if each and not any(bound.unknowns for bound in each):
+        found = [bound.decode(()) for bound in each]
+        if all(_alike(found[0], other) for other in found[1:]):
+            return each[0]
+    return labels.bind(averaged(observation), generator())
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether they are the same labels, in whatever order."""
+    return one.shape == other.shape and bool(torch.equal(one.sort(0).values, other.sort(0).values))
 
 
 def averaged(observation: Observation) -> Observation:

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from fedglass.attack.forward.target import network_of
 from fedglass.attack.labels.counts import Counts
 from fedglass.attack.labels.own_counts import LastLayerCounts
 from fedglass.attack.unasked import reasons_of
@@ -15,6 +18,7 @@ from fedglass.bundle.facts import best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.registry import built_in, factory, takes
+from fedglass.core.rng import stream
 from fedglass.core.types import Observation
 from fedglass.plan.bundle_choice import chosen
 from fedglass.plan.bundle_table import BundleTable
@@ -24,6 +28,8 @@ from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.views.together import Together
 
 COUNTED = "last_layer"
+PROBES = 16
+"""Images of noise by which a network's activations are looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +116,16 @@ def _counts(name: str, seen: Sequence[Observation]) -> bool:
     """
     if not takes(factory("attacks", name), "labels") or isinstance(getattr(recipe(name), "labels", None), Counts):
         return False
-    return not _refused(name, seen, labels=LastLayerCounts())
+    return any(map(_of_both_signs, seen)) and not _refused(name, seen, labels=LastLayerCounts())
+
+
+def _of_both_signs(seen: Observation) -> bool:
+    """Whether the last layer's inputs are, for which noise in place of images tells enough."""
+    network, shape = network_of(seen), (PROBES, *seen.knows.shape)
+    noise = torch.randn(shape, generator=stream(0, "activations")).to(next(iter(seen.before.values())))
+    with torch.no_grad():
+        _, hidden = network.features([seen.before[name] for name in network.names], noise)
+    return bool((hidden < 0).any())
 
 
 def _refused(name: str, seen: Sequence[Observation], **parts: object) -> str:
