@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.audit.assessment import contradictions_in
+from fedglass.audit.assessment import contradictions_in, explained_in
 from fedglass.audit.audit import Job
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.replay import replay
@@ -357,3 +357,12 @@ def test_a_message_that_nobody_could_take_down_is_not_passed_over(tmp_path: Path
     writer.round(1).unseen("client 2", "its reply is no model")
     (source,) = sources(job(tmp_path))
     assert source.overlooked == ("client 2",)
+
+
+def test_what_the_recorder_could_not_follow_is_said_with_the_replay(tmp_path: Path) -> None:
+    writer = Real(sizes=(1,), rounds=1, lr=0.1).record(tmp_path / "b")
+    writer.training("client 0", 1, {"x-reservations": ["There was dropout."]}, source="read")
+    (target,) = targets(job(tmp_path, 'truth = "b-truth"'))
+    assert "dropout" not in explained_in(target)["replay"]  # the message is as told
+    (other,) = targets(job(tmp_path, 'truth = "b-truth"\ntraining = { lr = 0.3, epochs = 2 }'))
+    assert explained_in(other)["replay"].endswith("the recorder says: There was dropout.")

@@ -129,7 +129,8 @@ def _explained(target: Target) -> dict[str, Any]:
         words = f"{found.words}, and {unknown}" if unknown == target.unplayable else found.words
         return {"explained": None, "replay": f"{words[0].upper()}{words[1:]}."}
     other = f"; what explains it: {found.other}" if found.other else ""
-    return {"explained": found.explained, "replay": f"{found.words}{other}"}
+    reserved = f"; the recorder says: {' '.join(target.reserved)}" if target.reserved and not found.explained else ""
+    return {"explained": found.explained, "replay": f"{found.words}{other}{reserved}"}
 
 
 def _unknown(target: Target, found: Replay) -> str:

@@ -39,6 +39,8 @@ class Recorded:
     """Who took part in which of all rounds that are known of; those of the transcript where nobody says."""
     beside: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """By round and client, what was sent beside the arrays of the model."""
+    reserved: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
+    """By round and client, what a recorder saw of a training that can not be played again."""
     overlooked: tuple[str, ...] = ()
     """Clients that took part and that none of the views shows."""
     dealt: bool = False
@@ -119,6 +121,7 @@ class Recorded:
             doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),
             overlooked=self.overlooked,
             beside=tuple(each for name in seen.behind for each in self.beside.get((index, name), ())),
+            reserved=tuple(each for name in seen.behind for each in self.reserved.get((index, name), ())),
             unplayable=heard.unplayable(self.defences),
             bare=heard.bare(declared) if declared is not None and found.defended else None,
         )

@@ -77,6 +77,8 @@ class Target:
 
     overlooked: tuple[str, ...] = ()
     """Clients of the same federation that nobody has looked at, and nobody has left out."""
+    reserved: tuple[str, ...] = ()
+    """What a recorder saw of the training that can not be played again, in words."""
     beside: tuple[str, ...] = ()
     """What a client sent beside the arrays of the model, by name."""
 

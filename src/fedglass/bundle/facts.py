@@ -19,6 +19,8 @@ Source = Literal["read", "measured", "declared"]
 SOURCES: tuple[Source, ...] = ("read", "measured", "declared")
 FREE = "x-"
 """What the names of facts begin with that mean nothing to fedglass and are carried along."""
+RESERVED = "x-reservations"
+"""What a recorder saw of a training that fedglass's own does not have, as sentences."""
 FURTHER = "x-further-arrays"
 """By name, arrays that a client sent beside those of the model, as control variates are: only their shapes."""
 DEEPEST = 8

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedglass.bundle.facts import RESERVED
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW, Optimiser
 from fedglass.core.types import BatchNorm, Training
@@ -48,7 +49,7 @@ def trained(reader: TrainingReader, noisy_steps: bool = False) -> Trained:
     if not steps:
         raise UsageError("No optimiser took a step while the guard watched: train inside of `guard.watch()`.")
     facts = training_facts(steps)
-    doubts = [d for d in facts.get("x-reservations", ()) if not (noisy_steps and d.startswith(CHANGED))]
+    doubts = [d for d in facts.get(RESERVED, ()) if not (noisy_steps and d.startswith(CHANGED))]
     if doubts or facts.get("loss") != "cross_entropy" or "lr" not in facts:
         raise UsageError(f"The training can not be played again: {' '.join(doubts) or 'its loss is another.'}")
     model = steps[-1].module

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import FURTHER, best
+from fedglass.bundle.facts import FURTHER, RESERVED, best
 from fedglass.bundle.measured import findings_of
 from fedglass.bundle.names import names_of
 from fedglass.bundle.reader import Bundle
@@ -37,6 +37,9 @@ from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import Knows, View
+
+MOST_SAID, LONGEST_SAID = 20, 300
+"""Of what a recorder tells of its own accord: how many entries, of how many characters, a report repeats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +79,8 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
         told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
-        return replace(told, overlooked=choice.overlooked, beside=_beside(bundle, choice))
+        beside, reserved = (_told_beside(bundle, choice, name) for name in (FURTHER, RESERVED))
+        return replace(told, overlooked=choice.overlooked, beside=beside, reserved=reserved)
 
     scored = [source(name, known, truths)] if known else []
     return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])
@@ -282,11 +286,12 @@ def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int,
     return doubts
 
 
-def _beside(bundle: Bundle, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:
-    """What recorders saw of arrays that are none of the model's, by round and client."""
+def _told_beside(bundle: Bundle, choice: Choice, fact: str) -> dict[tuple[int, str], tuple[str, ...]]:
+    """What recorders tell of their own accord, by round and client."""
     found = {
-        (index - base_of(bundle), message.client): best(bundle.facts_of(message.client, index), FURTHER)
+        (index - base_of(bundle), message.client): best(bundle.facts_of(message.client, index), fact)
         for index in choice.rounds
         for message in bundle.rounds[index].messages
     }
-    return {turn: tuple(map(str, told)) for turn, told in found.items() if isinstance(told, dict) and told}
+    told = {turn: list(said)[:MOST_SAID] for turn, said in found.items() if isinstance(said, dict | list)}
+    return {turn: tuple(str(each)[:LONGEST_SAID] for each in said) for turn, said in told.items() if said}

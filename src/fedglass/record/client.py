@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedglass.bundle import BundleWriter
+from fedglass.bundle.facts import RESERVED
 from fedglass.bundle.manifest import MANIFEST, sheet
 from fedglass.bundle.reader import read_index
 from fedglass.bundle.truths import FACTS, examples_of, write_own
@@ -73,7 +74,7 @@ class ClientRecorder:
         if self.told.model is not None:
             seen.pop("model", None)
         self.writer.facts(seen, source="read")
-        facts: dict[str, Any] = {"x-reservations": [UNHEARD]} if reader.fault else training_facts(reader.steps)
+        facts: dict[str, Any] = {RESERVED: [UNHEARD]} if reader.fault else training_facts(reader.steps)
         if defences:
             facts["defences"] = [dict(each) for each in defences]
         self.writer.training(self.client, index, facts, source="read")

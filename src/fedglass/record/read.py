@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fedglass.bundle.facts import RESERVED
 from fedglass.record.steps import StepRead
 
 NEGLIGIBLE = 1e-3
@@ -32,7 +33,7 @@ def training_facts(steps: Sequence[StepRead]) -> dict[str, Any]:
         "batch_norm": _batch_norm(steps, doubts),
     }
     _check_network(steps, doubts)
-    facts["x-reservations"] = doubts.sentences or None
+    facts[RESERVED] = doubts.sentences or None
     return {name: value for name, value in facts.items() if value is not None}
 
 
