@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from torch import nn
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.check import read_bundle
 from fedglass.bundle.facts import FURTHER, RESERVED, best
-from fedglass.bundle.measured import findings_of
-from fedglass.bundle.names import names_of
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
@@ -23,6 +20,7 @@ from fedglass.fl.protection import Protection
 from fedglass.models.catalogue import build
 from fedglass.plan.bundle_choice import Choice, chosen
 from fedglass.plan.bundle_table import BundleTable
+from fedglass.plan.bundle_told import attendance_of, base_of, doubts_of, told_beside
 from fedglass.plan.defences import defences_of
 from fedglass.plan.keys import DefenceTable
 from fedglass.plan.public import public_of
@@ -37,9 +35,6 @@ from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import Knows, View
-
-MOST_SAID, LONGEST_SAID = 20, 300
-"""Of what a recorder tells of its own accord: how many entries, of how many characters, a report repeats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +68,13 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     known = [view for view, clients in views if truths is not None and clients and set(clients) <= set(truths.examples)]
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
-    doubts = _doubts(bundle, reading.model, choice)
-    everywhere = Attendance(transcript.terms.clients, _attendance(bundle, choice))
+    doubts = doubts_of(bundle, reading.model, choice)
+    everywhere = Attendance(transcript.terms.clients, attendance_of(bundle, choice))
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
         told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
-        beside, reserved = (_told_beside(bundle, choice, name) for name in (FURTHER, RESERVED))
+        beside, reserved = (told_beside(bundle, choice, name) for name in (FURTHER, RESERVED))
         return replace(told, overlooked=choice.overlooked, beside=beside, reserved=reserved)
 
     scored = [source(name, known, truths)] if known else []
@@ -94,11 +89,6 @@ def opened(table: BundleTable, folder: Path) -> tuple[Bundle, Truths | None]:
     if table.truth is None:
         return bundle, None
     return bundle, truths_beside(folder / Path(table.truth).expanduser(), bundle.clients, base_of(bundle))
-
-
-def base_of(bundle: Bundle) -> int:
-    """What the federation calls the round that a transcript calls 0: some count from 0, and some from 1."""
-    return 0 if 0 in bundle.rounds else 1
 
 
 def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> Settled:
@@ -188,16 +178,6 @@ def _names(told: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if told is None else tuple(told)
 
 
-def _attendance(bundle: Bundle, choice: Choice) -> dict[int, tuple[str, ...]]:
-    """Who was there in which round; where the numbering leaves some out, everybody may have been, at least once."""
-    base = base_of(bundle)
-    present = {index - base: tuple(choice.present(index)) for index in bundle.rounds}
-    for one, other in pairwise(sorted(present)):
-        if other > one + 1:
-            present[one + 1] = bundle.clients
-    return present
-
-
 def _told(past: Round, table: BundleTable) -> Round:
     """The round with what the plan gives: a training in place of the bundle's, and examples where it tells none."""
     training = None if table.training is None else table.training.value()
@@ -269,29 +249,3 @@ def _can_be(view: View, transcript: Transcript, truths: Truths | None) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _doubts(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:
-    """What is not as it was said, by round and client."""
-    doubts: dict[tuple[int, str], tuple[str, ...]] = {}
-    for index in choice.rounds:
-        past = bundle.rounds[index]
-        sent = past.sent or next(message.sent for message in past.messages if message.sent is not None)
-        names = names_of([(a.name, tuple(a.shape)) for a in sent.arrays], model, str(bundle.folder / sent.file))
-        for found in findings_of(bundle, index, names.model):
-            if found.aside:
-                continue
-            key = (found.round - base_of(bundle), found.client)
-            doubts[key] = (*doubts.get(key, ()), found.words)
-    return doubts
-
-
-def _told_beside(bundle: Bundle, choice: Choice, fact: str) -> dict[tuple[int, str], tuple[str, ...]]:
-    """What recorders tell of their own accord, by round and client."""
-    found = {
-        (index - base_of(bundle), message.client): best(bundle.facts_of(message.client, index), fact)
-        for index in choice.rounds
-        for message in bundle.rounds[index].messages
-    }
-    told = {turn: list(said)[:MOST_SAID] for turn, said in found.items() if isinstance(said, dict | list)}
-    return {turn: tuple(str(each)[:LONGEST_SAID] for each in said) for turn, said in told.items() if said}
