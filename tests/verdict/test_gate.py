@@ -247,3 +247,15 @@ def test_absence_that_was_shown_for_another_gate_is_not_shown() -> None:
     both = {"metrics": {"psnr": [10.0], "ssim": [0.1]}}
     record = make("a", [10.0], absence=CHOICE, extra={"gate": {"metric": "psnr", "threshold": 20.0}}, **both)
     assert Gate(metric="ssim", threshold=0.5).judge([record]).exit_code == 3
+
+
+def test_images_that_are_in_several_messages_are_told_to_count_in_each() -> None:
+    told = "counts in each"
+
+    def record(owners: list[str], labels: list[int]) -> Record:
+        return make("dlg", [30.0] * len(owners), owners=owners, labels_true=labels)
+
+    again = [record(["a", "b"], [1, 2]), record(["a"], [1])]
+    assert told in Gate().judge(again).sentence
+    others = [record(["a", "b"], [1, 2]), record(["a"], [3])]  # of another federation
+    assert told not in Gate().judge(others).sentence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -141,7 +141,7 @@ class Gate:
         scores: dict[str, list[float]] = {}
         hits: dict[str, int] = {}
         refined: dict[str, int] = {}
-        owners: dict[str, list[str]] = {}
+        owners: dict[str, list[Hashable]] = {}
         oracle = {record.attack for record in records if record.oracle}
         for record in records:
             found = [v for v in self.scores(record) if v is not None]
@@ -149,7 +149,7 @@ class Gate:
                 scores.setdefault(record.attack, []).extend(found)
                 image_scores = ImageScores.of(record)
                 later = image_scores.by_refinement(self.metric, self.scale, self.threshold)
-                owners.setdefault(record.attack, []).extend(dict.fromkeys(record.owners))
+                owners.setdefault(record.attack, []).extend(_owned(record))
                 hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(image_scores))
                 refined[record.attack] = refined.get(record.attack, 0) + sum(later)
         tallies = [
@@ -272,8 +272,15 @@ class Gate:
         )
 
 
-def _twice(names: Sequence[str]) -> bool:
-    return len(set(names)) < len(names)
+def _owned(record: Record) -> Iterator[Hashable]:
+    """The clients behind a record, each with its labels: clients of two federations may have one name."""
+    for owner in dict.fromkeys(record.owners):
+        labels = zip(record.owners, record.labels_true, strict=False)
+        yield owner, tuple(label for name, label in labels if name == owner)
+
+
+def _twice(owned: Sequence[Hashable]) -> bool:
+    return len(set(owned)) < len(owned)
 
 
 def is_mute(record: Record) -> bool:
