@@ -13,6 +13,8 @@ from fedglass.audit.audit import Job
 from fedglass.audit.looks import Effort
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.target import Target
+from fedglass.bundle import BundleWriter
+from fedglass.bundle.facts import FURTHER
 from fedglass.core.errors import UsageError
 from fedglass.core.params import Params
 from fedglass.plan.compile import compile_plan
@@ -110,6 +112,23 @@ def test_the_doubts_of_all_rounds_count(folder: Path) -> None:
     assert contradictions_in(first) == ()
     doubted = replace(first, also=(replace(first.also[0], doubts=("it was swapped",)),))
     assert contradictions_in(doubted) == ("it was swapped",)
+
+
+def test_what_nobody_reads_in_a_later_round_is_told(folder: Path) -> None:
+    """A control variate that only the last message brings may hold the examples as well."""
+    writer = BundleWriter(folder / "b", resume=True)
+    writer.training("client 0", 3, {FURTHER: {"control": [1, 5, 5]}}, source="read")
+    first, second = targets(job(folder, "true"))
+    assert first.unread == ("control",)
+    assert second.unread == ()
+
+
+def test_a_wrong_number_of_examples_in_a_later_round_is_told(folder: Path) -> None:
+    first = targets(job(folder, "true"))[0]
+    assert not first.miscounted
+    knows = replace(first.also[0].observation.knows, examples=9)
+    later = replace(first.also[0], observation=replace(first.also[0].observation, knows=knows))
+    assert replace(first, also=(later,)).miscounted
 
 
 def test_without_its_defence_every_round_is_without_it(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ class Recorded:
             first,
             observation=whole.observation,
             further=self._further(view, first),
+            batch_statistics=any(each.batch_statistics for each in (first, *later)),
             bare=None if bare[0] is None or None in bare else replace(bare[0], also=tuple(b for b in bare[1:] if b)),
             also=tuple(later),
         )

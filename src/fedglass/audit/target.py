@@ -74,7 +74,6 @@ class Target:
     """Rounds beyond those that are looked at here in which all behind the message trained on the same examples."""
     also: tuple[Target, ...] = ()
     """Of messages that are attacked together with this one: what is declared of each must explain each."""
-
     overlooked: tuple[str, ...] = ()
     """Clients of the same federation that nobody has looked at, and nobody has left out."""
     reserved: tuple[str, ...] = ()
@@ -85,14 +84,16 @@ class Target:
     @property
     def unread(self) -> tuple[str, ...]:
         """What left with the message and no attack looks at: a network may put anything into buffers of its own."""
-        return (*moved_others(self.observation.buffers, self.observation.buffers_after), *self.beside)
+        own = *moved_others(self.observation.buffers, self.observation.buffers_after), *self.beside
+        return tuple(dict.fromkeys((*own, *(name for each in self.also for name in each.unread))))
 
     @property
     def miscounted(self) -> bool:
         """Whether the adversary was told another number of examples than there are: it looks for something else."""
         seen = self.observation
         told = self.truth is not None and not self.simulated and Fact.EXAMPLES in seen.facts
-        return told and seen.knows.examples != len(self.known_truth.labels)
+        own = told and seen.knows.examples != len(self.known_truth.labels)
+        return own or any(each.miscounted for each in self.also)
 
     def target(self) -> Target:
         """Itself: it need not be made."""
