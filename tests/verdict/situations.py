@@ -610,6 +610,8 @@ def _over_rounds() -> Iterator[Situation]:
     unread, unseen = "more was sent than was read", "clients not looked at"
     control = with_more(hidden, beside={(0, "client 0"): ("a control variate",)})
     yield row("saved: heavy noise, and more arrays beside it", OPEN, control, flag=unread)
+    later = with_more(saved(noisy_rounds, shields=loud), beside={(1, "client 0"): ("a control variate",)})
+    yield row("saved: heavy noise in two rounds together, more arrays beside the second", OPEN, later, flag=unread)
     another = with_more(hidden, overlooked=("client 1",))
     yield row("saved: heavy noise, and a client that nobody looks at", OPEN, another, flag=unseen)
     mixed = saved(noisy_rounds, edit=round_as_of(open_rounds, 1), shields=loud)
