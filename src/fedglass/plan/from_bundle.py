@@ -7,18 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from fedglass.attack.forward.target import network_of
-from fedglass.attack.labels.counts import Counts
-from fedglass.attack.labels.own_counts import LastLayerCounts
+from fedglass.attack.labels.catalogue import labels_part
+from fedglass.attack.labels.signs import better_labels
 from fedglass.attack.unasked import reasons_of
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.facts import best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.registry import built_in, factory, takes
-from fedglass.core.rng import stream
 from fedglass.core.types import Observation
 from fedglass.plan.bundle_choice import chosen
 from fedglass.plan.bundle_table import BundleTable
@@ -26,10 +22,6 @@ from fedglass.plan.bundled import opened, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.views.together import Together
-
-COUNTED = "last_layer"
-PROBES = 16
-"""Images of noise by which a network's activations are looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +31,8 @@ class Chosen:
     attacks: tuple[str, ...]
     left: Mapping[str, str]
     """Those that are left out, with the reason."""
-    counting: frozenset[str] = frozenset()
-    """Those that are told to count labels, in place of their own way to find them."""
+    labels: Mapping[str, str]
+    """Of those that are told to find labels in another way than their own: which."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,26 +98,17 @@ def attacks_for(sources: Sequence[Recorded]) -> Chosen:
             attacks.append(name)
     if not attacks:
         raise UsageError(f"No attack can be played on every message: {next(iter(left.values()))}")
-    return Chosen(tuple(attacks), left, frozenset(name for name in attacks if _counts(name, seen)))
+    others = {name: _labels(name, seen) for name in attacks}
+    return Chosen(tuple(attacks), left, {name: found for name, found in others.items() if found})
 
 
-def _counts(name: str, seen: Sequence[Observation]) -> bool:
-    """Whether an attack that goes by signs can count the labels: these are wrong where activations have both signs.
-
-    Of 336 labels behind one local step of six networks, 40 that the signs gave were wrong, and none that was counted.
-    """
-    if not takes(factory("attacks", name), "labels") or isinstance(getattr(recipe(name), "labels", None), Counts):
-        return False
-    return any(map(_of_both_signs, seen)) and not _refused(name, seen, labels=LastLayerCounts())
-
-
-def _of_both_signs(seen: Observation) -> bool:
-    """Whether the last layer's inputs are, for which noise in place of images tells enough."""
-    network, shape = network_of(seen), (PROBES, *seen.knows.shape)
-    noise = torch.randn(shape, generator=stream(0, "activations")).to(next(iter(seen.before.values())))
-    with torch.no_grad():
-        _, hidden = network.features([seen.before[name] for name in network.names], noise)
-    return bool((hidden < 0).any())
+def _labels(name: str, seen: Sequence[Observation]) -> str:
+    """The labels that do better on a message than an attack's own, where it takes others and they can be had."""
+    if not takes(factory("attacks", name), "labels"):
+        return ""
+    own = getattr(recipe(name), "labels", None)
+    better = next(filter(None, (better_labels(own, observation) for observation in seen)), "")
+    return "" if not better or _refused(name, seen, labels=labels_part(better)) else better
 
 
 def _refused(name: str, seen: Sequence[Observation], **parts: object) -> str:
@@ -171,8 +154,8 @@ def _text(
         lines += [f"# Not checked yet: {_line(problem)}"]
     names = ("inverting_gradients",) if allowed is None else allowed.attacks
     for name in names:
-        counted = allowed is not None and name in allowed.counting
-        lines += ["[[attacks]]", f"name = {_quoted(name)}", *([f"labels = {_quoted(COUNTED)}"] if counted else []), ""]
+        other = "" if allowed is None else allowed.labels.get(name, "")
+        lines += ["[[attacks]]", f"name = {_quoted(name)}", *([f"labels = {_quoted(other)}"] if other else []), ""]
     for name, reason in (allowed.left if allowed is not None else {}).items():
         lines += [f"# left out: {name}: {_line(reason)}"]
     lines += ["", "[gate]", 'metric = "psnr"', "threshold = 20.0", ""]

@@ -8,6 +8,7 @@ import torch
 
 from fedglass.attack.forward.target import head_gradient
 from fedglass.attack.labels.repeats import first_of
+from fedglass.attack.labels.signs import counted_instead
 from fedglass.attack.parts import Bound
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -34,3 +35,6 @@ class MinimumRule:
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         order = torch.argsort(head_gradient(observation).amin(dim=1))  # (classes,)
         return first_of(order, observation, generator)
+
+    def instead(self, observation: Observation) -> str:
+        return counted_instead(observation)

@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from fedglass.attack.forward.target import head_gradient
 from fedglass.attack.labels.repeats import first_of
+from fedglass.attack.labels.signs import counted_instead
 from fedglass.attack.parts import Bound
 from fedglass.core.papers import IDLG
 from fedglass.core.registry import register
@@ -37,6 +38,9 @@ class SignRule:
         lonely = n == 1 and len(rows) > 2
         order = torch.argsort(_agreement(rows) if lonely else rows.sum(dim=1))
         return first_of(order, observation, generator)
+
+    def instead(self, observation: Observation) -> str:
+        return counted_instead(observation)
 
 
 def _agreement(rows: Tensor) -> Tensor:
