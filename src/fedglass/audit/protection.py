@@ -10,6 +10,7 @@ from fedglass.audit.failures import blaming
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
+from fedglass.core.words import some
 from fedglass.defend.accounting import Budget, Mechanism, budgets, client_mechanism
 from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
@@ -103,8 +104,7 @@ def together(protection: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _named(clients: Sequence[str]) -> str:
-    more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
-    text = ", ".join(clients[:SHOWN]) + more
+    text = some(clients, SHOWN)
     return text[0].upper() + text[1:]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.statistics import RUNNING
+from fedglass.core.words import some
 
 State = Mapping[str, Tensor]
 SLACK = 1e-3
@@ -54,7 +55,7 @@ def unbounded(moved: State, defences: list[dict[str, Any]]) -> Iterator[str]:
         name for name, tensor in running.items() if clip is not None and float(tensor.norm()) > _most(tensor, clip, std)
     ]
     if loud:
-        yield f"running statistics leave outside the clipping to {clip:g} ({_some(loud)})"
+        yield f"running statistics leave outside the clipping to {clip:g} ({some(loud)})"
 
 
 def _most(like: Tensor, clip: float, std: float) -> float:
@@ -72,7 +73,7 @@ def _bounded(moved: State, clip: float, std: float) -> Iterator[str]:
     rest = {name: tensor for name, tensor in moved.items() if tensor.dim() > 0}
     why = "it was not clipped so"
     if scalars and rest and _norm(rest) <= most:
-        why = f"0-d tensors escaped the clipping ({_some(scalars)})"
+        why = f"0-d tensors escaped the clipping ({some(scalars)})"
     yield f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: {why}"
 
 
@@ -88,13 +89,8 @@ def _noisy(moved: State, std: float) -> Iterator[str]:
             if size < std * (1 - WIDTHS / math.sqrt(2 * n)):
                 bare.append(name)
     if bare:
-        yield f"noise of standard deviation {std:g} is declared, and {len(bare)} tensor(s) hold less ({_some(bare)})"
+        yield f"noise of standard deviation {std:g} is declared, and {len(bare)} tensor(s) hold less ({some(bare)})"
 
 
 def _norm(tensors: State) -> float:
     return float(torch.stack([t.norm() for t in tensors.values()]).norm())
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

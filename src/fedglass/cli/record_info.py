@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from fedglass.cli.output import Output, answering
+from fedglass.core.words import some
 
 if TYPE_CHECKING:
     from fedglass.bundle.facts import FactSheet
@@ -94,8 +95,7 @@ def _numbered(indices: Iterable[int]) -> str:
 
 def _some(names: Iterable[str]) -> str:
     """Names, each once, and the first ones where there are many."""
-    once = list(dict.fromkeys(names))
-    return f"{', '.join(once[:SHOWN])} and {len(once) - SHOWN} more" if len(once) > SHOWN else ", ".join(once)
+    return some(list(dict.fromkeys(names)), SHOWN)
 
 
 def _judged(info: Info) -> Iterator[str]:

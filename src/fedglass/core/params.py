@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UpdateError
+from fedglass.core.words import some
 
 Params = Mapping[str, Tensor]
 Update = Mapping[str, Tensor]
@@ -95,5 +96,4 @@ def check_update(update: Update, like: Params) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(n) for n in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    return some([repr(name) for name in names])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from fedglass.core.facts import Fact
 from fedglass.core.notes import TAKEN_AS_DISTINCT
+from fedglass.core.words import some
 from fedglass.ledger.records import Flag
 from fedglass.verdict.disagreement import contradiction, opposite_order
 from fedglass.verdict.findings import Findings
@@ -215,10 +216,9 @@ def _further(found: Findings) -> Flag | None:
 def _overlooked(found: Findings) -> Flag | None:
     if not found.overlooked or found.absence_here is None:
         return None
-    names = ", ".join(map(repr, found.overlooked[:NAMED]))
-    more = f" and {len(found.overlooked) - NAMED} more" if len(found.overlooked) > NAMED else ""
+    names = some([repr(name) for name in found.overlooked], NAMED)
     text = (
-        f"This message does not show the images, but {names}{more} took part too, and what they sent was not recorded "
+        f"This message does not show the images, but {names} took part too, and what they sent was not recorded "
         "so that it can be attacked: what leaks there is not known. Record it, or say with recording.whose that the "
         "audit is about the others alone."
     )
@@ -228,9 +228,8 @@ def _overlooked(found: Findings) -> Flag | None:
 def _unread(found: Findings) -> Flag | None:
     if not found.open or not found.unread:
         return None
-    more = f" and {len(found.unread) - NAMED} more" if len(found.unread) > NAMED else ""
     text = (
-        f"More left with the message than an attack looks at ({', '.join(found.unread[:NAMED])}{more}): whatever the "
+        f"More left with the message than an attack looks at ({some(found.unread, NAMED)}): whatever the "
         "weights tell, the examples may be in there. Absence of leakage is not shown. Leave it out of what clients "
         "send, or look at what it holds."
     )

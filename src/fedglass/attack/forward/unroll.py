@@ -115,10 +115,10 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
         blank, classes = weights[0].new_zeros(1, examples, *shape), weights[0].new_zeros(examples).long()
         return replace(trajectory, memory=fit(trajectory, blank, classes, budget))
 
-    runs = {examples: trained_on(examples) for examples in set(sizes)}
+    runs, whole = {examples: trained_on(examples) for examples in set(sizes)}, sum(sizes)
 
     def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-        _check_count(candidate.images.shape[1], sum(sizes))
+        _check_count(candidate.images.shape[1], whole)
         images = torch.split(candidate.images, sizes, dim=1)
         labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
         parts = zip(sizes, images, labels, strict=True)
