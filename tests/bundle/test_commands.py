@@ -160,6 +160,28 @@ def test_record_info_of_a_bundle_without_a_round(fedglass: Run, tmp_path: Path) 
     assert "has nothing to attack: it holds no round yet, record one first." in found.stdout
 
 
+@pytest.mark.parametrize("command", [("record-info",), ("audit",)])
+def test_a_network_of_something_else_than_images_is_named_as_such(
+    command: tuple[str, ...], fedglass: Run, tmp_path: Path
+) -> None:
+    """To ask for the shape of the images would send its user the wrong way."""
+    Real(sizes=(1,), rounds=1).record(tmp_path / "b", shape=None)
+    BundleWriter(tmp_path / "b", resume=True).facts({"x-inputs": [12]}, source="read")
+    shutil.rmtree(tmp_path / "b-truth")
+    found = fedglass(*command, tmp_path / "b", *(("-o", tmp_path / "out") if command == ("audit",) else ()))
+    said = " ".join((found.stdout + found.stderr).split())
+    assert "whose inputs have shape (12,), and fedglass attacks images" in said
+    assert "needed for every attack" not in said
+
+
+def test_all_that_is_missing_is_named_at_once(fedglass: Run, tmp_path: Path) -> None:
+    Real(sizes=(1,), rounds=1).record(tmp_path / "b", shape=None, classes=None)
+    shutil.rmtree(tmp_path / "b-truth")
+    found = fedglass("audit", tmp_path / "b", "-o", tmp_path / "out")
+    assert found.exit_code == 2
+    assert "does not tell its shape and classes" in " ".join(found.stderr.split())
+
+
 def test_a_truth_that_may_not_be_read_is_named(
     fedglass: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

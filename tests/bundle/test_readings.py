@@ -131,6 +131,7 @@ CASES: dict[str, tuple[dict[str, Any], int | None, Training | None]] = {
         Training(lr=0.1, epochs=2, batch_size=2),
     ),
     "cut short": ({**READ, "steps": 4, "batch_sizes": [2, 2, 1, 2]}, 5, Training(lr=0.1, batch_size=2, steps=4)),
+    "the last of each epoch dropped": ({**READ, "steps": 4, "batch_sizes": [2, 2, 2, 2]}, 5, None),
     "not counted": ({**READ, "steps": 4, "batch_size": 2}, None, Training(lr=0.1, batch_size=2, steps=4)),
     "declared": ({**READ, "epochs": 2, "batch_size": 2}, 5, Training(lr=0.1, epochs=2, batch_size=2)),
     "momentum": (

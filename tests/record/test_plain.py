@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -142,13 +144,106 @@ def test_a_message_is_not_overwritten(tmp_path: Path) -> None:
         federation(tmp_path / "bundle", rounds=1)
 
 
-def test_a_normalisation_that_can_not_be_told_is_asked_for(tmp_path: Path) -> None:
-    model = network()
+def test_a_message_that_is_there_is_refused_before_the_training(tmp_path: Path) -> None:
+    federation(tmp_path / "bundle", rounds=1)
+    trained = False
+
     with (
-        pytest.raises(UsageError, match="whitening=\\(mean, std\\)"),
-        fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True),
+        pytest.raises(UsageError, match="already"),
+        fedglass.recording(tmp_path / "bundle", network(), client="a", round=1),
     ):
+        trained = True
+
+    assert not trained
+
+
+def test_a_normalisation_that_can_not_be_told_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    with fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True):
         train(model, IMAGES["a"], LABELS["a"])
+
+    assert "whitening=(mean, std)" in caplog.text
+
+
+def by_bits(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(model(images), F.one_hot(labels, 5).float())
+
+
+def by_hand(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return -model(images).log_softmax(1).gather(1, labels[:, None]).mean()
+
+
+def of_two_sizes(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    small = nn.functional.interpolate(images, 6)
+    return F.cross_entropy(model[:4](small), labels) + F.cross_entropy(model(images), labels)  # type: ignore[index, operator] # a sequence of layers
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"), [(by_bits, "labels of 'a'"), (by_hand, "labels of 'a'"), (of_two_sizes, "no images of one size")]
+)
+def test_examples_that_can_not_be_kept_do_not_end_a_training(
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    said: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = network()
+    with fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True, whitening=NONE):
+        loss(model, IMAGES["a"], LABELS["a"]).backward()  # type: ignore[no-untyped-call] # of torch
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    assert said in caplog.text
+    assert read_bundle(tmp_path / "bundle").facts_of("a", 1)["optimiser"] == {"read": "SGD"}
+    assert not (tmp_path / "bundle-truth").exists()
+
+
+def test_rows_of_a_table_are_no_pictures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And asking for their normalisation would lead nowhere."""
+    model = nn.Linear(64, 5)
+    with fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True):
+        train(model, IMAGES["a"].flatten(1), LABELS["a"])
+
+    assert "no images" in caplog.text
+    assert "whitening" not in caplog.text
+
+
+def elsewhere(model: nn.Module) -> None:
+    worker = threading.Thread(target=lambda: train(model, IMAGES["a"], LABELS["a"]))
+    worker.start()
+    worker.join()
+
+
+def without_optimiser(model: nn.Module) -> None:
+    F.cross_entropy(model(IMAGES["a"]), LABELS["a"]).backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight -= 0.1 * weight.grad  # type: ignore[operator] # there is one
+
+
+@pytest.mark.parametrize("trains", [elsewhere, without_optimiser])
+def test_a_training_that_nobody_could_see_is_said_not_to_be_seen(
+    trains: Callable[[nn.Module], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    with fedglass.recording(tmp_path / "bundle", model, client="a", round=1):
+        trains(model)
+
+    assert "seen no step" in caplog.text
+    assert read_bundle(tmp_path / "bundle").rounds[1].messages[0].received is not None
+
+
+def test_another_network_that_is_trained_beside_it_is_none_of_it(tmp_path: Path) -> None:
+    model, other = network(), network()
+    with fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True, whitening=NONE):
+        train(other, IMAGES["b"], LABELS["b"])
+        train(model, IMAGES["a"], LABELS["a"])
+
+    told = read_bundle(tmp_path / "bundle").facts_of("a", 1)
+
+    assert [best(told, name) for name in ("steps", "examples", "epochs")] == [4, 6, 2]
+    assert "x-reservations" not in told
+    own = Truths.load(tmp_path / "bundle-truth" / "a").examples["a"]
+    assert sorted(own.images.sum((1, 2, 3)).tolist()) == sorted(IMAGES["a"].sum((1, 2, 3)).tolist())
 
 
 @pytest.mark.parametrize("place", ["fedglass.bundle.writer", "fedglass.bundle.truths"])

@@ -119,8 +119,9 @@ def _explained(target: Target) -> dict[str, Any]:
     """Whether the declared training gives the message; of a simulation it does."""
     if target.simulated:
         return {"explained": True}
+    said = f"; the recorder says: {' '.join(target.reserved)}" if target.reserved else ""
     if target.declared is None:
-        return {"explained": None, "replay": "Say how the clients trained: recording.training."}
+        return {"explained": None, "replay": f"Say how the clients trained: recording.training{said or '.'}"}
     found = replay(target.declared)
     if found is None:
         return {"explained": None, "replay": "It is too long to be played again."}
@@ -129,8 +130,7 @@ def _explained(target: Target) -> dict[str, Any]:
         words = f"{found.words}, and {unknown}" if unknown == target.unplayable else found.words
         return {"explained": None, "replay": f"{words[0].upper()}{words[1:]}."}
     other = f"; what explains it: {found.other}" if found.other else ""
-    reserved = f"; the recorder says: {' '.join(target.reserved)}" if target.reserved and not found.explained else ""
-    return {"explained": found.explained, "replay": f"{found.words}{other}{reserved}"}
+    return {"explained": found.explained, "replay": f"{found.words}{other}{'' if found.explained else said}"}
 
 
 def _unknown(target: Target, found: Replay) -> str:

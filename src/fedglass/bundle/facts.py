@@ -23,6 +23,8 @@ RESERVED = "x-reservations"
 """What a recorder saw of a training that fedglass's own does not have, as sentences."""
 FURTHER = "x-further-arrays"
 """By name, arrays that a client sent beside those of the model, as control variates are: only their shapes."""
+INPUTS = "x-inputs"
+"""The shape of what a network was given, where that are no images of channels, height and width."""
 DEEPEST = 8
 LONGEST_VALUE = 200_000
 

@@ -246,7 +246,7 @@ class RoundWriter:
         """
         with self.bundle.alone():
             position = self.bundle.meet(client)
-            self._check_new(self.message(client).received, f"the message of {client!r}")
+            self.check_awaited(client)
             told = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
             name = f"round-{self.index:05}-client-{position:05}.safetensors"
             held = self.bundle._store(arrays, name, form)
@@ -294,6 +294,10 @@ class RoundWriter:
         """What it holds of a client in it."""
         found = next((each for each in self.told.messages if each.client == client), None)
         return MessageFacts(client=client) if found is None else found
+
+    def check_awaited(self, client: str) -> None:
+        """Refuse a message that is there already, before somebody trains for it."""
+        self._check_new(self.message(client).received, f"the message of {client!r}")
 
     def _write_message(self, client: str, **changed: Any) -> None:
         new = self.message(client).model_copy(update=changed)

@@ -103,11 +103,12 @@ def _judged(info: Info) -> Iterator[str]:
         yield "Not as it was said:"
         for found in info.findings:
             yield f"  round {found.round}{f', {found.client}' if found.client else ''}: {found.words}"
-    if info.needed:
-        yield f"Missing, and needed for every attack (a plan can give it): {', '.join(info.needed)}"
-    if info.choice is None:
+    if info.problem:
         yield info.problem
         return
+    if info.needed:
+        yield f"Missing, and needed for every attack (a plan can give it): {', '.join(info.needed)}"
+    assert info.choice is not None, "there would be a problem"
     sees = "each client's message" if info.choice.view == "server" else "the aggregate alone"
     yield f"An audit looks at {sees} of {_numbered(info.choice.rounds).lower()}."
     yield from (f"  left out: {reason}" for reason in info.choice.left)

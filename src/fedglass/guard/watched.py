@@ -14,7 +14,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW, Optimiser
 from fedglass.core.types import BatchNorm, Training
 from fedglass.record.hooks import TrainingReader
-from fedglass.record.read import training_facts
+from fedglass.record.read import BY_HAND, ODD_BATCHES, training_facts
 from fedglass.record.steps import StepRead
 
 OPTIMISERS: Mapping[str, tuple[type[SGD | Adam | AdamW], tuple[str, ...]]] = {
@@ -25,6 +25,8 @@ OPTIMISERS: Mapping[str, tuple[type[SGD | Adam | AdamW], tuple[str, ...]]] = {
 """Those that can be played again, with the options that count."""
 OTHERWISE = ("amsgrad", "maximize")
 """Options that make another optimiser of them."""
+ANSWERED = (BY_HAND, ODD_BATCHES)
+"""What the replay of the very batches tells: weights that were written to may hold the declared noise."""
 CHANGED = "Gradients were changed between backward and the step"
 """How a reader begins to say so: what DP-SGD does, if it is declared."""
 
@@ -49,7 +51,7 @@ def trained(reader: TrainingReader, noisy_steps: bool = False) -> Trained:
     if not steps:
         raise UsageError("No optimiser took a step while the guard watched: train inside of `guard.watch()`.")
     facts = training_facts(steps)
-    doubts = [d for d in facts.get(RESERVED, ()) if not (noisy_steps and d.startswith(CHANGED))]
+    doubts = [d for d in facts.get(RESERVED, ()) if d not in ANSWERED and not (noisy_steps and d.startswith(CHANGED))]
     if doubts or facts.get("loss") != "cross_entropy" or "lr" not in facts:
         raise UsageError(f"The training can not be played again: {' '.join(doubts) or 'its loss is another.'}")
     model = steps[-1].module

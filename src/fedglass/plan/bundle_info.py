@@ -18,6 +18,7 @@ from fedglass.core.registry import built_in
 from fedglass.core.statistics import MEAN
 from fedglass.core.types import Whitening
 from fedglass.plan.bundle_choice import Choice, chosen
+from fedglass.plan.bundle_told import no_images
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.people import participant_of
 from fedglass.rounds.transcript import Participant, Terms, Transcript
@@ -35,7 +36,7 @@ class Info:
     choice: Choice | None
     """What would be looked at; None where there is nothing."""
     problem: str
-    """Why there is nothing."""
+    """Why there is nothing, or why nothing of it can be attacked."""
     findings: tuple[Finding, ...]
     missing: Mapping[str, tuple[Fact, ...]]
     """Of each attack, what it needs and the bundle does not tell."""
@@ -53,6 +54,7 @@ def info_of(bundle: Bundle) -> Info:
         choice = chosen(bundle, None)
     except FedglassError as error:
         problem = str(error)
+    problem = problem or no_images(bundle)
     findings = [found for index in bundle.rounds for found in findings_of(bundle, index)]
     return Info(bundle, choice, problem, tuple(findings), {} if choice is None else _missing(choice))
 

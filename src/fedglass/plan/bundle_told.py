@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedglass.bundle.facts import best
+from fedglass.bundle.facts import INPUTS, best
 from fedglass.bundle.measured import findings_of
 from fedglass.bundle.names import names_of
 from fedglass.bundle.reader import Bundle
@@ -19,6 +19,17 @@ MOST_SAID, LONGEST_SAID = 20, 300
 def base_of(bundle: Bundle) -> int:
     """What the federation calls the round that a transcript calls 0: some count from 0, and some from 1."""
     return 0 if 0 in bundle.rounds else 1
+
+
+def no_images(bundle: Bundle) -> str:
+    """What is to be said where a network was given something else than images; empty where nobody says so."""
+    given = best(bundle.facts, INPUTS)
+    if not isinstance(given, list) or best(bundle.facts, "shape") is not None:
+        return ""
+    return (
+        f"{bundle.folder} was recorded from a network whose inputs have shape {str(tuple(given))[:LONGEST_SAID]}, and "
+        "fedglass attacks images (channels, height, width) alone: it can say nothing of what these messages give away."
+    )
 
 
 def attendance_of(bundle: Bundle, choice: Choice) -> dict[int, tuple[str, ...]]:

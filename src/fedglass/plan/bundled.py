@@ -11,7 +11,7 @@ from torch import nn
 
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import FURTHER, RESERVED, best
+from fedglass.bundle.facts import FURTHER, INPUTS, RESERVED, best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
@@ -20,7 +20,7 @@ from fedglass.fl.protection import Protection
 from fedglass.models.catalogue import build
 from fedglass.plan.bundle_choice import Choice, chosen
 from fedglass.plan.bundle_table import BundleTable
-from fedglass.plan.bundle_told import attendance_of, base_of, doubts_of, told_beside
+from fedglass.plan.bundle_told import attendance_of, base_of, doubts_of, no_images, told_beside
 from fedglass.plan.defences import defences_of
 from fedglass.plan.keys import DefenceTable
 from fedglass.plan.public import public_of
@@ -98,12 +98,18 @@ def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> 
     told = best(facts, "whitening")
     whitening = table.whitening.value() if table.whitening is not None else _whitening(told)
     classes = table.classes or best(facts, "classes")
-    for key, value in {"shape": shape, "classes": classes, "whitening": whitening}.items():
-        if value is None:
-            raise UsageError(
-                f"{bundle.folder} does not tell its {key}, expected it in the bundle or the plan: add recording.{key} "
-                f"to a plan, which `fedglass init --from {bundle.folder}` writes."
-            )
+    missing = [
+        key for key, value in {"shape": shape, "classes": classes, "whitening": whitening}.items() if value is None
+    ]
+    if "shape" in missing and INPUTS in facts:
+        raise UsageError(no_images(bundle))
+    if missing:
+        keys = " and ".join(missing)
+        raise UsageError(
+            f"{bundle.folder} does not tell its {keys}, expected in the bundle or the plan: add "
+            f"{' and '.join(f'recording.{key}' for key in missing)} to a plan, which `fedglass init --from "
+            f"{bundle.folder}` writes."
+        )
     assert shape is not None, "it was asked for"
     assert classes is not None, "it was asked for"
     assert whitening is not None, "it was asked for"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,32 @@ from fedglass.bundle.facts import RESERVED
 from fedglass.bundle.manifest import MANIFEST, sheet
 from fedglass.bundle.reader import read_index
 from fedglass.bundle.truths import FACTS, examples_of, write_own
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.types import Whitening
 from fedglass.record.hooks import TrainingReader
 from fedglass.record.pixels import distinct, measured_whitening, pixels_of
 from fedglass.record.read import model_facts, training_facts
 from fedglass.rounds.truth import Truths
 
+log = logging.getLogger("fedglass")
+UNSEEN = (
+    "fedglass has seen no step of an optimiser of torch in the training of %r, and tells nothing of it: it ran in "
+    "another thread or process, or without torch.optim."
+)
 UNHEARD = "What the client did could not be followed to its end, and nothing is told of it."
 Batches = Sequence[Sequence[int]]
 """Rows of a client's examples, of each local step."""
+
+
+@contextmanager
+def going_on(what: str) -> Iterator[None]:
+    """Whatever goes wrong is said in the log: a recorder is no reason to lose a training that is done."""
+    try:
+        yield
+    except FedglassError as error:
+        log.error("fedglass could not record %s, the training goes on: %s", what, error)
+    except Exception:  # whatever it is; of a client's, the server is not told its text
+        log.exception("fedglass could not record %s, the training goes on.", what)
 
 
 @dataclass(frozen=True)
@@ -69,7 +87,10 @@ class ClientRecorder:
         return TrainingReader(keep_examples=self.truth is not None)
 
     def trained(self, index: int, reader: TrainingReader, defences: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write what was read of a round."""
+        """Write what was read of a round; whoever heard nothing says so, and examples that can not be kept are not."""
+        if not reader.steps and not reader.fault:
+            log.warning(UNSEEN, self.client)
+            return
         seen = model_facts(reader.steps)
         if self.told.model is not None:
             seen.pop("model", None)
@@ -79,13 +100,14 @@ class ClientRecorder:
             facts["defences"] = [dict(each) for each in defences]
         self.writer.training(self.client, index, facts, source="read")
         if self.truth is not None and reader.inputs and not reader.fault:
-            self._keep(self.truth, index, reader)
+            with going_on(f"the examples of {self.client!r}"):
+                self._keep(self.truth, index, reader)
 
     def _keep(self, folder: Path, index: int, reader: TrainingReader) -> None:
         inputs, labels = _examples(self.client, reader)
         whitening = self.told.normalisation or self._measured(inputs)
         images = pixels_of(self.client, inputs, whitening)
-        place = {digest: row for row, digest in enumerate(reader.inputs)}
+        place = {digest: row for row, digest in enumerate(_digests(reader))}
         batches = [[place[digest] for digest in step.rows] for step in reader.steps if step.rows]
         _keep_beside(folder, self.client, index, (images, labels), batches)
 
@@ -119,6 +141,13 @@ def _keep_beside(folder: Path, client: str, index: int, own: tuple[Tensor, Tenso
 
 def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:
     """Inputs and labels in the order in which they were first trained on."""
+    inputs = {digest: reader.inputs[digest] for digest in _digests(reader)}
+    shapes = {tuple(example.shape) for example in inputs.values()}
+    if len(shapes) > 1 or any(len(shape) != 3 for shape in shapes):
+        raise UsageError(
+            f"What the model of {client!r} was given are no images of one size (channels, height, width): one example "
+            f"has shape {sorted(shapes)[0]}; fedglass audits images alone, so record without the truth."
+        )
     labels: dict[bytes, int] = {}
     # A second optimiser steps on the gradients of the same pass: it has no examples of its own.
     for step in (step for step in reader.steps if step.rows):
@@ -129,7 +158,12 @@ def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:
                 "labels)."
             )
         labels |= dict(zip(step.rows, step.labels, strict=True))
-    return torch.stack(list(reader.inputs.values())), torch.tensor([labels[digest] for digest in reader.inputs])
+    return torch.stack(list(inputs.values())), torch.tensor([labels[digest] for digest in inputs])
+
+
+def _digests(reader: TrainingReader) -> dict[bytes, None]:
+    """Of the examples that its steps took, in the order in which they first did; it may have heard other steps."""
+    return dict.fromkeys(digest for step in reader.steps for digest in step.rows)
 
 
 def _whitening_fact(whitening: Whitening | None) -> dict[str, list[float]] | None:

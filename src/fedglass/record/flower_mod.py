@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedglass.core.errors import FedglassError
-from fedglass.record.client import ClientRecorder, Told, folder_name
+from fedglass.record.client import ClientRecorder, Told, folder_name, going_on
 from fedglass.record.flower_names import name_of
 from fedglass.record.flower_strategy import defences_of
 from fedglass.record.hooks import TrainingReader
 
-log = logging.getLogger("fedglass")
 Mod = Callable[[Any, Any, Callable[[Any, Any], Any]], Any]
 ROUND_KEYS = ("server-round", "server_round", "current_round", "round")
 
@@ -40,19 +37,20 @@ def recording_mod(
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
         with TrainingReader(keep_examples=truth is not None) as reader:
             reply = call_next(message, context)
-        if reader.steps and not reply.has_error():
-            try:
+        if not reply.has_error() and (reader.steps or reader.fault or _trained(message, reply)):
+            with going_on("this training"):
                 name = name_of(reply, message.metadata.dst_node_id)
                 recorder = ClientRecorder(place / folder_name(name), name, told=told, truth=truth)
                 mods = list(mods_within(call_next))
                 recorder.trained(_round(message), reader, defences_of(mods, _config(message)))
-            except FedglassError as error:
-                log.error("fedglass could not record this training, which goes on: %s", error)
-            except Exception:  # whatever it is, the training goes on, and the server is not told its text
-                log.exception("fedglass could not record this training, which goes on.")
         return reply
 
     return mod
+
+
+def _trained(message: Any, reply: Any) -> bool:
+    """Whether a model came back from a training, wherever that ran."""
+    return str(message.metadata.message_type).partition(".")[0] == "train" and bool(reply.content.array_records)
 
 
 def _config(message: Any) -> dict[str, Any]:

@@ -6,17 +6,15 @@ forward passes through which a gradient came back belong to a step: validation o
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
     Optimizer,
@@ -25,11 +23,12 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from fedglass.record.examples import Examples
 from fedglass.record.functions import LOSSES, ShownFunctions, on_accumulated, on_gradient, replaced_losses
+from fedglass.record.passes import Passes
 from fedglass.record.steps import Loss, Pass, StepRead
 
 log = logging.getLogger("fedglass")
-RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class TrainingReader:
@@ -54,23 +53,26 @@ class TrainingReader:
     """
 
     def __init__(self, *, keep_examples: bool = False, any_thread: bool = False) -> None:
-        self.keep_examples = keep_examples
         self.any_thread = any_thread
         self.steps: list[StepRead] = []
-        self.inputs: dict[bytes, Tensor] = {}
-        """The examples by their digests, in the order in which they were first seen; empty where none are kept."""
         self.fault = ""
         """Why it stopped listening: what came before is then not all of the training. Empty where it did not."""
         self._thread: int | None = None
         self._open = ExitStack()
-        self._depth = 0
-        self._pass: Pass | None = None
-        self._passes: list[Pass] = []
+        self._examples = Examples(keep_examples)
+        self._passes = Passes(self._begun, self._left_open)
         self._losses: list[Loss] = []
         self._on_weights = _Flag()
         self._watched: dict[int, RemovableHandle] = {}
         self._norms: dict[int, Tensor] = {}
+        self._versions: dict[int, tuple[Tensor, int]] = {}
+        """Of each parameter, how often it had been written to when it was last seen to be as training left it."""
         self._before: dict[str, Any] = {}
+
+    @property
+    def inputs(self) -> dict[bytes, Tensor]:
+        """The examples by their digests, in the order in which they were first seen; empty where none are kept."""
+        return self._examples.kept
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
@@ -89,6 +91,9 @@ class TrainingReader:
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
+        if self.steps and any(_written(*seen) for seen in self._versions.values()):
+            self.steps[-1] = replace(self.steps[-1], by_hand=True)
+        self._versions.clear()
 
     def _unwatch(self) -> None:
         for handle in self._watched.values():
@@ -99,7 +104,8 @@ class TrainingReader:
         """The same, without ever getting in the way of a training that is not what it expects."""
 
         def heard(*given: Any) -> None:
-            if self.fault:
+            # What is being compiled is not to have this in it: of such a network the outermost call is heard.
+            if torch.compiler.is_compiling() or self.fault:
                 return
             try:
                 listen(*given)
@@ -118,39 +124,25 @@ class TrainingReader:
     # Modules
 
     def _entered(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not self._mine():
-            return
-        if self._depth == 0 and any(True for _ in module.parameters()):
-            self._begin(module, inputs)
-        self._depth += 1
-        if self._pass is not None:
-            if isinstance(module, _BatchNorm):
-                # Without running statistics those of the batch are used in every mode.
-                self._pass.batch_norm.add(module.training or module.running_mean is None)
-            if isinstance(module, RANDOM) and module.training and module.p > 0:
-                self._pass.dropout = True
-
-    def _begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        given = next(_tensors(inputs), None)
-        if given is None or given.grad_fn is not None:
-            return  # what a module of the same network has made: a further stretch of the same pass
-        self._pass = Pass(module, given.detach(), autocast=torch.is_autocast_enabled(given.device.type))
-        for parameter in module.parameters():
-            if parameter.requires_grad and id(parameter) not in self._watched:
-                self._watched[id(parameter)] = on_accumulated(parameter, self._harmless(self._accumulated))
+        if self._mine():
+            self._passes.entered(module, inputs)
 
     def _left(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if not self._mine() or self._depth == 0:
-            return
-        self._depth -= 1
-        if self._depth == 0 and self._pass is not None:
-            begun, self._pass = self._pass, None
-            outputs = [tensor for tensor in _tensors((output,)) if tensor.requires_grad]
-            for tensor in outputs:
-                on_gradient(tensor, self._harmless(begun.reached))
-            begun.outputs = outputs[0].shape[-1] if outputs and outputs[0].dim() else None
-            if outputs:
-                self._passes.append(begun)
+        if self._mine():
+            self._passes.left(module, output)
+
+    def _begun(self, module: nn.Module) -> None:
+        for parameter in module.parameters():
+            if not parameter.requires_grad:
+                continue
+            self._versions.setdefault(id(parameter), (parameter, parameter._version))
+            if id(parameter) not in self._watched:
+                self._watched[id(parameter)] = on_accumulated(parameter, self._harmless(self._accumulated))
+
+    def _left_open(self, begun: Pass | None, outputs: list[Tensor]) -> None:
+        """What came out of a network; of one that was given nothing, no more than its weights can be in it."""
+        for tensor in outputs:
+            on_gradient(tensor, self._harmless(self._on_weights.raised if begun is None else begun.reached))
 
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None and not parameter.grad.is_sparse:
@@ -166,8 +158,8 @@ class TrainingReader:
             loss = Loss.of(LOSSES[function], given, options)
             on_gradient(result, self._harmless(loss.reached))
             self._losses.append(loss)
-        elif self._depth == 0 and result.grad_fn is not None and any(isinstance(t, nn.Parameter) for t in given):
-            # Weights outside of a module: a penalty, as FedProx has one, if a gradient comes back through it.
+        elif not self._passes.inside and result.grad_fn is not None and _has_weights(given):
+            # Weights outside of a network: a penalty, as FedProx has one, if a gradient comes back through it.
             on_gradient(result, self._harmless(self._on_weights.raised))
 
     # Steps
@@ -179,12 +171,13 @@ class TrainingReader:
         groups = optimiser.param_groups
         weights = [parameter for group in groups for parameter in group["params"]]
         self._before = {
-            "optimiser": type(optimiser).__name__,
+            "optimiser": _class_of(optimiser),
             "options": [{k: v for k, v in group.items() if k != "params"} for group in groups],
             "carried": bool(optimiser.state) and not self.steps,
             # With a closure the gradients are yet to come; otherwise a parameter without one stays as it is.
             "weights": frozenset(id(p) for p in weights if closure or p.grad is not None),
             "gradient": None if closure else self._changed(weights),
+            "by_hand": any(_written(*self._versions[id(p)]) for p in weights if id(p) in self._versions),
         }
 
     def _changed(self, parameters: Iterable[Tensor]) -> tuple[float, float, bool] | None:
@@ -200,26 +193,15 @@ class TrainingReader:
     def _stepped(self, optimiser: Optimizer, given: tuple[Any, ...], options: dict[str, Any]) -> None:
         if not self._here():
             return
-        passes = [each for each in self._passes if each.used]
+        passes = [each for each in self._passes.since if each.used]
         losses = [each for each in self._losses if each.used]
-        rows = self._rows(each.inputs for each in passes)
+        rows = self._examples.rows_of([each.inputs for each in passes])
         self.steps.append(StepRead.of(self._before, passes, losses, rows, penalty=self._on_weights.up))
-        self._passes, self._losses, self._on_weights = [], [], _Flag()
+        self._losses, self._on_weights = [], _Flag()
+        self._passes.since.clear()
         self._norms.clear()
-
-    def _rows(self, batches: Iterable[Tensor]) -> list[bytes]:
-        """A digest of each example of a step; of two that are alike, as data sets have them, the second has its own."""
-        seen: Counter[bytes] = Counter()
-        rows = []
-        for row in (row for batch in batches for row in batch.cpu()):
-            content = row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            plain = hashlib.blake2b(content, digest_size=16).digest()
-            digest = plain + seen[plain].to_bytes(4)
-            seen[plain] += 1
-            rows.append(digest)
-            if self.keep_examples and digest not in self.inputs:
-                self.inputs[digest] = row.clone()
-        return rows
+        weights = (parameter for group in optimiser.param_groups for parameter in group["params"])
+        self._versions |= {id(weight): (weight, weight._version) for weight in weights}
 
 
 class _Flag:
@@ -232,12 +214,19 @@ class _Flag:
         self.up = True
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among arguments or results, also within lists and dictionaries."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-        elif isinstance(value, Mapping):
-            yield from _tensors(value.values())
+def _has_weights(given: tuple[Any, ...]) -> bool:
+    """Whether a function was given parameters, by themselves or in a list, as `torch.cat` is."""
+    listed = (each for value in given for each in (value if isinstance(value, list | tuple) else (value,)))
+    return any(isinstance(each, nn.Parameter) for each in listed)
+
+
+def _written(weight: Tensor, version: int) -> bool:
+    """Whether a weight was written to since; torch counts that, but for what goes by way of `.data`."""
+    return weight._version != version
+
+
+def _class_of(optimiser: Optimizer) -> str:
+    """Its name in torch, or with its module: somebody's own SGD may do anything."""
+    kind = type(optimiser)
+    own = not kind.__module__.startswith("torch.optim.")
+    return f"{kind.__module__}.{kind.__name__}"[-200:] if own else kind.__name__

@@ -15,8 +15,9 @@ from fedglass.bundle import BundleWriter
 from fedglass.bundle.check import same
 from fedglass.bundle.writer import TRUTH
 from fedglass.core.errors import FedglassError
-from fedglass.record.client import ClientRecorder, Told
+from fedglass.record.client import ClientRecorder, Told, going_on
 from fedglass.record.hooks import TrainingReader
+from fedglass.record.steps import StepRead
 
 log = logging.getLogger("fedglass")
 
@@ -38,8 +39,8 @@ def recording(
     How it trained is read off torch meanwhile. `truth` keeps the examples too, in `<folder>-truth`. `architecture`,
     where it is not the model's own class, is how a plan names the model; `whitening` the pixels' normalisation, where
     it can not be read off them. Several clients and rounds go to one folder; a block that raises leaves no message.
-    A folder that can not be written to is refused before the training; once that is done a full disk is no reason to
-    lose it, and is said in the log.
+    A folder that can not be written to, or that holds this message already, is refused before the training; once that
+    is done a full disk, or examples that can not be kept, are no reason to lose it, and are said in the log.
 
     >>> import tempfile
     >>> from fedglass.bundle.check import read_bundle
@@ -54,9 +55,11 @@ def recording(
     """
     private = Path(folder).with_name(Path(folder).name + TRUTH) if truth else None
     recorder = ClientRecorder(folder, client, told=Told(architecture, whitening, facts or {}), truth=private)
+    recorder.writer.round(round).check_awaited(client)
     before = state_of(model)
     with recorder.reader() as reader:
         yield recorder
+    reader.steps = _steps_of(model, reader.steps)
     with _whatever_the_disk_does():
         _write(recorder, round, before, state_of(model), reader)
 
@@ -82,8 +85,14 @@ def _write(
     elif sent is None or not _equal(recorder.writer.arrays(sent), before):
         past.sent(before, client=client)
     past.received(client, after)
-    if reader.steps or reader.fault:
+    with going_on(f"how {client!r} trained"):
         recorder.trained(round, reader)
+
+
+def _steps_of(model: nn.Module, steps: list[StepRead]) -> list[StepRead]:
+    """Those that trained this model and no other one beside it; all where it was given its weights from elsewhere."""
+    own = {id(weight) for weight in model.parameters()}
+    return [step for step in steps if own & step.weights] or steps
 
 
 def record_aggregate(folder: str | Path, model: nn.Module, *, round: int, kept: list[str] | None = None) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from fedglass.bundle.facts import RESERVED
+from fedglass.bundle.facts import INPUTS, RESERVED
 from fedglass.record.steps import StepRead
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""
+BY_HAND = "Weights were written to beside the optimiser's steps, as where an average takes their place."
+"""Said of what no training has; what was written may be a defence's noise."""
+ODD_BATCHES = "The batches were not those of whole epochs, as where the last one is dropped."
+"""Said of batches that no training makes; those who have recorded which they were can play them again."""
 MOST_TOLD = 1000
 """Entries of a list that is told in words only."""
 
@@ -21,12 +25,14 @@ def training_facts(steps: Sequence[StepRead]) -> dict[str, Any]:
     """The facts of one client in one round; `x-reservations` says what fedglass's own training does not have."""
     if not steps:
         return {"steps": 0}
-    doubts = _Doubts()
+    doubts, epochs = _Doubts(), _epochs(steps)
+    if "epochs" not in epochs and all(step.rows for step in steps):
+        doubts.say(ODD_BATCHES)
     facts = {
         "steps": len(steps),
         "examples": len({row for step in steps for row in step.rows}) or None,
         "batch_sizes": [step.examples for step in steps] if all(step.examples for step in steps) else None,
-        **_epochs(steps),
+        **epochs,
         **_optimiser(steps, doubts),
         **_losses(steps, doubts),
         "clip": _clip(steps, doubts),
@@ -45,6 +51,7 @@ def model_facts(steps: Sequence[StepRead]) -> dict[str, Any]:
     images = seen.shape is not None and len(seen.shape) == 3
     facts = {
         "shape": list(seen.shape) if images and seen.shape is not None else None,
+        INPUTS: list(seen.shape) if not images and seen.shape is not None else None,
         "classes": seen.outputs if seen.outputs is not None and seen.outputs > 1 else None,
         "model": _factory(seen.module),
     }
@@ -92,6 +99,7 @@ def _optimiser(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
         facts["options"] = settings[0]
     else:
         doubts.say("Groups of parameters, or steps, had different options of the optimiser.")
+        facts["optimiser"] += " with several options"
     if rates[0] and all(rate == rates[0][0] for step in rates for rate in step):
         facts["lr"] = rates[0][0]
     else:
@@ -112,6 +120,9 @@ def _losses(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
     if not all(loss.plain for loss in losses):
         doubts.say("Examples or classes had different weights in the loss.")
         names = ["weighted", *names]
+    if "cross_entropy" in names and any(step.labels is None for step in steps if step.losses and step.rows):
+        doubts.say("The loss was not given one class for each example.")
+        names = [*names, "of other targets"]
     weights = [_weight(step) for step in steps]
     if any(abs(weight - 1) > NEGLIGIBLE for weight in weights):
         doubts.say(f"What was minimised is the mean loss times {weights[0]:.4g}.")
@@ -165,6 +176,14 @@ def _batch_norm(steps: Sequence[StepRead], doubts: _Doubts) -> str | None:
 def _check_network(steps: Sequence[StepRead], doubts: _Doubts) -> None:
     if any(step.dropout for step in steps):
         doubts.say("Dropout was active.")
+    elif any(step.drew for step in steps):
+        doubts.say("The network drew random numbers, as dropout does.")
+    if any(step.given > 1 for step in steps):
+        doubts.say("The network was given several tensors, of which the first is taken for the image.")
+    if len({id(step.module) for step in steps if step.module is not None}) > 1 and _apart(steps):
+        doubts.say("Several networks were trained: which of them was sent is not known.")
+    if any(step.by_hand for step in steps):
+        doubts.say(BY_HAND)
     if any(step.autocast for step in steps):
         doubts.say("Automatic mixed precision was on.")
     if any(step.passes > 1 for step in steps):
@@ -179,9 +198,19 @@ def _check_network(steps: Sequence[StepRead], doubts: _Doubts) -> None:
             doubts.say(f"{len(left)} of {len(known)} parameters were not trained, such as {left[0]!r}.")
 
 
+def _apart(steps: Sequence[StepRead]) -> bool:
+    """Whether the networks have no weights in common: stretches of one, called in turn, are stepped as one."""
+    sets = {id(step.module): step.weights for step in steps if step.module is not None}
+    return sum(len(each) for each in sets.values()) == len(frozenset().union(*sets.values()))
+
+
 def _factory(module: nn.Module) -> str | None:
     """The class of a model as a plan names it, where it is no building block of torch's."""
-    kind = type(getattr(module, "_orig_mod", module))
+    while isinstance(inner := getattr(module, "_orig_mod", getattr(module, "module", None)), nn.Module):
+        if not type(module).__module__.startswith("torch."):
+            break  # a network that has a part of this name
+        module = inner
+    kind = type(module)
     if kind.__module__.startswith(("torch.", "__")) or "<locals>" in kind.__qualname__:
         return None
     return f"{kind.__module__}:{kind.__qualname__}"

@@ -15,16 +15,25 @@ class Pass:
     """A forward pass of the network."""
 
     module: nn.Module
-    inputs: Tensor
+    inputs: Tensor | None
+    """None as long as none were seen."""
     batch_norm: set[bool] = field(default_factory=set)
     """Whether layers of batch normalisation used the batch's own statistics."""
     dropout: bool = False
+    drew: bool = False
+    """Whether random numbers were drawn."""
+    given: int = 1
+    """How many tensors the network was given."""
     autocast: bool = False
     """Whether it was computed in mixed precision; the step itself is usually taken outside of that."""
     outputs: int | None = None
-    """The last dimension of what came out: the number of classes, of a classifier."""
+    """The second and last dimension of what came out: the number of classes, of a classifier."""
     used: bool = False
     """Whether a gradient came back through it."""
+
+    @property
+    def nothing_given(self) -> bool:
+        return self.inputs is None
 
     def reached(self, gradient: Tensor) -> None:
         self.used = True
@@ -96,6 +105,12 @@ class StepRead:
     losses: tuple[Loss, ...]
     batch_norm: frozenset[bool]
     dropout: bool
+    drew: bool
+    """Whether the network drew random numbers."""
+    given: int
+    """How many tensors it was given."""
+    by_hand: bool
+    """Whether weights were written to by others than optimisers, since the last step or after the last of all."""
     penalty: bool
     """Whether weights entered what was minimised on another way than through the network."""
     module: nn.Module | None
@@ -124,17 +139,25 @@ class StepRead:
             losses=tuple(losses),
             batch_norm=frozenset(mode for each in passes for mode in each.batch_norm),
             dropout=any(each.dropout for each in passes),
+            drew=any(each.drew for each in passes),
+            given=max((each.given for each in passes), default=1),
             autocast=any(each.autocast for each in passes),
             penalty=penalty,
             module=passes[0].module if passes else None,
-            shape=tuple(passes[0].inputs.shape[1:]) if passes else None,
+            shape=tuple(passes[0].inputs.shape[1:]) if passes and passes[0].inputs is not None else None,
             outputs=passes[0].outputs if passes else None,
         )
 
 
 def _labels(losses: Sequence[Loss], examples: int) -> tuple[int, ...] | None:
-    targets = [each.targets for each in losses if each.targets is not None]
-    whole = all(t.dtype in (torch.int64, torch.int32, torch.uint8) and t.dim() == 1 for t in targets)
-    if not targets or not whole or sum(len(t) for t in targets) != examples:
+    """The classes that losses were given, one for each example; several of the same examples must agree."""
+    classes = [each.targets for each in losses if each.targets is not None and _are_classes(each.targets)]
+    if classes and sum(len(each) for each in classes) != examples and all(map(classes[0].equal, classes)):
+        classes = classes[:1]
+    if not classes or sum(len(each) for each in classes) != examples:
         return None
-    return tuple(int(label) for t in targets for label in t)
+    return tuple(int(label) for each in classes for label in each)
+
+
+def _are_classes(targets: Tensor) -> bool:
+    return targets.dtype in (torch.int64, torch.int32, torch.uint8) and targets.dim() == 1

@@ -101,15 +101,16 @@ def training_of(told: FactSheet, examples: int | None, normalises: bool) -> Trai
 
 
 def _batch_size(told: FactSheet, examples: int | None) -> int | None:
-    """The one size of all batches, but for the last of an epoch."""
+    """The one size of all batches, but for the last of an epoch, which has what is left of the examples."""
     sizes: Sequence[int] | None = best(told, "batch_sizes")
     if sizes is None:
         size: int | None = best(told, "batch_size")
         return size
     largest = max(sizes)
-    each = 1 if examples is None else -(-examples // largest)
-    odd = [size for i, size in enumerate(sizes) if size != largest and (i + 1) % each != 0]
-    return None if odd else largest
+    if examples is None:
+        return largest
+    each = -(-examples // largest)
+    return largest if all(size == min(largest, examples - i % each * largest) for i, size in enumerate(sizes)) else None
 
 
 def _batch_norm(told: FactSheet, normalises: bool) -> BatchNorm:
