@@ -49,6 +49,13 @@ def test_record_info_tells_what_is_there_and_what_is_missing(fedglass: Run, tmp_
     assert fedglass("record-info", tmp_path / "b", "-q").stdout == ""
 
 
+def test_what_a_recorder_says_of_a_training_is_shown_whole(fedglass: Run, bundle: Path) -> None:
+    said = ["Dropout was active.", "The learning rate was not the same in all steps and for all parameters."] * 2
+    BundleWriter(bundle, resume=True).training("client 0", 1, {"x-reservations": said}, source="read")
+    found = fedglass("record-info", bundle)
+    assert all(f"the recorder says: {each}" in found.stdout for each in said)
+
+
 def test_record_info_says_what_is_not_as_it_was_said(fedglass: Run, bundle: Path) -> None:
     BundleWriter(bundle, resume=True).training("client 0", 1, {"lr": 3.0}, source="declared")
     assert "lr is told differently: 0.1 (read), 3.0 (declared)" in fedglass("record-info", bundle).stdout

@@ -86,6 +86,14 @@ def test_what_two_sources_tell_differently_is_found(tmp_path: Path) -> None:
     assert counted == "1 batch sizes are told, and 2 local step(s)"
 
 
+def test_more_examples_than_were_declared_may_be_the_same_ones_changed(tmp_path: Path) -> None:
+    writer = Real(sizes=(2,), rounds=1).record(tmp_path / "b")
+    for read, declared in ((8, 4), (4, 8)):
+        writer.training("client 0", 1, {"examples": read}, source="read")
+        writer.training("client 0", 1, {"examples": declared}, source="declared")
+        assert ("changed anew" in " ".join(words(tmp_path / "b"))) == (read > declared)
+
+
 def test_the_counter_contradicts_declared_steps_and_mode(tmp_path: Path) -> None:
     Real(model=normalised, steps=3, sizes=(2, 4)).record(tmp_path / "b")
     writer = BundleWriter(tmp_path / "b", resume=True)

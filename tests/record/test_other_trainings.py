@@ -247,17 +247,6 @@ def test_somebody_s_own_optimiser_is_not_torch_s() -> None:
     assert found["optimiser"] == f"{__name__}.SGD"
 
 
-def test_groups_with_other_options_are_not_taken_for_one_with_none() -> None:
-    def make(model: nn.Module) -> torch.optim.Optimizer:
-        assert isinstance(model, Net)
-        parts = [{"params": model.features.parameters(), "momentum": 0.5}, {"params": model.head.parameters()}]
-        return torch.optim.SGD(parts, lr=0.1, momentum=0.9)
-
-    found, _ = heard(stepping(plain, make))
-
-    assert found["optimiser"] == "SGD with several options"
-
-
 def test_a_network_that_is_called_by_keywords_is_seen() -> None:
     found, model = heard(stepping(lambda model, images, labels: F.cross_entropy(model(images=images), labels)))
 

@@ -20,6 +20,7 @@ from fedglass.core.statistics import COUNTER
 
 MEANS = ("mean", "fedavg", "weighted_mean")
 """Rules that are checked by playing them again."""
+AUGMENTED = "; examples that are changed anew each time they are trained on count as different ones"
 GRAINS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
 """The rounding of each type, as a share."""
 
@@ -97,7 +98,9 @@ def _disputes(told: FactSheet) -> Iterator[str]:
         if name == "config":
             continue
         said = ", ".join(f"{json.dumps(values[source])[:80]} ({source})" for source in SOURCES if source in values)
-        yield f"{name} is told differently: {said}"
+        seen, told_of = values.get("read"), values.get("declared")
+        more = name == "examples" and isinstance(seen, int) and isinstance(told_of, int) and seen > told_of
+        yield f"{name} is told differently: {said}{AUGMENTED if more else ''}"
     sizes, steps = best(told, "batch_sizes"), best(told, "steps")
     if sizes is not None and steps is not None and len(sizes) != steps:
         yield f"{len(sizes)} batch sizes are told, and {steps} local step(s)"

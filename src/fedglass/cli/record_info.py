@@ -21,6 +21,8 @@ What = TypeVar("What", bound=Hashable)
 Where = TypeVar("Where")
 SHOWN = 10
 """Names of clients in one line."""
+LONGEST = 300
+"""Characters of a sentence that somebody's recorder tells."""
 
 
 @click.command("record-info", short_help="Say what a recorded federation holds, and what is missing for which attack.")
@@ -123,10 +125,19 @@ def _told(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str]:
     """Each fact with its source."""
     import json
 
+    from fedglass.bundle.facts import RESERVED
+
     for name, told in sheet.items():
-        if name not in without:
+        if name == RESERVED:
+            yield from (f"the recorder says: {each}" for said in told.values() for each in _sentences(said))
+        elif name not in without:
             said = ", ".join(f"{json.dumps(value)[:100]} ({source})" for source, value in told.items())
             yield f"{name} = {said}"
+
+
+def _sentences(said: object) -> list[str]:
+    """Each whole: they tell what of a training can not be relied on."""
+    return [str(each)[:LONGEST] for each in said] if isinstance(said, list) else [str(said)[:LONGEST]]
 
 
 def _counted(count: int, noun: str) -> str:

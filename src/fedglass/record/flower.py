@@ -15,7 +15,8 @@ import numpy as np
 
 from fedglass.bundle import BundleWriter
 from fedglass.bundle.facts import FURTHER
-from fedglass.core.errors import FedglassError
+from fedglass.bundle.manifest import MANIFEST
+from fedglass.core.errors import FedglassError, UsageError
 from fedglass.record.client import folder_name, take_training
 from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of, same_parameters
 from fedglass.record.flower_names import metric_name, name_of, node_name
@@ -86,6 +87,8 @@ def recorded(
     they have read of their training is then taken over. `facts` are what a bundle tells of the whole federation and
     no message does: `model`, `classes`, `whitening`, ...
     """
+    if isinstance(strategy, type) or not any(hasattr(strategy, name) for name in ("aggregate_train", "aggregate_fit")):
+        raise UsageError(f"recorded() takes a strategy that was made, such as FedAvg(), got {strategy!r:.100}.")
     kind = type(strategy)
     both = type(kind.__name__, (Recorded, kind), {"__module__": __name__})
     made: S = object.__new__(both)
@@ -98,6 +101,8 @@ class StrategyRecorder:
 
     def __init__(self, bundle: str | Path, clients: str | Path | None, facts: Mapping[str, Any] | None) -> None:
         self._clients = None if clients is None else Path(clients)
+        if (Path(bundle) / MANIFEST).exists():
+            raise UsageError(f"{bundle} holds a bundle already: choose another folder for this run.")
         self._writer = BundleWriter(bundle, writer="server", facts=facts)
         self._writer.facts(_framework(), source="read")
         self._called: dict[int, list[int]] = {}

@@ -99,7 +99,6 @@ def _optimiser(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
         facts["options"] = settings[0]
     else:
         doubts.say("Groups of parameters, or steps, had different options of the optimiser.")
-        facts["optimiser"] += " with several options"
     if rates[0] and all(rate == rates[0][0] for step in rates for rate in step):
         facts["lr"] = rates[0][0]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedglass.bundle.facts import best
 from fedglass.bundle.join import join
 from fedglass.record.flower import recorded
 from fedglass.record.flower_mod import recording_mod
+from fedglass.record.hooks import TrainingReader
 from fedglass.rounds.truth import Truths
 
 Make = Callable[..., Any]
@@ -95,6 +97,33 @@ def test_a_recorder_that_fails_neither_stops_the_client_nor_tells_the_server(fed
     nodes.play(FedAvg(**ALL), rounds=1)
 
     assert len(nodes.answers[0]) == 5
+
+
+def test_a_training_that_nobody_could_hear_is_said_in_the_log(
+    federation: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def elsewhere(message: Message, context: Context, call_next: Any) -> Message:
+        with ThreadPoolExecutor(1) as worker:
+            reply: Message = worker.submit(call_next, message, context).result()
+        return reply
+
+    federation([recording_mod(tmp_path / "clients"), elsewhere]).play(FedAvg(**ALL), rounds=1)
+
+    assert caplog.text.count("seen no step") == 5
+
+
+def test_a_training_that_could_not_be_followed_is_told_as_such(
+    federation: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(reader: TrainingReader, *given: object) -> None:
+        raise RuntimeError("of an odd module")
+
+    monkeypatch.setattr(TrainingReader, "_entered", failing)
+    federation([recording_mod(tmp_path / "clients")]).play(FedAvg(**ALL), rounds=1)
+
+    told = read_bundle(tmp_path / "clients" / "client-0").facts_of("client-0", 1)
+
+    assert [name for name in told if name != "defences"] == ["x-reservations"]
 
 
 def test_a_client_that_fails_fails_as_ever(federation: Make, tmp_path: Path) -> None:

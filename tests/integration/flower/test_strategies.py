@@ -273,8 +273,14 @@ def test_another_way_to_aggregate_is_not_called_the_mean(federation: Make, tmp_p
 def test_a_folder_that_holds_another_recording_is_refused_before_anything_runs(tmp_path: Path) -> None:
     recorded(STRATEGIES["mean"](), tmp_path / "bundle")
 
-    with pytest.raises(UsageError, match="holds a bundle already"):
+    with pytest.raises(UsageError, match="holds a bundle already: choose another folder for this run"):
         recorded(STRATEGIES["mean"](), tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("other", [flower.FedAvg, "FedAvg", None])
+def test_what_is_no_strategy_is_named(other: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"such as FedAvg\(\)"):
+        recorded(other, tmp_path / "bundle")
 
 
 def test_a_recorder_that_can_not_write_lets_the_training_go_on(federation: Make, tmp_path: Path) -> None:
