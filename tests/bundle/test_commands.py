@@ -167,6 +167,29 @@ def test_record_info_of_a_bundle_without_a_round(fedglass: Run, tmp_path: Path) 
     assert "has nothing to attack: it holds no round yet, record one first." in found.stdout
 
 
+def test_the_folder_above_a_bundle_is_not_called_a_broken_one(fedglass: Run, bundle: Path) -> None:
+    found = fedglass("record-info", bundle.parent)
+    assert found.exit_code == 2
+    said = " ".join(found.stderr.split())
+    assert f"{bundle.parent} holds no bundle: name the folder that was recorded, such as {bundle}." in said
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "round-00001-sent.safetensors"])
+def test_a_file_of_a_bundle_is_no_plan(name: str, fedglass: Run, bundle: Path) -> None:
+    found = fedglass("audit", bundle / name)
+    assert found.exit_code == 2
+    assert "is a file of a recorded federation: name its folder" in " ".join(found.stderr.split())
+
+
+def test_an_audit_is_not_written_into_a_bundle(fedglass: Run, bundle: Path) -> None:
+    """Which is handed over, and the private pictures in the report with it."""
+    before = sorted(bundle.iterdir())
+    found = fedglass("audit", bundle, "-o", bundle)
+    assert found.exit_code == 2
+    assert "holds a recorded federation" in found.stderr
+    assert sorted(bundle.iterdir()) == before
+
+
 @pytest.mark.parametrize("command", [("record-info",), ("audit",)])
 def test_a_network_of_something_else_than_images_is_named_as_such(
     command: tuple[str, ...], fedglass: Run, tmp_path: Path

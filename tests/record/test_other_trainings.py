@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
@@ -95,16 +96,53 @@ class Proximal(nn.Module):
         return torch.stack([(a - b).square().sum() for a, b in zip(now, self.first, strict=True)]).sum()
 
 
-@pytest.mark.parametrize("within", [False, True])
-def test_a_proximal_term_is_noticed_inside_of_a_module_too(within: bool) -> None:
-    def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        penalty = Proximal(model, within)
-        return plain(model, images, labels) + penalty(*(() if within else model.parameters()))
+def by_hand(model: nn.Module, first: nn.Module) -> Tensor:
+    pairs = zip(model.parameters(), first.parameters(), strict=True)
+    return torch.stack([(a - b.detach()).norm() for a, b in pairs]).sum()
 
-    found, _ = heard(stepping(loss))
+
+def as_a_vector(model: nn.Module, first: nn.Module) -> Tensor:
+    return (parameters_to_vector(model.parameters()) - parameters_to_vector(first.parameters()).detach()).square().sum()
+
+
+def as_a_module(model: nn.Module, first: nn.Module) -> Tensor:
+    found: Tensor = Proximal(model, within=False)(*model.parameters())
+    return found
+
+
+def as_a_module_around_it(model: nn.Module, first: nn.Module) -> Tensor:
+    found: Tensor = Proximal(model, within=True)()
+    return found
+
+
+@pytest.mark.parametrize("any_thread", [False, True])
+@pytest.mark.parametrize("penalty", [by_hand, as_a_vector, as_a_module, as_a_module_around_it])
+def test_a_proximal_term_is_noticed_however_it_is_written(penalty: Callable[..., Tensor], any_thread: bool) -> None:
+    torch.manual_seed(1)
+    first = Net()
+
+    def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        return plain(model, images, labels) + penalty(model, first)
+
+    with TrainingReader(any_thread=any_thread) as reader:
+        stepping(loss)(network())
+    found = training_facts(reader.steps)
 
     assert found["loss"] == "cross_entropy penalty"
     assert found["examples"] == 6
+    assert heard(stepping(loss))[0]["loss"] == "cross_entropy penalty"
+
+
+@pytest.mark.parametrize("any_thread", [False, True])
+def test_a_penalty_that_is_only_looked_at_is_none(any_thread: bool) -> None:
+    def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        by_hand(model, network())
+        return plain(model, images, labels)
+
+    with TrainingReader(any_thread=any_thread) as reader:
+        stepping(loss)(network())
+
+    assert training_facts(reader.steps)["loss"] == "cross_entropy"
 
 
 class Dropping(Net):

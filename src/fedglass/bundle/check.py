@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedglass.bundle.manifest import RoundFacts
+from fedglass.bundle.manifest import MANIFEST, RoundFacts
 from fedglass.bundle.reader import Bundle, files_of, read_index, tensors_in
 from fedglass.core.errors import DataError
 
@@ -17,6 +18,7 @@ def read_bundle(folder: str | Path) -> Bundle:
     place = Path(folder)
     if not place.is_dir():
         raise DataError(f"{place} is no folder, expected that of a bundle: name the folder that was recorded.")
+    _check_recorded(place)
     manifest, rounds = read_index(place)
     bundle = Bundle(place, manifest, dict(sorted(rounds.items())))
     for past in bundle.rounds.values():
@@ -24,6 +26,19 @@ def read_bundle(folder: str | Path) -> Bundle:
     for index in bundle.rounds:
         _check_continues(bundle, index)
     return bundle
+
+
+def _check_recorded(place: Path) -> None:
+    """Refuse a folder that nobody recorded to; the one above it, or beside it, is named easily in its place."""
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return  # said of the file that can not be opened
+    if MANIFEST in names or any(name.startswith("round-") for name in names):
+        return
+    near = sorted(name for name in names if os.path.isfile(place / name / MANIFEST))
+    such = f", such as {place / near[0]}" if near else ""
+    raise DataError(f"{place} holds no bundle: name the folder that was recorded{such}.")
 
 
 def _check_round(bundle: Bundle, past: RoundFacts) -> None:

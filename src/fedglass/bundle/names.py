@@ -50,7 +50,8 @@ def names_of(sent: Sequence[tuple[str, tuple[int, ...]]], model: nn.Module, wher
     missing = [name for name, _ in model.named_parameters() if name not in found.values()]
     if missing:
         raise UpdateError(
-            f"{where} lacks the model's parameter {missing[0]!r} ({len(missing)} in all): record the whole state."
+            f"{where} lacks the model's parameter {missing[0]!r} ({len(missing)} in all): name the model that was "
+            "trained, or record its whole state."
         )
     return Names(found)
 

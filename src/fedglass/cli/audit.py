@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,7 @@ def audit(
     # Before the workers are started, which are to find the same modules.
     ctx.with_resource(importable(folders))
     hands.warm_up(device)
+    _refuse_bundles(plan, directory)
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import parse_plan, read_plan
 
@@ -88,6 +90,16 @@ def audit(
     announce(parsed, output)
     result = perform(compile_plan(parsed, folder, text), directory, hands, device, output)
     ctx.exit(result.verdict.exit_code)
+
+
+def _refuse_bundles(plan: Path, directory: Path) -> None:
+    """Nothing private may come to lie in a bundle, which is handed over; nor is a file of one a plan."""
+    from fedglass.bundle.manifest import MANIFEST
+
+    if os.path.isfile(directory / MANIFEST):
+        raise UsageError(f"{directory} holds a recorded federation: choose another directory for the audit with -o.")
+    if plan.suffix in (".json", ".safetensors") and os.path.isfile(plan.parent / MANIFEST):
+        raise UsageError(f"{plan} is a file of a recorded federation: name its folder, {plan.parent}.")
 
 
 def _plan_of(bundle: Path, model: str | None, truth: Path | None, output: Output) -> str:

@@ -140,7 +140,7 @@ def model_of(table: BundleTable, bundle: Bundle) -> str:
     if origin_of("models", told) != BUILT_IN:
         raise UsageError(
             f"{bundle.folder} names the model {told!r}, which is code that is not part of fedglass: if you trust it, "
-            f"say so with --model {told} or recording.model."
+            f"say so with --model {told}, and --code DIR for the folder that it is in, or recording.model."
         )
     return str(told)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
@@ -30,6 +31,10 @@ LOSSES: Mapping[Any, str] = {
     F.triplet_margin_loss: "triplet_margin_loss",
 }
 """Functions that a module of the same name calls too."""
+
+
+MADE = "made by a network"
+"""A mark of nodes of autograd's graph."""
 
 
 class ShownFunctions(TorchFunctionMode):
@@ -67,6 +72,50 @@ def replaced_losses(called: Called) -> Iterator[None]:
     finally:
         for name, function in plain.items():
             setattr(F, name, function)
+
+
+@contextmanager
+def shown_roots(called: Callable[[Tensor], None]) -> Iterator[None]:
+    """What gradients are asked of, in all threads: `loss.backward()` goes by way of `torch.autograd.backward`."""
+    plain = torch.autograd.backward
+
+    @functools.wraps(plain)
+    def backward(tensors: Any, *given: Any, **options: Any) -> None:
+        for root in (tensors,) if isinstance(tensors, Tensor) else tuple(tensors):
+            called(root)
+        plain(tensors, *given, **options)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = plain
+
+
+def mark_as_made(outputs: Iterable[Tensor]) -> None:
+    """Remember in the graph itself, which is not kept alive by it, that these came out of a network."""
+    for tensor in outputs:
+        if tensor.grad_fn is not None:
+            _marks(tensor.grad_fn)[MADE] = True
+
+
+def _marks(node: Any) -> dict[str, object]:
+    found: dict[str, object] = node.metadata
+    return found
+
+
+def weights_beside(root: Tensor) -> bool:
+    """Whether weights are in what is minimised on another way than through what a network made."""
+    todo, seen = [root.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or MADE in _marks(node):
+            continue
+        if isinstance(getattr(node, "variable", None), nn.Parameter):
+            return True
+        seen.add(node)
+        todo += [behind for behind, _ in node.next_functions]
+    return False
 
 
 def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:

@@ -24,7 +24,15 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from fedglass.record.examples import Examples
-from fedglass.record.functions import LOSSES, ShownFunctions, on_accumulated, on_gradient, replaced_losses
+from fedglass.record.functions import (
+    LOSSES,
+    ShownFunctions,
+    on_accumulated,
+    on_gradient,
+    replaced_losses,
+    shown_roots,
+    weights_beside,
+)
 from fedglass.record.passes import Passes
 from fedglass.record.steps import Loss, Pass, StepRead
 
@@ -35,8 +43,7 @@ class TrainingReader:
     """Listens to everything that is trained within its `with` block, by the thread that entered it.
 
     With `any_thread` it listens to the whole process: for frameworks that train elsewhere than where they call. Losses
-    are then seen only where they are called by way of `torch.nn.functional`, as torch's own modules do, and penalties
-    on weights are not.
+    are then seen only where they are called by way of `torch.nn.functional`, as torch's own modules do.
 
     With `keep_examples` the inputs are kept as the model was given them; without it only their digests, which tell how
     many different ones there were and in which order they came.
@@ -60,9 +67,9 @@ class TrainingReader:
         self._thread: int | None = None
         self._open = ExitStack()
         self._examples = Examples(keep_examples)
-        self._passes = Passes(self._begun, self._left_open)
+        self._passes = Passes(self._begun, self._ended)
         self._losses: list[Loss] = []
-        self._on_weights = _Flag()
+        self._penalty = False
         self._watched: dict[int, RemovableHandle] = {}
         self._norms: dict[int, Tensor] = {}
         self._versions: dict[int, tuple[Tensor, int]] = {}
@@ -87,6 +94,7 @@ class TrainingReader:
         self._open.callback(self._unwatch)
         called = self._harmless(self.called)
         self._open.enter_context(replaced_losses(called) if self.any_thread else ShownFunctions(called))
+        self._open.enter_context(shown_roots(self._harmless(self._minimised)))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -139,10 +147,9 @@ class TrainingReader:
             if id(parameter) not in self._watched:
                 self._watched[id(parameter)] = on_accumulated(parameter, self._harmless(self._accumulated))
 
-    def _left_open(self, begun: Pass | None, outputs: list[Tensor]) -> None:
-        """What came out of a network; of one that was given nothing, no more than its weights can be in it."""
+    def _ended(self, begun: Pass, outputs: list[Tensor]) -> None:
         for tensor in outputs:
-            on_gradient(tensor, self._harmless(self._on_weights.raised if begun is None else begun.reached))
+            on_gradient(tensor, self._harmless(begun.reached))
 
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None and not parameter.grad.is_sparse:
@@ -158,9 +165,10 @@ class TrainingReader:
             loss = Loss.of(LOSSES[function], given, options)
             on_gradient(result, self._harmless(loss.reached))
             self._losses.append(loss)
-        elif not self._passes.inside and result.grad_fn is not None and _has_weights(given):
-            # Weights outside of a network: a penalty, as FedProx has one, if a gradient comes back through it.
-            on_gradient(result, self._harmless(self._on_weights.raised))
+
+    def _minimised(self, root: Tensor) -> None:
+        """Weights on another way than through a network are a penalty, as FedProx has one."""
+        self._penalty = self._penalty or (self._here() and weights_beside(root))
 
     # Steps
 
@@ -196,28 +204,12 @@ class TrainingReader:
         passes = [each for each in self._passes.since if each.used]
         losses = [each for each in self._losses if each.used]
         rows = self._examples.rows_of([each.inputs for each in passes])
-        self.steps.append(StepRead.of(self._before, passes, losses, rows, penalty=self._on_weights.up))
-        self._losses, self._on_weights = [], _Flag()
+        self.steps.append(StepRead.of(self._before, passes, losses, rows, penalty=self._penalty))
+        self._losses, self._penalty = [], False
         self._passes.since.clear()
         self._norms.clear()
         weights = (parameter for group in optimiser.param_groups for parameter in group["params"])
         self._versions |= {id(weight): (weight, weight._version) for weight in weights}
-
-
-class _Flag:
-    """Whether a gradient has come by."""
-
-    def __init__(self) -> None:
-        self.up = False
-
-    def raised(self, gradient: Tensor) -> None:
-        self.up = True
-
-
-def _has_weights(given: tuple[Any, ...]) -> bool:
-    """Whether a function was given parameters, by themselves or in a list, as `torch.cat` is."""
-    listed = (each for value in given for each in (value if isinstance(value, list | tuple) else (value,)))
-    return any(isinstance(each, nn.Parameter) for each in listed)
 
 
 def _written(weight: Tensor, version: int) -> bool:

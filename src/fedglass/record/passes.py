@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedglass.record.functions import mark_as_made
 from fedglass.record.steps import Pass
 
+COMPILED = "_orig_mod"
+"""Where torch.compile keeps the network."""
 RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -21,12 +24,12 @@ class Passes:
     with the pass of that. One that is called by keywords has its inputs read off the first module inside that is not.
     """
 
-    def __init__(self, begins: Callable[[nn.Module], None], ends: Callable[[Pass | None, list[Tensor]], None]) -> None:
+    def __init__(self, begins: Callable[[nn.Module], None], ends: Callable[[Pass, list[Tensor]], None]) -> None:
         self.since: list[Pass] = []
-        self.inside = False
-        """Whether a module with weights of its own is being computed."""
         self._begins, self._ends = begins, ends
         self._depth = 0
+        self._network = False
+        """Whether a module with weights of its own is being computed."""
         self._pass: Pass | None = None
         self._drawn: Tensor | None = None
 
@@ -35,18 +38,18 @@ class Passes:
         given = next(tensors_in(inputs), None)
         if self._depth == 0:
             self._begin(module, inputs, given)
-        elif self._pass is not None and self._pass.nothing_given and given is not None and given.grad_fn is None:
-            self._pass.inputs = given.detach()
+        elif self._pass is not None and self._pass.nothing_given and _is_data(given):
+            self._pass.inputs = None if given is None else given.detach()
         self._depth += 1
         if self._pass is not None:
             _look_at(self._pass, module)
 
     def _begin(self, module: nn.Module, inputs: tuple[Any, ...], given: Tensor | None) -> None:
         self._drawn = _generator_state(given)
-        self.inside = any(True for _ in module.parameters())
+        self._network = any(True for _ in module.parameters())
         if given is not None and given.grad_fn is not None:
             self._pass = self.since[-1] if self.since else None
-        elif self.inside:
+        elif self._network:
             autocast = torch.is_autocast_enabled("cpu" if given is None else given.device.type)
             self._pass = Pass(module, None if given is None else given.detach(), autocast=autocast)
             self._pass.given = max(1, sum(1 for _ in tensors_in(inputs)))
@@ -62,24 +65,25 @@ class Passes:
         self._depth -= 1
         if self._depth:
             return
-        network, self.inside = self.inside, False
         begun, self._pass = self._pass, None
         outputs = [tensor for tensor in tensors_in((output,)) if tensor.requires_grad]
+        if begun is not None and begun.nothing_given:
+            return  # no more than its weights can be in what came out
+        if self._network:
+            mark_as_made(outputs)
         if begun is None or not outputs:
             return
-        if begun.nothing_given:
-            self._ends(None, outputs)
-            return
         begun.drew = begun.drew or not _same(self._drawn, _generator_state(begun.inputs))
-        if network:
+        if self._network:
             begun.outputs = outputs[0].shape[-1] if outputs[0].dim() == 2 else None
         if not any(begun is each for each in self.since):
             self.since.append(begun)
             self._ends(begun, outputs)
 
 
-COMPILED = "_orig_mod"
-"""Where torch.compile keeps the network."""
+def _is_data(given: Tensor | None) -> bool:
+    """Whether it is neither a weight nor made of any."""
+    return given is not None and given.grad_fn is None and not isinstance(given, nn.Parameter)
 
 
 def _look_at(begun: Pass, module: nn.Module) -> None:
