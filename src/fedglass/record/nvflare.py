@@ -21,15 +21,18 @@ from torch import Tensor
 
 from fedglass.bundle import BundleWriter
 from fedglass.bundle.arrays import Form
+from fedglass.bundle.facts import FURTHER
 from fedglass.bundle.manifest import MANIFEST
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.record.client import ClientRecorder, Told, folder_name, take_training
 from fedglass.record.hooks import TrainingReader
-from fedglass.record.nvflare_filters import defences_of, passed
+from fedglass.record.nvflare_filters import defences_of, further_arrays, passed
 
 log = logging.getLogger("fedglass")
 CURRENT_ROUND = "current_round"
 FORMS: Mapping[str, Form] = {DataKind.WEIGHTS: "state", DataKind.WEIGHT_DIFF: "update"}
+MEANS = ("FedAvgRecipe", "FedProxRecipe")
+"""Recipes that aggregate by the mean; what FedProx has of its own is the clients' affair."""
 _lock = threading.Lock()
 _writers: dict[str, BundleWriter] = {}
 _readers: dict[str, TrainingReader] = {}
@@ -80,7 +83,7 @@ def record_clients(
 def _rule(recipe: Any) -> dict[str, Any]:
     """The mean, where the recipe is one of NVFlare's own for it, without an aggregator of somebody's; else its name."""
     kind, aggregator = type(recipe).__name__, getattr(recipe, "aggregator", None)
-    if kind == "FedAvgRecipe" and aggregator is None:
+    if kind in MEANS and aggregator is None:
         return {"name": "mean"}
     return {"name": kind if aggregator is None else type(aggregator).__name__}
 
@@ -145,6 +148,7 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
             "weight": float(weight) if isinstance(weight, int | float) and weight > 0 else None,
             "metrics": dxo.get_meta_prop("initial_metrics") or None,
             "filters": passed(dxo.get_filter_history()) or None,
+            FURTHER: further_arrays(dxo.meta) or None,
         }
         writer.training(client, index, facts, source="read")
         if self.clients is not None:

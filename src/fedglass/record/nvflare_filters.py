@@ -1,4 +1,4 @@
-"""What NVFlare's own filters do to a client's answer: read off the running client, with their options.
+"""What NVFlare's own filters do to a client's answer, read off the running client, and what leaves beside the model.
 
 A filter is not told of its neighbours, but the client's runner is in its context, and has all of them: those of the job
 and those that the site itself adds.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.fl_constant import FilterKey, FLContextKey
+from torch import Tensor
 
 SITE_FILTERS = "task_result_filters"
 """What both the runner and a site's scope call them."""
@@ -57,3 +59,19 @@ def _options(each: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> bool:
     return isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(each, PLAIN) for each in value))
+
+
+def further_arrays(meta: Mapping[str, Any] | None) -> dict[str, list[int]]:
+    """Arrays that leave beside the model's, as SCAFFOLD's control variates do in a message's own notes: their shapes."""
+    return {path: list(value.shape) for name, held in (meta or {}).items() for path, value in _held(str(name), held)}
+
+
+def _held(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, np.ndarray | Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _held(f"{path}.{name}", each)
+    elif isinstance(value, list | tuple):
+        for i, each in enumerate(value):
+            yield from _held(f"{path}.{i}", each)

@@ -20,7 +20,7 @@ from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from torch import nn
 
 from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import best
+from fedglass.bundle.facts import FURTHER, best
 from fedglass.bundle.measured import findings_of
 from fedglass.record.nvflare import ReceivedFilter, SentFilter, TrainingBegins, TrainingEnds
 from fedglass.record.nvflare_filters import defences_of
@@ -72,6 +72,19 @@ def test_a_difference_is_recorded_as_one(tmp_path: Path) -> None:
 
     assert message is not None
     assert message.form == "update"
+
+
+def test_arrays_beside_the_model_are_told(tmp_path: Path) -> None:
+    """SCAFFOLD's control variates are gradients too, and no attack reads them."""
+    reply = payload(ONE, SCAFFOLD_CTRL_DIFF={"w": np.ones(3), "b": torch.ones(2, 2)}, NUM_STEPS_CURRENT_ROUND=4)
+    ReceivedFilter(str(tmp_path / "b")).process(reply, context("a", peer=True))
+    ReceivedFilter(str(tmp_path / "b")).process(payload(ONE, hist=[1.0, 2.0]), context("c", peer=True))
+
+    bundle = read_bundle(tmp_path / "b")
+
+    told = best(bundle.facts_of("a", 0), FURTHER)
+    assert told == {"SCAFFOLD_CTRL_DIFF.w": [3], "SCAFFOLD_CTRL_DIFF.b": [2, 2]}
+    assert FURTHER not in bundle.facts_of("c", 0)
 
 
 def test_an_error_is_an_absence_that_is_told(tmp_path: Path) -> None:
