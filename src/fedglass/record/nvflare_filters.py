@@ -62,7 +62,7 @@ def _plain(value: Any) -> bool:
 
 
 def further_arrays(meta: Mapping[str, Any] | None) -> dict[str, list[int]]:
-    """Arrays that leave beside the model's, as SCAFFOLD's control variates do in a message's own notes: their shapes."""
+    """Arrays that leave beside the model's, as SCAFFOLD's control variates do in a message's notes: their shapes."""
     return {path: list(value.shape) for name, held in (meta or {}).items() for path, value in _held(str(name), held)}
 
 
