@@ -123,7 +123,8 @@ class Guard:
             if update is not None and not misfit(before, update):  # what does not fit is refused as it is
                 leaving = {name: before[name] + tensor for name, tensor in update.items()}
             rows = None if batches is None else tuple(tuple(int(i) for i in rows) for rows in batches)
-            return Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
+            out = Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
+            return out if at_a_glance(out) else out.without_untrained()
 
         try:
             report = self._checked(made(), distinct, start)
