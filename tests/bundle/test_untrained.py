@@ -20,6 +20,7 @@ from fedglass.bundle.measured import findings_of
 from fedglass.core.errors import UpdateError
 from fedglass.models.catalogue import build
 from fedglass.plan.compile import compile_plan
+from fedglass.plan.from_bundle import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.record.plain import recording
 
@@ -99,6 +100,10 @@ def test_what_never_travels_is_named_by_the_plan(tmp_path: Path) -> None:
     ):
         looked_at(tmp_path)
     save_file({name: state[name] for name in STEM}, tmp_path / "stem.safetensors")
+    assert draft(tmp_path / "b").chosen is None
+    made = draft(tmp_path / "b", weights=tmp_path / "stem.safetensors")
+    assert made.chosen is not None
+    assert "\nweights = " in made.text
     _, target = looked_at(tmp_path, 'weights = "stem.safetensors"')
     assert torch.equal(target.observation.buffers["body.0.weight"], state["body.0.weight"])
     assert explained(target)

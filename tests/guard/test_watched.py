@@ -115,6 +115,33 @@ def test_a_message_of_some_layers_is_read_too(toy: Any) -> None:
     assert report.reasons == (Reason.RECOVERED,)
 
 
+def head_alone(toy: Any, **more: Tensor) -> GuardReport:
+    """What a guard says of a message with the last layer, and with more, where the last layer alone came."""
+    guard, net = Guard(**HERE), toy.dense()
+    layers = list(net.state_dict())[-2:]
+    before = {name: net.state_dict()[name].clone() for name in layers}
+    moving = sgd([p for name, p in net.named_parameters() if name in layers])
+    with guard.watch() as reader:
+        F.cross_entropy(net(toy.images(2, 1)), torch.tensor([0, 1])).backward()
+        moving.step()
+    return guard.check_watched(reader, before, after={**{name: net.state_dict()[name] for name in layers}, **more})
+
+
+def test_a_message_of_the_last_layer_alone_is_checked(toy: Any) -> None:
+    report = head_alone(toy)
+    assert report.sound, report
+    assert report.examined.residual is not None
+    assert report.examined.residual < 1e-3
+
+
+def test_more_than_came_does_not_leave(toy: Any) -> None:
+    net = toy.dense()
+    rest = {name: tensor for name, tensor in net.state_dict().items() if name not in list(net.state_dict())[-2:]}
+    assert head_alone(toy, **rest).reasons == (Reason.STRUCTURE,)
+    first = next(iter(rest))
+    assert head_alone(toy, **{first: rest[first]}).reasons == (Reason.STRUCTURE,)
+
+
 def test_what_is_not_trained_and_moves_is_not_explained(toy: Any) -> None:
     guard, net = Guard(**HERE), toy.dense()
     before = {name: t.clone() for name, t in net.state_dict().items()}

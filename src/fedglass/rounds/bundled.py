@@ -82,7 +82,7 @@ class Reading:
         if missing:
             raise UpdateError(
                 f"{where} lacks the model's parameter {missing[0]!r} ({len(missing)} in all): record the whole state "
-                "or, where a part of it is never sent, name a file that has it with recording.weights."
+                "or, where a part of it is never sent, name a file that has it with --weights or recording.weights."
             )
         for name, tensor in found.items():
             if name.endswith(COUNTER):
