@@ -187,6 +187,16 @@ def test_what_came_may_be_anything(toy: Any, policy: Any) -> None:
     assert guard.check_watched(reader, state).reasons == (Reason.STRUCTURE,)
 
 
+def test_rows_of_a_table_can_not_be_checked() -> None:
+    """Refused for what they are, and not as a fault of the guard."""
+    guard, net = Guard(**HERE), nn.Linear(4, 2)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with guard.watch() as reader:
+        F.cross_entropy(net(torch.rand(2, 4)), torch.tensor([0, 1])).backward()
+        sgd(net.parameters()).step()
+    assert guard.check_watched(reader, before, after=net.state_dict()).reasons == (Reason.UNWATCHED,)
+
+
 def test_one_image_under_two_labels_is_two_examples(toy: Any) -> None:
     net, image = toy.dense(), toy.images(1, 1)
     with Guard(**HERE).watch() as reader:

@@ -59,6 +59,8 @@ def trained(reader: TrainingReader, noisy_steps: bool = False) -> Trained:
     model = steps[-1].module
     if model is None or any(step.module is not model or step.labels is None for step in steps):
         raise UsageError("The training can not be played again: the network or the labels were not seen.")
+    if any(step.shape is None or len(step.shape) != 3 for step in steps):
+        raise UsageError("The training can not be played again: what the network was given are no images.")
     keys = dict.fromkeys((row, label) for step in steps for row, label in _pairs(step))
     rows = {key: i for i, key in enumerate(keys)}
     return Trained(
