@@ -209,7 +209,9 @@ def test_all_that_is_missing_is_named_at_once(fedglass: Run, tmp_path: Path) -> 
     shutil.rmtree(tmp_path / "b-truth")
     found = fedglass("audit", tmp_path / "b", "-o", tmp_path / "out")
     assert found.exit_code == 2
-    assert "does not tell its shape and classes" in " ".join(found.stderr.split())
+    said = " ".join(found.stderr.split())
+    assert "does not tell its shape, classes, expected in" in said
+    assert "put the clients' own recordings beside it with `fedglass join`" in said
 
 
 def test_a_truth_that_may_not_be_read_is_named(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import FURTHER, INPUTS, RESERVED, best
+from fedglass.bundle.facts import FURTHER, RESERVED, best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.params import buffers_of, weights_of
@@ -105,15 +105,8 @@ def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> 
     missing = [
         key for key, value in {"shape": shape, "classes": classes, "whitening": whitening}.items() if value is None
     ]
-    if "shape" in missing and INPUTS in facts:
-        raise UsageError(no_images(bundle))
     if missing:
-        keys = " and ".join(missing)
-        raise UsageError(
-            f"{bundle.folder} does not tell its {keys}, expected in the bundle or the plan: add "
-            f"{' and '.join(f'recording.{key}' for key in missing)} to a plan, which `fedglass init --from "
-            f"{bundle.folder}` writes."
-        )
+        raise UsageError(("shape" in missing and no_images(bundle)) or _asked_for(bundle, missing))
     assert shape is not None, "it was asked for"
     assert classes is not None, "it was asked for"
     assert whitening is not None, "it was asked for"
@@ -132,6 +125,17 @@ def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> 
                 f"{bundle.folder} tells (0 is the first): correct one of them."
             )
     return Settled(model_of(table, bundle), (channels, height, width), classes, whitening)
+
+
+def _asked_for(bundle: Bundle, missing: Sequence[str]) -> str:
+    """Where what a bundle does not tell may come from: a server does not know how its clients see their images."""
+    apart = bundle.manifest.writer == "server" and "shape" in missing
+    return (
+        f"{bundle.folder} does not tell its {', '.join(missing)}, expected in the bundle or the plan: "
+        + ("put the clients' own recordings beside it with `fedglass join`, or " if apart else "")
+        + f"add {', '.join(f'recording.{key}' for key in missing)} to a plan, which `fedglass init --from "
+        f"{bundle.folder}` writes."
+    )
 
 
 def model_of(table: BundleTable, bundle: Bundle) -> str:

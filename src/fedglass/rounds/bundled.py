@@ -82,8 +82,8 @@ class Reading:
         if missing:
             raise UpdateError(
                 f"{where} lacks the model's parameter {missing[0]!r} ({len(missing)} in all): name the model that "
-                "was trained, record its whole state or, where a part of it is never sent, name a file that has it with "
-                "--weights or recording.weights."
+                "was trained, record its whole state or, where a part of it is never sent, name a file that has it "
+                "with --weights or recording.weights."
             )
         for name, tensor in found.items():
             if name.endswith(COUNTER):
