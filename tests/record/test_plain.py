@@ -6,6 +6,7 @@ import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -163,6 +164,22 @@ def test_a_normalisation_that_can_not_be_told_is_asked_for(tmp_path: Path, caplo
         train(model, IMAGES["a"], LABELS["a"])
 
     assert "whitening=(mean, std)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [(((0.131,), (0.308,)), True), (((0.1307,), (0.3081,)), True), (((0.5,), (0.25,)), False), (NONE, False)],
+)
+def test_a_normalisation_that_the_pixels_contradict_is_not_believed(
+    told: Any, kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pixels of a narrower range would all lie in [0, 1], and a picture in faded contrast stand for the true one."""
+    model, levels = network(), torch.arange(6 * 64).view(6, 1, 8, 8) % 256 / 255
+    with fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True, whitening=told):
+        train(model, (levels - 0.1307) / 0.3081, LABELS["a"])
+
+    assert (tmp_path / "bundle-truth").exists() == kept
+    assert ("correct whitening" in caplog.text) == (not kept)
 
 
 def by_bits(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ UNSEEN = (
     "fedglass has seen no step of an optimiser of torch in the training of %r, and tells nothing of it: it ran in "
     "another thread or process, or without torch.optim."
 )
+SAME_DIGITS = 0.01
+"""Between a normalisation that was told and one that was measured."""
 UNHEARD = "What the client did could not be followed to its end, and nothing is told of it."
 Batches = Sequence[Sequence[int]]
 """Rows of a client's examples, of each local step."""
@@ -105,21 +107,41 @@ class ClientRecorder:
 
     def _keep(self, folder: Path, index: int, reader: TrainingReader) -> None:
         inputs, labels = _examples(self.client, reader)
-        whitening = self.told.normalisation or self._measured(inputs)
+        whitening = self._whitening(inputs)
         images = pixels_of(self.client, inputs, whitening)
         place = {digest: row for row, digest in enumerate(_digests(reader))}
         batches = [[place[digest] for digest in step.rows] for step in reader.steps if step.rows]
         _keep_beside(folder, self.client, index, (images, labels), batches)
 
-    def _measured(self, inputs: Tensor) -> Whitening:
-        found = measured_whitening(inputs)
-        if found is None:
+    def _whitening(self, inputs: Tensor) -> Whitening:
+        """What was told, unless the pixels tell otherwise; or what they tell."""
+        told, found = self.told.normalisation, measured_whitening(inputs)
+        if told is not None and found is not None and not _alike(told, found):
+            raise UsageError(
+                f"The pixels of {self.client!r} were normalised by mean={found.mean}, std={found.std}, as they "
+                f"themselves tell, and the recorder was told mean={told.mean}, std={told.std}: correct whitening."
+            )
+        if told is None and found is None:
             raise UsageError(
                 f"The pixels' normalisation can not be told from what the model of {self.client!r} was given: tell the "
                 "recorder with whitening=(mean, std), a number for each channel; ((0.0,), (1.0,)) where there is none."
             )
-        self.writer.facts({"whitening": _whitening_fact(found)}, source="measured")
-        return found
+        if told is None:
+            self.writer.facts({"whitening": _whitening_fact(found)}, source="measured")
+        whitening = told or found
+        assert whitening is not None, "one of them is known"
+        return whitening
+
+
+def _alike(told: Whitening, found: Whitening) -> bool:
+    """Whether two normalisations are the same but for digits that people leave out."""
+    pairs = [*_pairs(told.mean, found.mean), *_pairs(told.std, found.std)]
+    return all(abs(one - other) <= SAME_DIGITS for one, other in pairs)
+
+
+def _pairs(told: Sequence[float], found: Sequence[float]) -> list[tuple[float, float]]:
+    """One number that was told stands for all channels."""
+    return list(zip(told if len(told) > 1 else [*told] * len(found), found, strict=False))
 
 
 def _keep_beside(folder: Path, client: str, index: int, own: tuple[Tensor, Tensor], batches: Batches) -> None:
