@@ -194,7 +194,7 @@ class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
         with _lock:
             reader = _close(self.folder)
         index, arrays = _round(shareable), _arrays(shareable)
-        if reader is None or index is None or not reader.steps:
+        if reader is None or index is None or not (reader.steps or reader.fault):
             log.warning("fedglass has seen no training: it runs in another process, or not with torch.")
             return
         client = fl_ctx.get_identity_name()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
@@ -22,6 +23,7 @@ from torch import nn
 from fedglass.bundle.check import read_bundle
 from fedglass.bundle.facts import FURTHER, best
 from fedglass.bundle.measured import findings_of
+from fedglass.record.hooks import TrainingReader
 from fedglass.record.nvflare import ReceivedFilter, SentFilter, TrainingBegins, TrainingEnds
 from fedglass.record.nvflare_filters import defences_of
 from fedglass.rounds.truth import Truths
@@ -139,6 +141,22 @@ def runs(result_filters: list[Any], site_filters: list[Any] | None = None) -> FL
         scope = SimpleNamespace(task_result_filters={"out": site_filters, "in": [ExcludeVars("b")]})
         ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope, private=True, sticky=False)
     return ctx
+
+
+def test_a_training_that_could_not_be_followed_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where listening ends before the first step, as by gradients of single examples."""
+
+    def failing(reader: TrainingReader, *given: object) -> None:
+        raise RuntimeError("of an odd module")
+
+    monkeypatch.setattr(TrainingReader, "_entered", failing)
+    model, ctx = nn.Linear(4, 3), context("site-1", peer=False)
+    TrainingBegins(str(tmp_path / "clients")).process(payload(ZERO), ctx)
+    nn.functional.cross_entropy(model(torch.rand(2, 4)), torch.tensor([0, 1])).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    TrainingEnds(str(tmp_path / "clients")).process(payload(ONE), ctx)
+
+    assert list(read_bundle(tmp_path / "clients" / "site-1").facts_of("site-1", 0)) == ["x-reservations"]
 
 
 def test_other_filters_of_the_client_are_its_defences_with_their_options(tmp_path: Path) -> None:
