@@ -253,6 +253,56 @@ def test_mixed_labels_are_no_classes() -> None:
     assert "The loss was not given one class for each example." in found["x-reservations"]
 
 
+@pytest.mark.parametrize("change", [lambda out: out / 0.5, lambda out: out[:, :3] - torch.tensor([0.0, 1.0, 0.5])])
+def test_logits_that_are_changed_before_the_loss_are_noticed(change: Callable[[Tensor], Tensor]) -> None:
+    """As by a temperature, or by margins of classes."""
+    found, _ = heard(stepping(lambda model, images, labels: F.cross_entropy(change(model(images)), labels)))
+
+    assert found["loss"] == "cross_entropy of changed outputs"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, labels: F.nll_loss(out.log_softmax(1), labels),
+        lambda out, labels: F.cross_entropy(out.view(-1, 3).float(), labels),
+        lambda out, labels: F.cross_entropy(out - out.max(), labels),
+    ],
+)
+def test_what_a_softmax_takes_out_again_is_no_change(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    found, _ = heard(stepping(lambda model, images, labels: loss(model(images), labels)))
+
+    assert found["loss"] == "cross_entropy"
+
+
+def test_a_batch_that_is_overwritten_before_the_step_is_kept_as_it_was() -> None:
+    def train(model: nn.Module) -> None:
+        optimiser = sgd(model)
+        for rows in BATCHES:
+            batch = IMAGES[rows].clone()
+            optimiser.zero_grad()
+            plain(model, batch, LABELS[rows]).backward()  # type: ignore[no-untyped-call] # of torch
+            batch.zero_()
+            optimiser.step()
+
+    with TrainingReader(keep_examples=True) as reader:
+        train(network())
+
+    assert torch.equal(torch.stack(list(reader.inputs.values())), IMAGES)
+
+
+def test_a_step_without_gradients_is_none() -> None:
+    def train(model: nn.Module) -> None:
+        optimiser = sgd(model)
+        optimiser.step()  # as people do to silence a scheduler
+        plain(model, IMAGES, LABELS).backward()  # type: ignore[no-untyped-call] # of torch
+        optimiser.step()
+
+    found, _ = heard(train)
+
+    assert (found["steps"], found["batch_sizes"], found["loss"]) == (1, [6], "cross_entropy")
+
+
 def test_another_network_beside_it_is_noticed() -> None:
     other = network()
 
@@ -291,6 +341,31 @@ def test_a_network_that_is_called_by_keywords_is_seen() -> None:
     assert (found["examples"], found["batch_sizes"]) == (6, [3, 3])
     assert "x-reservations" not in found
     assert model == {"shape": [1, 8, 8], "classes": 3, "model": f"{__name__}:Net"}
+
+
+class WithLoss(Net):
+    """As networks are that compute their loss themselves."""
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
+        logits = super().forward(images)
+        return logits if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_a_loss_inside_of_a_network_is_seen() -> None:
+    found, model = heard(stepping(lambda m, images, labels: m(labels=labels, images=images)["loss"]), WithLoss())
+
+    assert (found["loss"], found["examples"], model["classes"]) == ("cross_entropy", 6, 3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("any_thread", [False, True])
+def test_a_network_can_be_traced_while_somebody_listens(any_thread: bool) -> None:
+    """The tracer traces twice and compares: names that only a listener's functions give to values ended it."""
+    model = network().eval()
+    with TrainingReader(any_thread=any_thread) as reader:
+        stepping(plain)(torch.jit.trace(model, IMAGES))
+
+    assert training_facts(reader.steps)["examples"] == 6
 
 
 def test_the_classes_are_those_of_the_last_part() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import is_tracing
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
     Optimizer,
@@ -112,8 +113,8 @@ class TrainingReader:
         """The same, without ever getting in the way of a training that is not what it expects."""
 
         def heard(*given: Any) -> None:
-            # What is being compiled is not to have this in it: of such a network the outermost call is heard.
-            if torch.compiler.is_compiling() or self.fault:
+            # What is being compiled or traced is not to have this in it: of such a network the outermost call is heard.
+            if torch.compiler.is_compiling() or is_tracing() or self.fault:
                 return
             try:
                 listen(*given)
@@ -201,6 +202,8 @@ class TrainingReader:
     def _stepped(self, optimiser: Optimizer, given: tuple[Any, ...], options: dict[str, Any]) -> None:
         if not self._here():
             return
+        if not self._before["weights"]:
+            return  # without a gradient nothing is stepped
         passes = [each for each in self._passes.since if each.used]
         losses = [each for each in self._losses if each.used]
         rows = self._examples.rows_of([each.inputs for each in passes])

@@ -39,7 +39,7 @@ class Passes:
         if self._depth == 0:
             self._begin(module, inputs, given)
         elif self._pass is not None and self._pass.nothing_given and _is_data(given):
-            self._pass.inputs = None if given is None else given.detach()
+            self._pass.inputs = _kept(given)
         self._depth += 1
         if self._pass is not None:
             _look_at(self._pass, module)
@@ -51,7 +51,7 @@ class Passes:
             self._pass = self.since[-1] if self.since else None
         elif self._network:
             autocast = torch.is_autocast_enabled("cpu" if given is None else given.device.type)
-            self._pass = Pass(module, None if given is None else given.detach(), autocast=autocast)
+            self._pass = Pass(module, _kept(given), autocast=autocast)
             self._pass.given = max(1, sum(1 for _ in tensors_in(inputs)))
             self._begins(module)
             if hasattr(module, COMPILED):  # nothing inside of it is heard
@@ -75,10 +75,15 @@ class Passes:
             return
         begun.drew = begun.drew or not _same(self._drawn, _generator_state(begun.inputs))
         if self._network:
-            begun.outputs = outputs[0].shape[-1] if outputs[0].dim() == 2 else None
+            begun.logits = [tensor.detach() for tensor in outputs if tensor.dim() == 2]
         if not any(begun is each for each in self.since):
             self.since.append(begun)
             self._ends(begun, outputs)
+
+
+def _kept(given: Tensor | None) -> Tensor | None:
+    """A copy, since a batch may be overwritten before the step is taken."""
+    return None if given is None else given.detach().clone()
 
 
 def _is_data(given: Tensor | None) -> bool:

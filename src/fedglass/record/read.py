@@ -123,6 +123,9 @@ def _losses(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
     if "cross_entropy" in names and any(step.labels is None for step in steps if step.losses and step.rows):
         doubts.say("The loss was not given one class for each example.")
         names = [*names, "of other targets"]
+    if any(step.otherwise for step in steps):
+        doubts.say("The loss was given other numbers than the network's outputs, as where these are scaled or masked.")
+        names = [*names, "of changed outputs"]
     weights = [_weight(step) for step in steps]
     if any(abs(weight - 1) > NEGLIGIBLE for weight in weights):
         doubts.say(f"What was minimised is the mean loss times {weights[0]:.4g}.")

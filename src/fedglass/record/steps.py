@@ -26,10 +26,14 @@ class Pass:
     """How many tensors the network was given."""
     autocast: bool = False
     """Whether it was computed in mixed precision; the step itself is usually taken outside of that."""
-    outputs: int | None = None
-    """The second and last dimension of what came out: the number of classes, of a classifier."""
+    logits: Sequence[Tensor] = ()  # (n, classes) each
+    """What came out, of a classifier."""
     used: bool = False
     """Whether a gradient came back through it."""
+
+    @property
+    def outputs(self) -> int | None:
+        return self.logits[0].shape[1] if self.logits else None
 
     @property
     def nothing_given(self) -> bool:
@@ -49,6 +53,7 @@ class Loss:
     label_smoothing: float
     plain: bool
     """Whether all examples weigh the same, and none is left out."""
+    logits: Tensor | None = None  # (n, classes)
     used: bool = False
     weight: float = 0.0
     """The derivative of what was minimised by this loss's mean over its examples: 1 where that was minimised itself."""
@@ -63,6 +68,7 @@ class Loss:
             str(told.get("reduction", "mean")),
             float(told.get("label_smoothing", 0.0) or 0.0),
             told.get("weight") is None and not _ignored(target, told.get("ignore_index", -100)),
+            logits.detach() if isinstance(logits := told.get("input"), Tensor) and logits.dim() == 2 else None,
         )
 
     def reached(self, gradient: Tensor) -> None:
@@ -70,6 +76,15 @@ class Loss:
         self.plain = self.plain and bool(torch.allclose(gradient, gradient.mean()))
         examples = len(self.targets) if self.reduction == "sum" and self.targets is not None else 1
         self.weight += float(gradient.sum()) * examples
+
+    def is_of(self, made: Sequence[Tensor]) -> bool:
+        """Whether it was given what a network made, but for what a softmax takes out again."""
+        own = self.logits
+        return own is None or any(
+            own.shape == each.shape
+            and bool(torch.allclose(own.float().log_softmax(1), each.float().log_softmax(1), atol=1e-3))
+            for each in made
+        )
 
 
 def _normalised(logits: Any) -> bool:
@@ -111,6 +126,8 @@ class StepRead:
     """How many tensors it was given."""
     by_hand: bool
     """Whether weights were written to by others than optimisers, since the last step or after the last of all."""
+    otherwise: bool
+    """Whether a loss was given something else than what the network made, such as scaled logits."""
     penalty: bool
     """Whether weights entered what was minimised on another way than through the network."""
     module: nn.Module | None
@@ -142,6 +159,8 @@ class StepRead:
             drew=any(each.drew for each in passes),
             given=max((each.given for each in passes), default=1),
             autocast=any(each.autocast for each in passes),
+            otherwise=bool(made := [each for one in passes for each in one.logits])
+            and not all(each.is_of(made) for each in losses if each.name == "cross_entropy"),
             penalty=penalty,
             module=passes[0].module if passes else None,
             shape=tuple(passes[0].inputs.shape[1:]) if passes and passes[0].inputs is not None else None,
