@@ -114,7 +114,7 @@ class TrainingReader:
 
         def heard(*given: Any) -> None:
             # What is being compiled or traced is not to have this in it: of such a network the outermost call is heard.
-            if torch.compiler.is_compiling() or is_tracing() or self.fault:
+            if torch.compiler.is_compiling() or is_tracing() or self.fault:  # type: ignore[no-untyped-call] # of torch
                 return
             try:
                 listen(*given)
