@@ -18,6 +18,7 @@ from fedglass.bundle.check import read_bundle
 from fedglass.bundle.facts import best
 from fedglass.bundle.measured import findings_of
 from fedglass.core.errors import UsageError
+from fedglass.record.client import ClientRecorder, Told
 from fedglass.rounds.truth import Truths
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -247,6 +248,23 @@ def test_a_training_that_nobody_could_see_is_said_not_to_be_seen(
 
     assert "seen no step" in caplog.text
     assert read_bundle(tmp_path / "bundle").rounds[1].messages[0].received is not None
+
+
+def test_of_a_round_that_is_run_again_nothing_is_left_of_the_first_time(tmp_path: Path) -> None:
+    """A client's folder that an earlier run has written to: its one learning rate would stand beside many."""
+    recorder = ClientRecorder(tmp_path / "a", "a", told=Told(), truth=None)
+    for decays in (False, True):
+        model = network()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        with recorder.reader() as reader:
+            for _ in range(2):
+                F.cross_entropy(model(IMAGES["a"]), LABELS["a"]).backward()
+                optimiser.step()
+                optimiser.param_groups[0]["lr"] *= 0.5 if decays else 1.0
+        recorder.trained(1, reader)
+        told = read_bundle(tmp_path / "a").facts_of("a", 1)
+        assert ("lr" in told) == (not decays)
+        assert ("x-lrs" in told) == decays
 
 
 def test_another_network_that_is_trained_beside_it_is_none_of_it(tmp_path: Path) -> None:

@@ -285,6 +285,15 @@ class RoundWriter:
             self.bundle.meet(client)
             self._write_message(client, facts=merged(sheet(self.message(client).facts), told))
 
+    def retell_client(self, client: str, told: FactSheet) -> None:
+        """The same in place of what these sources told before, of a round that is run again: it may tell less."""
+        sources = {source for values in told.values() for source in values}
+        with self.bundle.alone():
+            before = sheet(self.message(client).facts)
+            others = {n: {s: v for s, v in values.items() if s not in sources} for n, values in before.items()}
+            self.bundle.meet(client)
+            self._write_message(client, facts=merged({n: values for n, values in others.items() if values}, told))
+
     @property
     def told(self) -> RoundFacts:
         """What the bundle holds of this round so far."""

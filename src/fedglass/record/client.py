@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedglass.bundle import BundleWriter
-from fedglass.bundle.facts import RESERVED
+from fedglass.bundle.facts import OF_CLIENT, RESERVED
 from fedglass.bundle.manifest import MANIFEST, sheet
 from fedglass.bundle.reader import read_index
 from fedglass.bundle.truths import FACTS, examples_of, write_own
@@ -100,7 +100,7 @@ class ClientRecorder:
         facts: dict[str, Any] = {RESERVED: [UNHEARD]} if reader.fault else training_facts(reader.steps)
         if defences:
             facts["defences"] = [dict(each) for each in defences]
-        self.writer.training(self.client, index, facts, source="read")
+        self.writer.round(index).retell_client(self.client, OF_CLIENT.told(facts, "read"))
         if self.truth is not None and reader.inputs and not reader.fault:
             with going_on(f"the examples of {self.client!r}"):
                 self._keep(self.truth, index, reader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from fedglass.record.flower_names import name_of
 from fedglass.record.flower_strategy import defences_of
 from fedglass.record.hooks import TrainingReader
 
+log = logging.getLogger("fedglass")
 Mod = Callable[[Any, Any, Callable[[Any, Any], Any]], Any]
 ROUND_KEYS = ("server-round", "server_round", "current_round", "round")
 
@@ -33,6 +35,11 @@ def recording_mod(
     """
     told = Told(model, whitening, {} if facts is None else facts)
     place = Path(folder)
+    if not place.is_absolute():
+        log.warning(
+            "fedglass records to %s: give an absolute path, since every process has a folder of its own.",
+            place.absolute(),
+        )
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
         with TrainingReader(keep_examples=truth is not None) as reader:
