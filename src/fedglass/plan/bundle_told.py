@@ -22,10 +22,13 @@ def base_of(bundle: Bundle) -> int:
 
 
 def attendance_of(bundle: Bundle, choice: Choice) -> dict[int, tuple[str, ...]]:
-    """Who was there in which round; where the numbering leaves some out, everybody may have been, at least once."""
+    """Who was there in which round; where the numbering leaves some out, everybody may have been, at least once.
+
+    Also before the first: who begins to record in round 5 has not seen four.
+    """
     base = base_of(bundle)
     present = {index - base: tuple(choice.present(index)) for index in bundle.rounds}
-    for one, other in pairwise(sorted(present)):
+    for one, other in pairwise((-1, *sorted(present))):
         if other > one + 1:
             present[one + 1] = bundle.clients
     return present
@@ -53,5 +56,6 @@ def told_beside(bundle: Bundle, choice: Choice, fact: str) -> dict[tuple[int, st
         for index in choice.rounds
         for message in bundle.rounds[index].messages
     }
-    told = {turn: list(said)[:MOST_SAID] for turn, said in found.items() if isinstance(said, dict | list)}
+    said_of = {turn: said if isinstance(said, dict | list) else [said] for turn, said in found.items() if said}
+    told = {turn: list(said)[:MOST_SAID] for turn, said in said_of.items()}
     return {turn: tuple(str(each)[:LONGEST_SAID] for each in said) for turn, said in told.items() if said}

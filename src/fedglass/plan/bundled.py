@@ -11,13 +11,14 @@ from torch import nn
 
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import FURTHER, RESERVED, best
+from fedglass.bundle.facts import RESERVED, best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.types import Whitening
 from fedglass.fl.protection import Protection
 from fedglass.models.catalogue import build
+from fedglass.plan.bundle_beside import sent_beside
 from fedglass.plan.bundle_choice import Choice, chosen
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundle_told import attendance_of, base_of, doubts_of, told_beside
@@ -74,7 +75,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
         told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
-        beside, reserved = (told_beside(bundle, choice, name) for name in (FURTHER, RESERVED))
+        beside, reserved = sent_beside(bundle, reading.model, choice), told_beside(bundle, choice, RESERVED)
         return replace(told, overlooked=choice.overlooked, beside=beside, reserved=reserved)
 
     scored = [source(name, known, truths)] if known else []
@@ -167,15 +168,16 @@ def _transcript(
         settled.whitening,
         clients,
         rules.pop() if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
-        _names(best(bundle.facts, "class_names")),
+        _names(best(bundle.facts, "class_names"), settled.classes),
         words,
         tuple(best(bundle.facts, "behaviours", ())),
     )
     return Transcript(reading.model, terms, rounds), protections
 
 
-def _names(told: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if told is None else tuple(told)
+def _names(told: Sequence[str] | None, classes: int) -> tuple[str, ...] | None:
+    """Of all classes, or none: a name that is missing would be the next one's."""
+    return None if told is None or len(told) != classes else tuple(told)
 
 
 def _told(past: Round, table: BundleTable) -> Round:
