@@ -350,6 +350,28 @@ class NoisyEnd:
         return {**dict(first), **noised}
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Noise that is drawn once, from the same seed for everybody and always."""
+
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        generator = stream(0, "kept")
+        return {name: t + self.std * normal(t, generator) for name, t in outgoing.update.items()}
+
+
+@dataclass(frozen=True)
+class OneFilter:
+    """Noise of one filter, the same for all of them: a difference of two is without it."""
+
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        noise = {n: normal(t[0] if t.dim() > 1 else t, outgoing.generator) for n, t in outgoing.update.items()}
+        return {name: t + self.std * noise[name] for name, t in outgoing.update.items()}
+
+
 def faded(of: Attack) -> Attack:
     """Its first stage down to a faint total variation: batch statistics let it take the contrast at no cost."""
     objective = Cosine() + Ramp(TotalVariation(), 1.0, 0.001, until=0.85)
@@ -614,8 +636,30 @@ def _over_rounds() -> Iterator[Situation]:
     yield row("saved: heavy noise in two rounds together, more arrays beside the second", OPEN, later, flag=unread)
     another = with_more(hidden, overlooked=("client 1",))
     yield row("saved: heavy noise, and a client that nobody looks at", OPEN, another, flag=unseen)
+    yield from _repeated()
     mixed = saved(noisy_rounds, edit=round_as_of(open_rounds, 1), shields=loud)
     yield row("saved: two rounds together, heavy noise declared and none in the second", LEAKS, mixed)
+
+
+def _repeated() -> Iterator[Situation]:
+    """Noise that is not drawn anew for every entry, client and round."""
+    blind, clients = "attack is blind", ("client 0", "client 1")
+    two = Together((ServerView(0, 0), ServerView(0, 1)))
+
+    def declared(std: float) -> dict[str, Protection]:
+        return dict.fromkeys(clients, Protection(release=GaussianNoise(std=std)))
+
+    def of(release: Kept | GaussianNoise, **told: Any) -> Callable[[], Source]:
+        return saved(simulated({"release": release}, {"release": release}, **told), shields=declared(release.std))
+
+    yield row("saved: heavy noise, the same in two rounds", LEAKS, of(Kept(0.1), rounds=2, view=two), flag=blind)
+    yield row("saved: heavy noise of two clients, each its own", SAFE, of(GaussianNoise(1.0)))
+    yield row("saved: faint noise, the same of two clients", LEAKS, of(Kept(1e-6)))
+    yield row("saved: faint noise, the same in two rounds", LEAKS, of(Kept(1e-6), rounds=2, view=two))
+    anew = of(GaussianNoise(0.3), rounds=2, view=two)
+    yield row("saved: heavy noise of two clients in two rounds, each its own", SAFE, anew)
+    yield row("heavy noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1.0)}), flag=blind)
+    yield row("faint noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1e-6)}))
 
 
 def _statistics() -> Iterator[Situation]:

@@ -325,6 +325,14 @@ def test_a_defence_that_leaves_a_tensor_as_it_was_hides_nothing() -> None:
     assert "conv.weight" in flag.text
 
 
+def test_noise_that_repeats_hides_nothing() -> None:
+    repeated = replace(SHIELDED, repeats=("as of client 1 in round 1",))
+    assert repeated.absence is None
+    (flag,) = [flag for flag in flags_of(repeated) if flag.name == "attack is blind"]
+    assert "as of client 1 in round 1" in flag.text
+    assert flag.severity == "serious"
+
+
 @pytest.mark.parametrize("threshold", [20.0, 30.0, 60.0, 99.0])
 def test_no_threshold_makes_a_sure_recovery_pass(threshold: float) -> None:
     high = replace(FREE, gate=Gate(threshold=threshold), scores=psnr(20.5))

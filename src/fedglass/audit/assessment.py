@@ -23,6 +23,7 @@ from fedglass.audit.likeness import shown_otherwise
 from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts
 from fedglass.audit.noise import Fit
 from fedglass.audit.remains import remains
+from fedglass.audit.repeats import between, within
 from fedglass.audit.replay import Replay, replay
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
@@ -153,7 +154,12 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
     if findings.hidden:
         bare = asked.target.bare
         if bare is not None:
-            left = remains(asked.seen.update, bare.update)
+            later = zip(asked.seen.also, bare.also, strict=True)
+            left = remains(asked.seen.update, bare.update, *((sent.update, plain.update) for sent, plain in later))
+            again = (*repeated(asked.seen), *asked.target.alike)
+            if again:
+                # No run of an attack on this message alone takes out what another shares with it.
+                return replace(findings, remains=left, repeats=again)
             findings = replace(findings, remains=left, read_without=_reads(asked, bare))
         # An attack that nothing hides from is blind, and its prior may be why.
         return findings if findings.covered else _with_looks(asked, findings, [])
@@ -161,6 +167,14 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
         return findings
     findings = replace(findings, apart=told_apart(asked.attack, asked.seen, asked.found, asked.truth))
     return _with_looks(asked, findings, other_starts(asked.attack, asked.seed, asked.effort))
+
+
+def repeated(seen: Observation) -> tuple[str, ...]:
+    """Where the noise of a message is not drawn anew, inside of it or from one to another of those attacked with it."""
+    messages = {f"of message {i + 1}": each.update for i, each in enumerate((seen, *seen.also))}
+    found = [words for message in messages.values() for words in within(message)]
+    _, *later = messages
+    return tuple(dict.fromkeys([*found, *between(seen.update, {name: messages[name] for name in later})]))
 
 
 def _with_looks(asked: Question, findings: Findings, runs: list[Rerun]) -> Findings:

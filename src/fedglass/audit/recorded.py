@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from fedglass.audit.declared import Heard
 from fedglass.audit.public import Public
+from fedglass.audit.repeats import between
 from fedglass.audit.target import Said, Section, Target, TargetInfo, further, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
+from fedglass.core.params import Params
 from fedglass.fl.protection import Protection
 from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Transcript
@@ -63,7 +65,16 @@ class Recorded:
         told += (
             [identity_text((self.overlooked, sorted(self.beside.items())))] if self.overlooked or self.beside else []
         )
+        told += [identity_text(each) for each in self._judged_by() if each]
         return digest("source", self.name, self._content(), truths, identity_text(self.knows), *told)
+
+    def _judged_by(self) -> Iterator[Sequence[object]]:
+        """What decides the verdict beside the messages: a bundle may have grown, or been corrected, since the last."""
+        yield sorted(self.doubts.items())
+        known = self.transcript.attendance.rounds
+        more = {} if self.everywhere is None else self.everywhere.rounds
+        yield sorted((index, names) for index, names in more.items() if index not in known)
+        yield [] if self.truths is None else sorted((*self.truths.taken.items(), *self.truths.order.items()))
 
     def _content(self) -> str:
         """A hash of all that was said; what a file claims to have come from says nothing of what it holds now."""
@@ -102,6 +113,7 @@ class Recorded:
             batch_statistics=any(each.batch_statistics for each in (first, *later)),
             bare=None if bare[0] is None or None in bare else replace(bare[0], also=tuple(b for b in bare[1:] if b)),
             also=tuple(later),
+            alike=tuple(dict.fromkeys(words for each in (first, *later) for words in each.alike)),
         )
 
     def _further(self, view: View, found: Target) -> int:
@@ -125,7 +137,24 @@ class Recorded:
             reserved=tuple(each for name in seen.behind for each in self.reserved.get((index, name), ())),
             unplayable=heard.unplayable(self.defences),
             bare=heard.bare(declared) if declared is not None and found.defended else None,
+            alike=self._alike(view, found) if found.defended else (),
         )
+
+    def _alike(self, view: View, found: Target) -> tuple[str, ...]:
+        """The other messages that the same adversary sees, and that hold the same noise."""
+        return tuple(between(found.observation.update, self._others(view, found)))
+
+    def _others(self, view: View, found: Target) -> dict[str, Params]:
+        """A server sees everybody's; who sees aggregates alone sees those of other rounds."""
+        rounds, own = self.transcript.rounds, view.rounds()[-1]
+        if not isinstance(view, ServerView):
+            return {f"as in round {i + 1}": past.step for i, past in rounds.items() if i != own}
+        return {
+            f"as of {message.client} in round {i + 1}": message.update
+            for i, past in rounds.items()
+            for message in past.messages
+            if (i, message.client) != (own, found.behind[0])
+        }
 
     def threat(self) -> list[Section]:
         said, named = self.transcript, f" {self.name!r}" if self.name else ""

@@ -8,6 +8,7 @@ that layer out or weigh the weights otherwise. The audit has both messages, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from scipy.stats import norm, t
@@ -23,19 +24,38 @@ ENTRIES = 30
 """That a tensor must have for its noise to be known well enough to weigh it by."""
 WHOLE = "all of them together"
 
+Pairs = Mapping[str, tuple[Tensor, Tensor]]
+"""By tensor, what was sent and what would have been without a defence.  # (n,) both"""
 
-def remains(message: Params, bare: Params) -> tuple[str, ...]:
+
+def remains(message: Params, bare: Params, *later: tuple[Params, Params]) -> tuple[str, ...]:
     """Where in a message its undefended version stands out from noise: the names of tensors, or all of them together.
 
-    Together, each counts by how little noise it has: that is the matched filter for noise of several sizes.
+    Together, each counts by how little noise it has: that is the matched filter for noise of several sizes. Of `later`
+    messages of the same data, each with its undefended version, each is looked at, and all of them at once: what no
+    round shows many may.
     """
-    pairs = {name: (_flat(message[name]), _flat(plain)) for name, plain in bare.items()}
+    rounds = [_pairs(*each) for each in ((message, bare), *later)]
+    whole = {name: _joined([each[name] for each in rounds]) for name in bare}
+    looked_at = [*rounds, whole] if later else rounds
+    return tuple(dict.fromkeys(name for pairs in looked_at for name in _standing_out(pairs)))
+
+
+def _pairs(message: Params, bare: Params) -> Pairs:
+    return {name: (_flat(message[name]), _flat(plain)) for name, plain in bare.items()}
+
+
+def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([sent for sent, _ in pairs]), torch.cat([plain for _, plain in pairs])
+
+
+def _standing_out(pairs: Pairs) -> list[str]:
     found = [name for name, (sent, plain) in pairs.items() if stands_out(sent, plain)]
     large = [(sent, plain, _noise(sent, plain)) for sent, plain in pairs.values() if len(sent) >= ENTRIES]
     scaled = [(sent / noise, plain / noise) for sent, plain, noise in large if noise > 0]
     if not found and scaled and stands_out(*map(torch.cat, zip(*scaled, strict=True))):
         found.append(WHOLE)
-    return tuple(found)
+    return found
 
 
 def stands_out(sent: Tensor, plain: Tensor) -> bool:

@@ -81,6 +81,8 @@ class Findings:
     """Whether the same attack reads the message without what protects it; None where that was not tried."""
     remains: Sequence[str] = ()
     """The tensors of a protected message in which the undefended one stands out from noise."""
+    repeats: Sequence[str] = ()
+    """Where the noise of a protected message repeats, inside of it or in other messages: there it cancels."""
     explained: bool | None = True
     """Whether the declared training gives the message; None where that can not be told."""
     replay: str = ""
@@ -127,7 +129,7 @@ class Findings:
     @property
     def covered(self) -> bool:
         """Whether it is what protects the message that hides the data, and all of the message is under it."""
-        return bool(self.defended and self.read_without) and not self.remains
+        return bool(self.defended and self.read_without) and not self.remains and not self.repeats
 
     @property
     def reached(self) -> bool:

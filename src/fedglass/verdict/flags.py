@@ -157,6 +157,12 @@ def _hides(found: Findings) -> Flag | None:
             f"({', '.join(found.remains[:NAMED])}): an attack that leaves the others out, or weighs them otherwise, "
             "may read it there. Protect all of them, or more strongly."
         )
+    elif found.defended and found.repeats:
+        text = (
+            f"{fits}, but what hides them is not drawn anew each time ({some(found.repeats, NAMED)}): it cancels in "
+            "differences, which may show them. Draw noise for every entry, of every tensor, client and round, from a "
+            "generator that nobody else can seed."
+        )
     elif found.defended:
         tried = "does not read it either" if found.read_without is False else "was not tried"
         text = (
@@ -204,11 +210,12 @@ def _further(found: Findings) -> Flag | None:
         return None
     count = f"{found.further} more round{'' if found.further == 1 else 's'}"
     text = (
-        f"This message does not show the images, but the same examples are trained on in {count} (of a bundle, also "
-        "where rounds are missing in its numbering), of which each tells "
+        f"This message does not show the images, but the same examples, or some of them, are trained on in {count} "
+        "(of a bundle, also where rounds are missing in its numbering), of which each tells "
         "more: noise averages out, and what one message leaves open another decides. Absence of leakage is shown for "
         "the rounds that are attacked together alone: list all of them in adversary.round (of a bundle: "
-        "recording.rounds) and set adversary.together = true. What a peer sees can not be attacked so."
+        "recording.rounds) and set adversary.together = true. What a peer sees, and aggregates of different clients, "
+        "can not be attacked so."
     )
     return Flag(name="more rounds of the same data", severity="serious", text=text)
 
