@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -426,6 +427,9 @@ def test_the_second_name_of_a_tensor_is_read_or_told(tmp_path: Path) -> None:
         ({"embedding": [0.5] * 144}, ("metric embedding",)),
         ({"layers": {"first": [[0.5] * 12] * 6}}, ("metric layers",)),
         ({"control": b"0123"}, ("metric control",)),
+        ({"control": np.zeros((40, 50))}, ("metric control",)),
+        ({"control": torch.zeros(40, 50)}, ("metric control",)),
+        ({"accuracy": np.zeros(CLASSES), "steps": np.int64(3)}, ()),
         ({"log": "x" * 500}, ("metric log",)),
     ],
 )
@@ -479,3 +483,12 @@ def test_noise_that_another_message_has_is_told(tmp_path: Path) -> None:
     assert first.alike == ("as of client 1 in round 1", "as of client 0 in round 2", "as of client 1 in round 2")
     first, _ = targets(job(tmp_path, told, 'view = "aggregate"'))
     assert first.alike == ("as in round 2",)
+
+
+def test_what_a_recorder_lost_is_not_passed_over(tmp_path: Path) -> None:
+    """Its bundle is whole by itself, and nobody sees what it lacks."""
+    writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
+    assert sources(job(tmp_path))[0].overlooked == ()
+    writer.lost()
+    for keys in ("", "rounds = [1]", 'whose = ["client 0"]'):
+        assert sources(job(tmp_path, keys))[0].overlooked == ("somebody whom the recorder lost",)

@@ -10,19 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedglass.bundle.facts import FURTHER, best
+from fedglass.bundle.facts import FIGURES, FURTHER, LETTERS, best
 from fedglass.bundle.manifest import Held
 from fedglass.bundle.names import names_of
 from fedglass.bundle.reader import Bundle
 from fedglass.plan.bundle_choice import Choice
 from fedglass.plan.bundle_told import base_of, told_beside
 
-FIGURES = 64
-"""Numbers of one metric from which on it may be a picture, of eight by eight pixels."""
-LETTERS = 200
-"""Characters from which on it may be anything."""
-BYTES = re.compile(r"\(\d+ bytes\)")
-"""What stands in a bundle for bytes, which JSON can not hold."""
+INSTEAD = re.compile(r"\((\d+) (bytes|numbers)\)")
+"""What stands in a bundle for bytes and arrays, which JSON can not hold."""
 
 Beside = dict[tuple[int, str], tuple[str, ...]]
 """By round and client."""
@@ -54,7 +50,8 @@ def large_metrics(metrics: Mapping[str, Any]) -> Iterator[str]:
 def _size(value: Any) -> tuple[int, int]:
     """How many numbers and how many characters there are in a metric."""
     if isinstance(value, str):
-        return 0, LETTERS if BYTES.fullmatch(value) else len(value)
+        instead = INSTEAD.fullmatch(value)
+        return (0, len(value)) if instead is None else (int(instead[1]), LETTERS * (instead[2] == "bytes"))
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     if inner is None:
         return 1, 0

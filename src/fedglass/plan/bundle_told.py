@@ -6,12 +6,13 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedglass.bundle.facts import best
+from fedglass.bundle.facts import LOST, best
 from fedglass.bundle.measured import findings_of
 from fedglass.bundle.names import names_of
 from fedglass.bundle.reader import Bundle
 from fedglass.plan.bundle_choice import Choice
 
+MISSED = "somebody whom the recorder lost"
 MOST_SAID, LONGEST_SAID = 20, 300
 """Of what a recorder tells of its own accord: how many entries, of how many characters, a report repeats."""
 
@@ -32,6 +33,11 @@ def attendance_of(bundle: Bundle, choice: Choice) -> dict[int, tuple[str, ...]]:
         if other > one + 1:
             present[one + 1] = bundle.clients
     return present
+
+
+def overlooked_in(bundle: Bundle, choice: Choice) -> tuple[str, ...]:
+    """Who took part and is not looked at; nobody can name those of whom a recorder could not take down what they sent."""
+    return (*choice.overlooked, *((MISSED,) if best(bundle.facts, LOST) else ()))
 
 
 def doubts_of(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:

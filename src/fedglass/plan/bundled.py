@@ -21,7 +21,7 @@ from fedglass.models.catalogue import build
 from fedglass.plan.bundle_beside import sent_beside
 from fedglass.plan.bundle_choice import Choice, chosen
 from fedglass.plan.bundle_table import BundleTable
-from fedglass.plan.bundle_told import attendance_of, base_of, doubts_of, told_beside
+from fedglass.plan.bundle_told import attendance_of, base_of, doubts_of, overlooked_in, told_beside
 from fedglass.plan.defences import defences_of
 from fedglass.plan.keys import DefenceTable
 from fedglass.plan.public import public_of
@@ -76,7 +76,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
         knows = knows_of(adversary)
         told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
         beside, reserved = sent_beside(bundle, reading.model, choice), told_beside(bundle, choice, RESERVED)
-        return replace(told, overlooked=choice.overlooked, beside=beside, reserved=reserved)
+        return replace(told, overlooked=overlooked_in(bundle, choice), beside=beside, reserved=reserved)
 
     scored = [source(name, known, truths)] if known else []
     return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])
