@@ -427,3 +427,24 @@ def test_buffers_that_nobody_plays_again_do_not_leave(toy: Any) -> None:
         model.seen.copy_(kept)
         report = guard.check_watched(reader, before, after=model.state_dict())
         assert report.reasons == (() if kept is before["seen"] else (Reason.NOT_EXPLAINED,))
+
+
+def test_noise_that_repeats_from_round_to_round_is_told(world: World) -> None:
+    """A client that seeds its generator in every round: the difference of two updates is without noise."""
+    guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
+    assert world.report(guard, world.released(guard.protected, seed=1)).sound
+    assert world.report(guard, world.released(guard.protected, seed=2)).sound
+    again = world.report(guard, world.released(guard.protected, seed=2))
+    assert again.reasons == (Reason.NOISE,)
+    assert again.examined.escaped == ("as in the last update",)
+
+
+def test_noise_that_was_drawn_for_one_row_is_told(world: World) -> None:
+    guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
+    after = world.released(guard.protected)
+    quiet = world.released(Protected(CLIP))["body.1.weight"]
+    row = torch.randn(quiet.shape[1], generator=stream(0, "row"))
+    after["body.1.weight"] = quiet + CLIP * MULTIPLIER * row / row.square().mean().sqrt()
+    report = world.report(guard, after)
+    assert report.reasons == (Reason.NOISE,)
+    assert report.examined.escaped == ("body.1.weight: along an axis",)

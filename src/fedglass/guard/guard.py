@@ -219,7 +219,9 @@ class Guard:
             return replace(report, reasons=tuple(reasons))
         # Another seed in each round: a message that one start does not read, the next may.
         seed = self.seed + self.counts.checked
-        errand = Errand(out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, seed)
+        errand = Errand(
+            out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, seed, self.memory.sent
+        )
         examined = self.runner.run(errand, self.budget_seconds - (time.monotonic() - start))
         return replace(report, reasons=examined.reasons, examined=examined)
 

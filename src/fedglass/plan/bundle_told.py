@@ -36,7 +36,7 @@ def attendance_of(bundle: Bundle, choice: Choice) -> dict[int, tuple[str, ...]]:
 
 
 def overlooked_in(bundle: Bundle, choice: Choice) -> tuple[str, ...]:
-    """Who took part and is not looked at; nobody can name those of whom a recorder could not take down what they sent."""
+    """Who took part and is not looked at; whom a recorder has lost nobody can name."""
     return (*choice.overlooked, *((MISSED,) if best(bundle.facts, LOST) else ()))
 
 
