@@ -267,6 +267,25 @@ def round_as_of(other: Callable[[], Source], index: int) -> Edit:
     return edit
 
 
+def with_another(share: float) -> Edit:
+    """Another picture's gradient beside the first client's, as long as a share of what it has sent."""
+
+    def edit(said: Transcript) -> Transcript:
+        past = said.rounds[0]
+        first, *rest = past.messages
+        other = data(1, 5)
+        beside, _ = Made().update(said.model, other.images, other.labels)
+        scale = share * _length(first.update) / _length(beside)
+        update = {name: tensor + scale * beside[name] for name, tensor in first.update.items()}
+        return replace(said, rounds={0: replace(past, messages=(replace(first, update=update), *rest))})
+
+    return edit
+
+
+def _length(update: Mapping[str, Tensor]) -> float:
+    return float(torch.cat([tensor.flatten() for tensor in update.values()]).norm())
+
+
 def buried(tensor: Tensor) -> Tensor:
     """Under noise that hides all."""
     return tensor + torch.randn(tensor.shape, generator=stream(1, "buried", str(tuple(tensor.shape))))
@@ -653,6 +672,8 @@ def _repeated() -> Iterator[Situation]:
         return saved(simulated({"release": release}, {"release": release}, **told), shields=declared(release.std))
 
     yield row("saved: heavy noise, the same in two rounds", LEAKS, of(Kept(0.1), rounds=2, view=two), flag=blind)
+    lacking = saved(simulated(noisy(0.1)), edit=with_another(0.5), shields=declared(0.1))
+    yield row("saved: heavy noise, and a picture that the truth lacks", OPEN, lacking, flag=blind)
     yield row("saved: heavy noise of two clients, each its own", SAFE, of(GaussianNoise(1.0)))
     yield row("saved: faint noise, the same of two clients", LEAKS, of(Kept(1e-6)))
     yield row("saved: faint noise, the same in two rounds", LEAKS, of(Kept(1e-6), rounds=2, view=two))

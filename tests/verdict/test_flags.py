@@ -333,6 +333,13 @@ def test_noise_that_repeats_hides_nothing() -> None:
     assert flag.severity == "serious"
 
 
+def test_examples_that_the_truth_lacks_are_not_taken_for_hidden() -> None:
+    other = replace(SHIELDED, strangers=("conv.weight",))
+    assert other.absence is None
+    (flag,) = [flag for flag in flags_of(other) if flag.name == "attack is blind"]
+    assert "that the truth lacks" in flag.text
+
+
 @pytest.mark.parametrize("threshold", [20.0, 30.0, 60.0, 99.0])
 def test_no_threshold_makes_a_sure_recovery_pass(threshold: float) -> None:
     high = replace(FREE, gate=Gate(threshold=threshold), scores=psnr(20.5))

@@ -25,6 +25,7 @@ from fedglass.audit.noise import Fit
 from fedglass.audit.remains import remains
 from fedglass.audit.repeats import between, within
 from fedglass.audit.replay import Replay, replay
+from fedglass.audit.strangers import strangers
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.types import Observation, Reconstruction
@@ -157,9 +158,10 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
             later = zip(asked.seen.also, bare.also, strict=True)
             left = remains(asked.seen.update, bare.update, *((sent.update, plain.update) for sent, plain in later))
             again = (*repeated(asked.seen), *asked.target.alike)
-            if again:
-                # No run of an attack on this message alone takes out what another shares with it.
-                return replace(findings, remains=left, repeats=again)
+            others = () if left else _strangers(asked)
+            if again or others:
+                # No run of an attack takes out what another message shares with this one, nor scores what nobody knows.
+                return replace(findings, remains=left, repeats=again, strangers=others)
             findings = replace(findings, remains=left, read_without=_reads(asked, bare))
         # An attack that nothing hides from is blind, and its prior may be why.
         return findings if findings.covered else _with_looks(asked, findings, [])
@@ -167,6 +169,13 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
         return findings
     findings = replace(findings, apart=told_apart(asked.attack, asked.seen, asked.found, asked.truth))
     return _with_looks(asked, findings, other_starts(asked.attack, asked.seed, asked.effort))
+
+
+def _strangers(asked: Question) -> tuple[str, ...]:
+    """Where recorded messages hold other examples than the truth."""
+    declared = [each.declared for each in (asked.target, *asked.target.also)]
+    found = [name for each in declared if each is not None for name in strangers(each, asked.found.labels)]
+    return tuple(dict.fromkeys(found))
 
 
 def repeated(seen: Observation) -> tuple[str, ...]:

@@ -83,6 +83,8 @@ class Findings:
     """The tensors of a protected message in which the undefended one stands out from noise."""
     repeats: Sequence[str] = ()
     """Where the noise of a protected message repeats, inside of it or in other messages: there it cancels."""
+    strangers: Sequence[str] = ()
+    """The tensors of a protected message in which examples stand out from noise that are none of the truth's."""
     explained: bool | None = True
     """Whether the declared training gives the message; None where that can not be told."""
     replay: str = ""
@@ -129,7 +131,8 @@ class Findings:
     @property
     def covered(self) -> bool:
         """Whether it is what protects the message that hides the data, and all of the message is under it."""
-        return bool(self.defended and self.read_without) and not self.remains and not self.repeats
+        seen = self.remains or self.repeats or self.strangers
+        return bool(self.defended and self.read_without) and not seen
 
     @property
     def reached(self) -> bool:

@@ -157,6 +157,12 @@ def _hides(found: Findings) -> Flag | None:
             f"({', '.join(found.remains[:NAMED])}): an attack that leaves the others out, or weighs them otherwise, "
             "may read it there. Protect all of them, or more strongly."
         )
+    elif found.defended and found.strangers:
+        text = (
+            f"{fits}, but other images than these stand out from the noise ({some(found.strangers, NAMED)}): the "
+            "message holds examples that the truth lacks, of which nobody has asked whether they leak. Give the truth "
+            "of what was trained on in this round."
+        )
     elif found.defended and found.repeats:
         text = (
             f"{fits}, but what hides them is not drawn anew each time ({some(found.repeats, NAMED)}): it cancels in "
