@@ -690,6 +690,8 @@ def _statistics() -> Iterator[Situation]:
     yield row("batch statistics, read with the update", LEAKS, simulated(training=batch, model=normalised), by_both)
     hushed = simulated(noisy(1.0), training=batch, model=normalised)
     yield row("heavy noise, batch statistics in clear", LEAKS, hushed, flag=told)
+    barely = coarse_to_fine_statistics(iterations=60, weight=0.01)
+    yield row("heavy noise, batch statistics in clear, read and hardly weighed", OPEN, hushed, barely, told)
     two = simulated(noisy(1.0), noisy(1.0), training=batch, model=normalised, view=AggregateView())
     yield row("heavy noise, an aggregate's batch statistics in clear", LEAKS, two, LONG, told)
 

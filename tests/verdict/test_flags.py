@@ -340,6 +340,14 @@ def test_examples_that_the_truth_lacks_are_not_taken_for_hidden() -> None:
     assert "that the truth lacks" in flag.text
 
 
+def test_statistics_in_clear_are_hidden_by_no_noise_whatever_the_attack_reads() -> None:
+    clear = replace(SHIELDED, in_clear=True)
+    assert clear.absence is None
+    assert serious(clear) == ["batch statistics"]
+    assert replace(FREE, in_clear=True).absence == CHOICE, "an attack that reads them has seen them"
+    assert "batch statistics" not in names(replace(FREE, in_clear=True))
+
+
 @pytest.mark.parametrize("threshold", [20.0, 30.0, 60.0, 99.0])
 def test_no_threshold_makes_a_sure_recovery_pass(threshold: float) -> None:
     high = replace(FREE, gate=Gate(threshold=threshold), scores=psnr(20.5))

@@ -86,6 +86,7 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         label_errors=judged.label_errors,
         defended=asked.target.defended,
         batch_statistics=asked.target.batch_statistics and Fact.STATISTICS not in uses_of(attack),
+        in_clear=asked.target.batch_statistics,
         further=asked.target.further,
         overlooked=asked.target.overlooked,
         miscounted=asked.target.miscounted,

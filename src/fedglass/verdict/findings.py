@@ -91,6 +91,8 @@ class Findings:
     """What came of playing it again, in words, and what would explain the message."""
     batch_statistics: bool = False
     """Whether the clients' BatchNorm layers took the statistics of their batches, which the attack does not read."""
+    in_clear: bool = False
+    """Whether the statistics of batches left beside the message, whatever the attack reads: no defence covers them."""
     further: int = 0
     """Rounds in which the same examples were trained on, beyond those that were attacked together."""
     overlooked: Sequence[str] = ()
@@ -165,7 +167,7 @@ class Findings:
         ):
             return None
         if self.hidden:
-            return HIDDEN if self.covered else None
+            return HIDDEN if self.covered and not self.in_clear else None
         enough = len(self.looks) >= max(1, self.asked) and not self.missed
         return CHOICE if self.reached and self.faithful and not self.apart and enough else None
 

@@ -85,8 +85,16 @@ def _optimiser(found: Findings) -> Flag | None:
 
 def _batch_norm(found: Findings) -> Flag | None:
     """Batch statistics are named wherever something was not read: they hamper attacks, and hide nothing for sure."""
-    if not found.open or not found.batch_statistics:
+    if not found.open or not (found.batch_statistics or (found.in_clear and found.hidden)):
         return None
+    if not found.batch_statistics:
+        text = (
+            "The true images explain the message no better than others do, although the running statistics of the "
+            "clients' BatchNorm layers leave beside it, untouched by its defences: the attack reads them and weighs "
+            "them so little that noise drowns them, or they tell next to nothing. Absence of leakage is not shown. "
+            "Raise the weight of the statistics, or leave them out of what clients send."
+        )
+        return Flag(name="batch statistics", severity="serious", text=text)
     text = (
         "The clients' BatchNorm layers took the statistics of the batch. That makes the search harder and takes the "
         "contrast of the pictures out of the gradient, but it protects nothing: the running statistics, which leave "
