@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedglass.audit.assessment import contradictions_in, explained_in
-from fedglass.audit.audit import Job
+from fedglass.audit.audit import Job, run
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.replay import replay
 from fedglass.audit.target import Target
@@ -492,3 +492,16 @@ def test_what_a_recorder_lost_is_not_passed_over(tmp_path: Path) -> None:
     writer.lost()
     for keys in ("", "rounds = [1]", 'whose = ["client 0"]'):
         assert sources(job(tmp_path, keys))[0].overlooked == ("somebody whom the recorder lost",)
+
+
+def test_a_declared_training_that_moves_nothing_is_not_called_a_zero_update(tmp_path: Path) -> None:
+    """Without its noise nothing would have been sent: the attack reads nothing there, and does not fail."""
+
+    def noisy(before: State, after: State) -> State:
+        generator = torch.Generator().manual_seed(0)
+        return {name: tensor + torch.randn(tensor.shape, generator=generator) for name, tensor in after.items()}
+
+    Real(sizes=(1,), rounds=1, leaves=noisy).record(tmp_path / "b")
+    told = 'truth = "b-truth"\ntraining = { lr = 1e-12 }\ndefended = { name = "gaussian_noise", std = 1.0 }'
+    (record,) = run(job(tmp_path, told), tmp_path / "out").records
+    assert (record.status, record.absence) == ("done", None)

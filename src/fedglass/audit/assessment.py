@@ -175,7 +175,8 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
 def _strangers(asked: Question) -> tuple[str, ...]:
     """Where recorded messages hold other examples than the truth."""
     declared = [each.declared for each in (asked.target, *asked.target.also)]
-    found = [name for each in declared if each is not None for name in strangers(each, asked.found.labels)]
+    labels, classes = asked.found.labels, asked.seen.knows.classes
+    found = [name for each in declared if each is not None for name in strangers(each, labels, classes)]
     return tuple(dict.fromkeys(found))
 
 
@@ -202,7 +203,9 @@ def _with_looks(asked: Question, findings: Findings, runs: list[Rerun]) -> Findi
 
 
 def _reads(asked: Question, bare: Observation) -> bool:
-    """Whether the attack recovers every image of the message without what protects it."""
+    """Whether the attack recovers every image of the message without what protects it; there may be none."""
+    if not any(bool(tensor.any()) for tensor in bare.update.values()):
+        return False
     seen = isolated(bare, asked.attack, _device(asked.seen))
     found = asked.attack.run(seen, asked.seed, asked.progress)
     return shown_by(asked, seen, found).all_recovered

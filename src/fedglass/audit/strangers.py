@@ -3,8 +3,8 @@
 A replay with noise is as far from the message as the noise is long, whoever's examples are below it: a truth that is
 another client's, or lacks some of what was trained on, passes. Where noise hides everything, no image fits the message
 better than chance. That one does which is not the truth, while the truth does not, is told by images that share with
-any others what gradients have in common: plain ones, and the truth's own decoys, under its labels and those that an
-attack found.
+any others what gradients have in common: plain ones of each class, and the truth's own decoys, under its labels and
+those that an attack found.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ from fedglass.audit.remains import remains
 from fedglass.audit.replay import Declared, Part, played
 
 
-def strangers(declared: Declared, labels: Tensor) -> tuple[str, ...]:
+MOST_CLASSES = 32
+"""Of which a plain image is tried: each is a training that is played again."""
+
+
+def strangers(declared: Declared, labels: Tensor, classes: int) -> tuple[str, ...]:
     """The tensors of a message in which examples stand out that are none of the truth's; `labels` are the attack's."""
     found: list[str] = []
-    for other in _others(declared, labels):
+    for other in (*_others(declared, labels), *_of_each_class(declared, classes)):
         plain = played(other)
         found += () if plain is None else remains(declared.update, plain)
     return tuple(dict.fromkeys(found))
@@ -37,6 +41,15 @@ def _others(declared: Declared, labels: Tensor) -> Iterator[Declared]:
         for others in zip(*(decoys(part.images) for part in parts), strict=False):
             pairs = zip(parts, others, strict=True)
             yield replace(declared, parts=tuple(replace(part, images=images) for part, images in pairs))
+
+
+def _of_each_class(declared: Declared, classes: int) -> Iterator[Declared]:
+    for label in range(min(classes, MOST_CLASSES)):
+        parts = (
+            replace(part, images=_grey(declared, part), labels=torch.full_like(part.labels, label))
+            for part in declared.parts
+        )
+        yield replace(declared, parts=tuple(parts))
 
 
 def _grey(declared: Declared, part: Part) -> Tensor:
