@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedglass.audit.assessment import repeated
 from fedglass.audit.repeats import between, within
+from fedglass.core.params import weights_of
 from fedglass.core.rng import stream
+from fedglass.core.types import Knowledge, Observation, Whitening
+from fedglass.models.catalogue import build
 
 SHAPES = {"conv": (12, 3, 5, 5), "bias": (12,), "next": (12, 12, 5, 5), "linear": (10, 108), "scalar": ()}
 
@@ -67,3 +71,13 @@ def test_messages_with_the_same_noise_are_found_whatever_else_is_in_them() -> No
 def test_what_is_zero_or_small_tells_nothing() -> None:
     silent = {"w": torch.zeros(100, 100), "b": torch.ones(10)}
     assert list(within(silent)) == list(between(silent, {"itself": silent})) == []
+
+
+def test_a_model_that_is_sent_in_place_of_its_difference_is_no_noise() -> None:
+    """The server has what it adds to, and subtracts it."""
+    model = build("lenet", shape=(3, 12, 12), classes=10)
+    before = weights_of(model)
+    knows = Knowledge((3, 12, 12), 10, 1, Whitening((0.5,), (0.5,)))
+    noise = {name: torch.randn(t.shape, generator=stream(0, name)) for name, t in before.items()}
+    assert repeated(Observation(model, before, {}, noise, knows)) == ()
+    assert repeated(Observation(model, before, {}, before, knows))[-1] == "as in the model that was sent"

@@ -445,6 +445,4 @@ def test_noise_that_was_drawn_for_one_row_is_told(world: World) -> None:
     quiet = world.released(Protected(CLIP))["body.1.weight"]
     row = torch.randn(quiet.shape[1], generator=stream(0, "row"))
     after["body.1.weight"] = quiet + CLIP * MULTIPLIER * row / row.square().mean().sqrt()
-    report = world.report(guard, after)
-    assert report.reasons == (Reason.NOISE,)
-    assert report.examined.escaped == ("body.1.weight: along an axis",)
+    assert world.report(guard, after).reasons == (Reason.NOISE,)

@@ -391,6 +391,16 @@ class OneFilter:
         return {name: t + self.std * noise[name] for name, t in outgoing.update.items()}
 
 
+@dataclass(frozen=True)
+class Signs:
+    """Noise of two values, as long as any other: who subtracts the nearer one has what it should hide."""
+
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        return {n: t + self.std * normal(t, outgoing.generator).sign() for n, t in outgoing.update.items()}
+
+
 def faded(of: Attack) -> Attack:
     """Its first stage down to a faint total variation: batch statistics let it take the contrast at no cost."""
     objective = Cosine() + Ramp(TotalVariation(), 1.0, 0.001, until=0.85)
@@ -668,7 +678,7 @@ def _repeated() -> Iterator[Situation]:
     def declared(std: float) -> dict[str, Protection]:
         return dict.fromkeys(clients, Protection(release=GaussianNoise(std=std)))
 
-    def of(release: Kept | GaussianNoise, **told: Any) -> Callable[[], Source]:
+    def of(release: Kept | Signs | GaussianNoise, **told: Any) -> Callable[[], Source]:
         return saved(simulated({"release": release}, {"release": release}, **told), shields=declared(release.std))
 
     yield row("saved: heavy noise, the same in two rounds", LEAKS, of(Kept(0.1), rounds=2, view=two), flag=blind)
@@ -679,6 +689,7 @@ def _repeated() -> Iterator[Situation]:
     yield row("saved: faint noise, the same in two rounds", LEAKS, of(Kept(1e-6), rounds=2, view=two))
     anew = of(GaussianNoise(0.3), rounds=2, view=two)
     yield row("saved: heavy noise of two clients in two rounds, each its own", SAFE, anew)
+    yield row("saved: heavy noise of two values, declared as Gaussian", OPEN, of(Signs(1.0)), flag=NOT_SO)
     yield row("heavy noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1.0)}), flag=blind)
     yield row("faint noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1e-6)}))
 

@@ -184,6 +184,8 @@ def repeated(seen: Observation) -> tuple[str, ...]:
     """Where the noise of a message is not drawn anew, inside of it or from one to another of those attacked with it."""
     messages = {f"of message {i + 1}": each.update for i, each in enumerate((seen, *seen.also))}
     found = [words for message in messages.values() for words in within(message)]
+    for each in (seen, *seen.also):
+        found += between(each.update, {"as in the model that was sent": each.before})
     _, *later = messages
     return tuple(dict.fromkeys([*found, *between(seen.update, {name: messages[name] for name in later})]))
 

@@ -19,7 +19,6 @@ from fedglass.audit.judgement import decoys
 from fedglass.audit.remains import remains
 from fedglass.audit.replay import Declared, Part, played
 
-
 MOST_CLASSES = 32
 """Of which a plain image is tried: each is a training that is played again."""
 

@@ -58,7 +58,7 @@ def _explained(errand: Errand, found: Examined, clock: Clock) -> Examined:
     told = replace(found, residual=replayed.residual, noise=replayed.noise if errand.protected.noisy else None)
     if replayed.explained:
         return told
-    amiss = errand.protected.noisy and replayed.noise in ("too little", "too few weights")
+    amiss = errand.protected.noisy and replayed.noise in ("too little", "another kind", "too few weights")
     return replace(told, reasons=(Reason.NOISE if amiss else Reason.NOT_EXPLAINED,))
 
 
