@@ -483,6 +483,8 @@ def test_noise_that_another_message_has_is_told(tmp_path: Path) -> None:
     assert first.alike == ("as of client 1 in round 1", "as of client 0 in round 2", "as of client 1 in round 2")
     first, _ = targets(job(tmp_path, told, 'view = "aggregate"'))
     assert first.alike == ("as in round 2",)
+    first, _ = targets(job(tmp_path, f'{told}\nwhose = ["client 1"]'))
+    assert "as of client 0 in round 1" in first.alike, "the server has it, whoever asks"
 
 
 def test_what_a_recorder_lost_is_not_passed_over(tmp_path: Path) -> None:

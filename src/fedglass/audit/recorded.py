@@ -43,6 +43,8 @@ class Recorded:
     """By round and client, what was sent beside the arrays of the model."""
     reserved: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """By round and client, what a recorder saw of a training that can not be played again."""
+    aside: Mapping[tuple[int, str], Params] = field(default_factory=dict)
+    """By round and client, what the server has got of those that nobody has asked about: noise may repeat there."""
     overlooked: tuple[str, ...] = ()
     """Clients that took part and that none of the views shows."""
     dealt: bool = False
@@ -74,6 +76,7 @@ class Recorded:
         known = self.transcript.attendance.rounds
         more = {} if self.everywhere is None else self.everywhere.rounds
         yield sorted((index, names) for index, names in more.items() if index not in known)
+        yield [(*turn, of_params(update)) for turn, update in sorted(self.aside.items(), key=lambda pair: pair[0])]
         yield [] if self.truths is None else sorted((*self.truths.taken.items(), *self.truths.order.items()))
 
     def _content(self) -> str:
@@ -149,11 +152,11 @@ class Recorded:
         rounds, own = self.transcript.rounds, view.rounds()[-1]
         if not isinstance(view, ServerView):
             return {f"as in round {i + 1}": past.step for i, past in rounds.items() if i != own}
+        seen = {(i, message.client): message.update for i, past in rounds.items() for message in past.messages}
         return {
-            f"as of {message.client} in round {i + 1}": message.update
-            for i, past in rounds.items()
-            for message in past.messages
-            if (i, message.client) != (own, found.behind[0])
+            f"as of {client} in round {i + 1}": update
+            for (i, client), update in {**seen, **self.aside}.items()
+            if (i, client) != (own, found.behind[0])
         }
 
     def threat(self) -> list[Section]:

@@ -1,10 +1,12 @@
-"""What clients sent beside the arrays that attacks read: the examples themselves may be in there."""
+"""What was sent beside the messages that attacks read: the examples may be in there, or the noise that hides them."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +16,11 @@ from fedglass.bundle.facts import FIGURES, FURTHER, LETTERS, best
 from fedglass.bundle.manifest import Held
 from fedglass.bundle.names import names_of
 from fedglass.bundle.reader import Bundle
+from fedglass.core.errors import FedglassError
+from fedglass.core.params import Params
 from fedglass.plan.bundle_choice import Choice
 from fedglass.plan.bundle_told import base_of, told_beside
+from fedglass.rounds.bundled import Reading
 
 INSTEAD = re.compile(r"\((\d+) (bytes|numbers)\)")
 """What stands in a bundle for bytes and arrays, which JSON can not hold."""
@@ -37,6 +42,18 @@ def sent_beside(bundle: Bundle, model: nn.Module, choice: Choice) -> Beside:
             if held is not None and message.absent is None:
                 found[turn] += second_names(bundle, held, model)
     return {turn: tuple(names) for turn, names in found.items() if names}
+
+
+def others_of(reading: Reading, choice: Choice) -> dict[tuple[int, str], Params]:
+    """What the server has got in the same rounds of those that nobody has asked about, as far as it can be read."""
+    found: dict[tuple[int, str], Params] = {}
+    for index in choice.rounds if choice.view == "server" and choice.names is not None else ():
+        everybody = replace(choice, names=None).whose(index)
+        for client in (name for name in everybody if name not in choice.whose(index)):
+            with suppress(FedglassError):
+                (message,) = reading.round(index, [client]).messages
+                found[index - base_of(choice.bundle), client] = message.update
+    return found
 
 
 def large_metrics(metrics: Mapping[str, Any]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.types import Whitening
 from fedglass.fl.protection import Protection
 from fedglass.models.catalogue import build
-from fedglass.plan.bundle_beside import sent_beside
+from fedglass.plan.bundle_beside import others_of, sent_beside
 from fedglass.plan.bundle_choice import Choice, chosen
 from fedglass.plan.bundle_table import BundleTable
 from fedglass.plan.bundle_told import attendance_of, base_of, doubts_of, overlooked_in, told_beside
@@ -71,12 +71,13 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
     doubts = doubts_of(bundle, reading.model, choice)
     everywhere = Attendance(transcript.terms.clients, attendance_of(bundle, choice))
+    lacking, aside = overlooked_in(bundle, choice), others_of(reading, choice)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
         told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
         beside, reserved = sent_beside(bundle, reading.model, choice), told_beside(bundle, choice, RESERVED)
-        return replace(told, overlooked=overlooked_in(bundle, choice), beside=beside, reserved=reserved)
+        return replace(told, overlooked=lacking, beside=beside, reserved=reserved, aside=aside)
 
     scored = [source(name, known, truths)] if known else []
     return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])
