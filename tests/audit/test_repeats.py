@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,5 +80,10 @@ def test_a_model_that_is_sent_in_place_of_its_difference_is_no_noise() -> None:
     before = weights_of(model)
     knows = Knowledge((3, 12, 12), 10, 1, Whitening((0.5,), (0.5,)))
     noise = {name: torch.randn(t.shape, generator=stream(0, name)) for name, t in before.items()}
-    assert repeated(Observation(model, before, {}, noise, knows)) == ()
-    assert repeated(Observation(model, before, {}, before, knows))[-1] == "as in the model that was sent"
+    still = Observation(model, before, {}, {name: torch.zeros_like(t) for name, t in before.items()}, knows)
+    assert repeated(replace(still, update=noise), still) == ()
+    assert repeated(replace(still, update=before), still)[-1] == "as in the model that was sent"
+    decay = replace(still, update={name: -10 * t for name, t in before.items()})
+    decayed = {name: tensor + decay.update[name] for name, tensor in noise.items()}
+    assert list(between(decayed, {"the model": before}))
+    assert repeated(replace(still, update=decayed), decay) == ()

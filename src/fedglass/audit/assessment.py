@@ -28,6 +28,7 @@ from fedglass.audit.replay import Replay, replay
 from fedglass.audit.strangers import strangers
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
+from fedglass.core.params import subtract
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.rounds.truth import Truth
 from fedglass.verdict.findings import Findings, Look
@@ -158,7 +159,7 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
         if bare is not None:
             later = zip(asked.seen.also, bare.also, strict=True)
             left = remains(asked.seen.update, bare.update, *((sent.update, plain.update) for sent, plain in later))
-            again = (*repeated(asked.seen), *asked.target.alike)
+            again = (*repeated(asked.seen, bare), *asked.target.alike)
             others = () if left else _strangers(asked)
             if again or others:
                 # No run of an attack takes out what another message shares with this one, nor scores what nobody knows.
@@ -180,14 +181,18 @@ def _strangers(asked: Question) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def repeated(seen: Observation) -> tuple[str, ...]:
-    """Where the noise of a message is not drawn anew, inside of it or from one to another of those attacked with it."""
-    messages = {f"of message {i + 1}": each.update for i, each in enumerate((seen, *seen.also))}
-    found = [words for message in messages.values() for words in within(message)]
-    for each in (seen, *seen.also):
-        found += between(each.update, {"as in the model that was sent": each.before})
-    _, *later = messages
-    return tuple(dict.fromkeys([*found, *between(seen.update, {name: messages[name] for name in later})]))
+def repeated(seen: Observation, bare: Observation) -> tuple[str, ...]:
+    """Where the noise of a message is not drawn anew, inside of it or from one to another of those attacked with it.
+
+    What the model that it adds to has in common with it may be weight decay, which is in the undefended message too.
+    """
+    messages = (seen, *seen.also)
+    found = [words for each in messages for words in within(each.update)]
+    for each, plain in zip(messages, (bare, *bare.also), strict=True):
+        left, model = subtract(each.update, plain.update), {"as in the model that was sent": each.before}
+        found += [words for words in between(each.update, model) if [*between(left, model)]]
+    later = {f"as of message {i + 2}": each.update for i, each in enumerate(seen.also)}
+    return tuple(dict.fromkeys([*found, *between(seen.update, later)]))
 
 
 def _with_looks(asked: Question, findings: Findings, runs: list[Rerun]) -> Findings:
