@@ -19,6 +19,8 @@ from fedglass.audit.judgement import decoys
 from fedglass.audit.remains import remains
 from fedglass.audit.replay import Declared, Part, played
 
+FAR = 7.0
+"""Standard deviations, more than the truth needs: where that is all but seen, others that are like it may be."""
 MOST_CLASSES = 32
 """Of which a plain image is tried: each is a training that is played again."""
 
@@ -28,7 +30,7 @@ def strangers(declared: Declared, labels: Tensor, classes: int) -> tuple[str, ..
     found: list[str] = []
     for other in (*_others(declared, labels), *_of_each_class(declared, classes)):
         plain = played(other)
-        found += () if plain is None else remains(declared.update, plain)
+        found += () if plain is None else remains(declared.update, plain, far=FAR)
     return tuple(dict.fromkeys(found))
 
 
