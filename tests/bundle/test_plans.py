@@ -507,3 +507,14 @@ def test_a_declared_training_that_moves_nothing_is_not_called_a_zero_update(tmp_
     told = 'truth = "b-truth"\ntraining = { lr = 1e-12 }\ndefended = { name = "gaussian_noise", std = 1.0 }'
     (record,) = run(job(tmp_path, told), tmp_path / "out").records
     assert (record.status, record.absence) == ("done", None)
+
+
+def test_clients_that_have_the_same_picture_tell_of_the_same_data(tmp_path: Path) -> None:
+    """One that comes back under another name, or has the picture from the same source."""
+    in_turn(tmp_path, {1: ("a", "b"), 2: ("c",)})
+    writer, images, labels = BundleWriter(tmp_path / "b", resume=True), *examples(0, 1)
+    for name in ("a", "c"):
+        writer.truth(name, images, labels)
+    writer.truth("b", *examples(1, 1))
+    found = targets(job(tmp_path, 'truth = "b-truth"\nrounds = "all"'))
+    assert [(*target.behind, target.further) for target in found] == [("a", 1), ("b", 0), ("c", 1)]

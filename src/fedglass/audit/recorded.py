@@ -120,7 +120,11 @@ class Recorded:
         )
 
     def _further(self, view: View, found: Target) -> int:
-        return further(view, found.behind, self.everywhere or self.transcript.attendance, self.views)
+        """Also what others have sent that have the same examples: a client under two names, or a picture of many."""
+        attendance = self.everywhere or self.transcript.attendance
+        twins = () if self.truths is None else self.truths.sharing(found.behind)
+        others = sum(name in present for present in attendance.rounds.values() for name in twins)
+        return further(view, found.behind, attendance, self.views) + others
 
     def _single(self, view: View) -> Target:
         """Files may have been edited or exchanged: what made a message is played again, whatever they say of it."""

@@ -225,7 +225,8 @@ def _further(found: Findings) -> Flag | None:
     count = f"{found.further} more round{'' if found.further == 1 else 's'}"
     text = (
         f"This message does not show the images, but the same examples, or some of them, are trained on in {count} "
-        "(of a bundle, also where rounds are missing in its numbering), of which each tells "
+        "(of a bundle, also where rounds are missing in its numbering, or by another client that has them), of which "
+        "each tells "
         "more: noise averages out, and what one message leaves open another decides. Absence of leakage is shown for "
         "the rounds that are attacked together alone: list all of them in adversary.round (of a bundle: "
         "recording.rounds) and set adversary.together = true. What a peer sees, and aggregates of different clients, "
