@@ -13,7 +13,7 @@ from fedglass.audit.play import Work, play
 from fedglass.audit.target import Target
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.truth import Truth
-from fedglass.verdict.flags import OTHER_RUN
+from fedglass.verdict.flags.search import OTHER_RUN
 
 STRONG = recipe("inverting_gradients", iterations=80, tv=10.0)
 

@@ -177,15 +177,31 @@ def test_an_aggregate_is_replayed_as_the_server_weighs_it(folder: Path) -> None:
     assert not other.explained
 
 
-def test_tensors_that_stay_as_they_came_are_not_explained_by_a_training_of_all(tmp_path: Path) -> None:
-    """Layers that were frozen, or left out of the message: an attack that expects them to move looks for another."""
+def kept_back(before: State, after: State) -> State:
+    """What a client sends that trains all layers, and leaves the first out of the message."""
+    return {name: before[name] if name.startswith("body.0.") else tensor for name, tensor in after.items()}
 
-    def kept_back(before: State, after: State) -> State:
-        return {name: before[name] if name.startswith("body.0.") else tensor for name, tensor in after.items()}
 
+def test_tensors_that_stay_as_they_came_are_taken_as_not_trained(tmp_path: Path) -> None:
+    """In one step it makes no difference whether they were, and what the others tell is told of these examples."""
     Real(sizes=(2,), rounds=1, leaves=kept_back).record(tmp_path / "b")
     (target,) = targets(job(tmp_path, 'truth = "b-truth"'))
     assert target.declared is not None
+    assert not any(name.startswith("body.0.") for name in target.observation.before)
+    found = replay(target.declared)
+    assert found is not None
+    assert found.explained
+    (part,) = target.declared.parts
+    other = replay(replace(target.declared, parts=(replace(part, images=part.images.flip(-1)),)))
+    assert other is not None
+    assert not other.explained
+
+
+def test_behind_a_defence_what_stays_may_have_been_cut_out(tmp_path: Path) -> None:
+    Real(sizes=(2,), rounds=1, leaves=kept_back).record(tmp_path / "b")
+    (target,) = targets(job(tmp_path, 'truth = "b-truth"\ndefended = { name = "clip", norm = 100.0 }'))
+    assert target.declared is not None
+    assert any(name.startswith("body.0.") for name in target.observation.before)
     found = replay(target.declared)
     assert found is not None
     assert (found.explained, found.residual) == (False, pytest.approx(1.0))

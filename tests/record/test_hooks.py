@@ -194,9 +194,6 @@ def test_noise_on_the_gradients_is_noticed() -> None:
 
 def test_what_fedglass_can_not_train_is_said() -> None:
     assert any("Dropout" in s for s in heard(loop(), model=network(dropout=0.5))["x-reservations"])
-    model = network()
-    only = heard(loop(), model=model, make=lambda m: torch.optim.SGD(m[6].parameters(), lr=0.1))
-    assert any("were not trained" in s for s in only["x-reservations"])
 
 
 def test_a_schedule_has_no_one_learning_rate() -> None:
@@ -443,4 +440,22 @@ def test_parameters_without_a_gradient_were_not_trained() -> None:
     for parameter in list(model.parameters())[:-2]:
         parameter.requires_grad_(False)
 
-    assert heard(loop(), model=model)["x-reservations"] == ["4 of 6 parameters were not trained, such as '0.weight'."]
+    frozen = heard(loop(), model=model)
+    others = heard(loop(), make=lambda m: torch.optim.SGD(m[6].parameters(), lr=0.1))
+
+    assert frozen["untrained"] == others["untrained"] == [name for name, _ in model.named_parameters()][:-2]
+    assert "x-reservations" not in frozen
+    assert "untrained" not in heard(loop())
+
+
+def test_layers_that_are_unfrozen_on_the_way_are_said() -> None:
+    def train(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+        model[0].requires_grad_(False)  # type: ignore[index] # a sequence of layers
+        loop(epochs=1)(model, optimiser)
+        model[0].requires_grad_(True)  # type: ignore[index] # as above
+        loop(epochs=1)(model, optimiser)
+
+    found = heard(train)
+
+    assert "untrained" not in found
+    assert found["x-reservations"] == ["Some steps trained other parameters than others did."]

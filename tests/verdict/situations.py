@@ -47,6 +47,7 @@ from fedglass.fl.aggregate.rule import Aggregator
 from fedglass.fl.protection import Protection
 from fedglass.fl.release import Chain, Outgoing, Release
 from fedglass.models.catalogue import build
+from fedglass.models.fixed import with_fixed
 from fedglass.models.init import KaimingUniform, Uniform
 from fedglass.recipes.catalogue import recipe
 from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm
@@ -92,6 +93,11 @@ def data(count: int, first: int = 0) -> Examples:
 
 def lenet() -> nn.Module:
     return build("lenet", shape=SHAPE, classes=CLASSES, init=Uniform())
+
+
+def fine_tuned() -> nn.Module:
+    """The same, of which the first layer is not trained."""
+    return with_fixed(lenet(), ["body.0.weight", "body.0.bias"])
 
 
 def default() -> nn.Module:
@@ -145,10 +151,20 @@ class Made:
     """That the update is clipped to."""
     noise: float = 0.0
     half: bool = False
+    frozen: int = 0
+    """The number of parameters, from the first layer on, that are not trained, and have no noise either."""
+    noisy: bool = True
+    """False: the noise is on those alone."""
+
+    def left(self, model: nn.Module) -> tuple[str, ...]:
+        """Those parameters by name."""
+        return tuple(name for name, _ in model.named_parameters())[: self.frozen]
 
     def update(self, model: nn.Module, images: Tensor, labels: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What is sent, and the running statistics after the training."""
         trained = copy.deepcopy(model).train(self.train_mode)
+        for parameter in list(trained.parameters())[: self.frozen]:
+            parameter.requires_grad_(False)
         optimiser = self.optimiser(trained.parameters(), lr=self.lr, **self.options)
         for _ in range(self.epochs):
             for rows in torch.arange(len(labels)).split(self.batch_size):
@@ -160,10 +176,14 @@ class Made:
         moved = {name: (after - before).detach() for (name, after), before in _pairs(trained, model)}
         size = float(torch.cat([change.flatten() for change in moved.values()]).norm())
         share = 1.0 if self.norm is None else min(1.0, self.norm / size)
-        return {name: self._sent(name, share * change) for name, change in moved.items()}, buffers_of(trained)
+        quiet = [name for name in moved if (name in self.left(model)) is self.noisy]
+        return {name: self._sent(name, share * change, name in quiet) for name, change in moved.items()}, buffers_of(
+            trained
+        )
 
-    def _sent(self, name: str, change: Tensor) -> Tensor:
-        change = change + self.noise * torch.randn(change.shape, generator=stream(0, "situations", name))
+    def _sent(self, name: str, change: Tensor, quiet: bool) -> Tensor:
+        noise = 0.0 if quiet else self.noise
+        change = change + noise * torch.randn(change.shape, generator=stream(0, "situations", name))
         return change.half().float() if self.half else change
 
 
@@ -189,7 +209,8 @@ def recorded(
         said = None if truth is None else truth(behind)
         update, after = made.update(net, behind.images, behind.labels)
         before, buffers, name = weights_of(net), buffers_of(net), "recorded"
-        people = (Participant(name, len((said or behind).labels), told),)
+        still = tuple(each for each in made.left(net) if not update[each].any())
+        people = (Participant(name, len((said or behind).labels), told, untrained=still),)
         past = Round(before, buffers, people, (Message(name, update, after),), update, after, (name,))
         words = ("Defended, as the plan says.",) if defended or defence is not None else ()
         protected = None if defended is None and defence is None else {name: words}
@@ -538,6 +559,24 @@ def _situations() -> Iterator[Situation]:
     yield row("recorded: heavy noise that nobody mentions", SAFE, recorded(Made(noise=1.0)))
     yield row("recorded: model that sees means alone", SAFE, recorded(Made(), model=pooled), SMOOTH)
     yield row("recorded: the same, five epochs declared", OPEN, recorded(Made(), FIVE, model=pooled), SMOOTH)
+
+    tuned = Made(frozen=2)
+    yield row("recorded: the first layer is not trained", LEAKS, recorded(tuned), LONG)
+    five = recorded(replace(tuned, epochs=5), FIVE)
+    yield row("recorded: the first layer is not trained in five epochs", LEAKS, five, attack(1000))
+    hidden = recorded(replace(tuned, noise=1.0), defence=loud)
+    yield row("recorded: the first layer is not trained, heavy noise on the others", SAFE, hidden, LONG)
+    alone = recorded(replace(tuned, noise=1.0, noisy=False), defence=loud)
+    yield row("recorded: heavy noise on a layer alone that is not trained", LEAKS, alone)
+    strange = recorded(tuned, truth=lambda _: data(1, 7))
+    yield row("recorded: the first layer is not trained, other data said", LEAKS, strange, flag=NOT_SO)
+    yield row("the first layer is not trained", LEAKS, simulated(model=fine_tuned), LONG)
+    clipped = {"release": Clip(norm=1e-3)}
+    yield row(
+        "the first layer is not trained, clipping as a defence", LEAKS, simulated(clipped, model=fine_tuned), LONG
+    )
+    covered = simulated(noisy(1.0), model=fine_tuned)
+    yield row("the first layer is not trained, heavy noise", SAFE, covered, LONG)
 
     silent: dict[str, Any] = {"truth": None}
     yield row("no truth: plain SGD, declared so", OPEN, recorded(Made(), **silent), SHORT)

@@ -13,6 +13,7 @@ from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.core.params import Params
+from fedglass.core.words import some
 from fedglass.fl.protection import Protection
 from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Transcript
@@ -168,6 +169,7 @@ class Recorded:
         size = sum(p.numel() for p in said.model.parameters())
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
         lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth, *self._personalised()]
+        lines += list(self._untrained())
         seen = next(iter(self.rehearse())).observation
         facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
         facts += [] if self.public is None else [self.public.words]
@@ -185,6 +187,15 @@ class Recorded:
             for name in past.sent_their_own(self.transcript.terms.clients):
                 yield f"{name} was sent a model of its own in round {index + 1}, to which its message adds."
 
+    def _untrained(self) -> Iterator[str]:
+        """Which layers are constants of the network to an attack, in words."""
+        for index, past in sorted(self.transcript.rounds.items()):
+            for names, people in _grouped({p.name: p.untrained for p in past.participants}).items():
+                yield (
+                    f"{some(people)} did not train {some(names)} in round {index + 1}, or did not send it: to the "
+                    "attacks these are constants of the network."
+                )
+
     def doubted(self) -> list[str]:
         """What is not as it was said, in words."""
         return [
@@ -192,3 +203,12 @@ class Recorded:
             for (index, name), words in self.doubts.items()
             for said in words
         ]
+
+
+def _grouped(untrained: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
+    """By what they do not train, who does so; without those who train all."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for person, names in untrained.items():
+        if names:
+            found.setdefault(names, []).append(person)
+    return found

@@ -124,6 +124,7 @@ CLIENT: dict[str, Any] = {
     "clip": Positive,
     "label_smoothing": Share,
     "loss": Text,
+    "untrained": Annotated[list[Text], Field(max_length=100_000)],
     "defences": Annotated[list[Part], Field(max_length=20)],
     "filters": Annotated[list[Text], Field(max_length=100)],
     "metrics": Annotated[dict[Text, Plain], Field(max_length=1000)],

@@ -6,7 +6,7 @@ Each check is one-sided: what passes may still have been otherwise, and what fai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from fedglass.bundle.facts import SOURCES, FactSheet, best, disputed, merged
 from fedglass.bundle.manifest import RoundFacts, sheet
 from fedglass.bundle.reader import Bundle, files_of
 from fedglass.core.statistics import COUNTER
+from fedglass.core.words import some
 
 MEANS = ("mean", "fedavg", "weighted_mean")
 """Rules that are checked by playing them again."""
@@ -88,6 +89,10 @@ def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = No
             found += [Finding(index, message.client, words) for words in defended(without_running(moved), defences)]
             found += [Finding(index, message.client, words, aside=True) for words in unbounded(moved, defences)]
             found += [Finding(index, message.client, words) for words in _backwards(moved)]
+            if not defences:  # whose noise may be on all that is sent
+                found += [
+                    Finding(index, message.client, words) for words in _restless(moved, best(told, "untrained", []))
+                ]
         found += [Finding(index, message.client, words) for words in _unnamed(bundle, told)]
     return found
 
@@ -117,6 +122,13 @@ def _backwards(moved: State) -> Iterator[str]:
     back = [name for name, t in moved.items() if name.endswith(COUNTER) and t.dim() == 0 and float(t) < 0]
     if back:
         yield f"{back[0]} counts backwards: before and after were swapped"
+
+
+def _restless(moved: State, untrained: Sequence[str]) -> Iterator[str]:
+    """What nobody trained and has moved: something else was put into it."""
+    names = [name for name in untrained if name in moved and bool(moved[name].any())]
+    if names:
+        yield f"{some(names)} moved, although it is told that this is not trained"
 
 
 def _of_round(bundle: Bundle, index: int) -> Iterator[str]:

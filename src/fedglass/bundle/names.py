@@ -24,11 +24,17 @@ class Names:
     def applied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {self.model[name]: tensor for name, tensor in tensors.items()}
 
+    def lacking(self, model: nn.Module) -> list[str]:
+        """The parameters of the model that did not travel."""
+        known = set(self.model.values())
+        return [name for name, _ in model.named_parameters() if name not in known]
+
 
 def names_of(sent: Sequence[tuple[str, tuple[int, ...]]], model: nn.Module, where: str) -> Names:
     """Which tensor of the model each of the sent ones is, by name or, where they are numbered, by order.
 
-    `sent` are names and shapes in the order in which they were sent. What fits in no way is refused in a sentence.
+    `sent` are names and shapes in the order in which they were sent; by name they may be a part of the model's. What
+    fits in no way is refused in a sentence.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     names = [name for name, _ in sent]
@@ -47,11 +53,6 @@ def names_of(sent: Sequence[tuple[str, tuple[int, ...]]], model: nn.Module, wher
                 f"{where} was not recorded from this model: {name!r} has shape {shape}, and the model's "
                 f"{found[name]!r} {shapes[found[name]]}; name the model that was trained, with its shape and classes."
             )
-    missing = [name for name, _ in model.named_parameters() if name not in found.values()]
-    if missing:
-        raise UpdateError(
-            f"{where} lacks the model's parameter {missing[0]!r} ({len(missing)} in all): record the whole state."
-        )
     return Names(found)
 
 

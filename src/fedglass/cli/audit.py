@@ -33,6 +33,9 @@ DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 @click.option(
     "--truth", type=click.Path(path_type=Path), help="What the clients of a bundle kept.  [default: PLAN-truth]"
 )
+@click.option(
+    "--weights", type=click.Path(path_type=Path), help="Safetensors with what of a bundle's model never travels."
+)
 @code_option
 @answering
 @click.pass_context
@@ -45,6 +48,7 @@ def audit(
     resume: bool,
     model: str | None,
     truth: Path | None,
+    weights: Path | None,
     folders: tuple[Path, ...],
     output: Output,
 ) -> None:
@@ -79,10 +83,12 @@ def audit(
     from fedglass.plan.schema import parse_plan, read_plan
 
     if plan.is_dir():
-        text = _plan_of(plan, model, truth, output)
+        text = _plan_of(plan, model, truth, weights, output)
         parsed, folder = parse_plan(text), Path()
-    elif model is not None or truth is not None:
-        raise UsageError("--model and --truth belong to a recorded federation: write them into the plan as keys.")
+    elif model is not None or truth is not None or weights is not None:
+        raise UsageError(
+            "--model, --truth and --weights belong to a recorded federation: write them into the plan as keys."
+        )
     else:
         (parsed, text), folder = read_plan(plan), plan.resolve().parent
     announce(parsed, output)
@@ -90,12 +96,12 @@ def audit(
     ctx.exit(result.verdict.exit_code)
 
 
-def _plan_of(bundle: Path, model: str | None, truth: Path | None, output: Output) -> str:
+def _plan_of(bundle: Path, model: str | None, truth: Path | None, weights: Path | None, output: Output) -> str:
     """The plan of a bundle; what it leaves out is said."""
     from fedglass.plan.from_bundle import draft
 
     announce_model(model, output)
-    made = draft(bundle, model=model, truth=truth)
+    made = draft(bundle, model=model, truth=truth, weights=weights)
     if made.chosen is None:
         raise UsageError(made.problem)
     output.note(f"Attacks that the facts of {bundle} allow: {', '.join(made.chosen.attacks)}.")

@@ -123,7 +123,8 @@ class Guard:
             if update is not None and not misfit(before, update):  # what does not fit is refused as it is
                 leaving = {name: before[name] + tensor for name, tensor in update.items()}
             rows = None if batches is None else tuple(tuple(int(i) for i in rows) for rows in batches)
-            return Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
+            out = Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
+            return out if at_a_glance(out) else out.without_untrained()
 
         try:
             report = self._checked(made(), distinct, start)
@@ -152,20 +153,23 @@ class Guard:
             seen = trained(reader, noisy_steps=self.dpsgd is not None)
             model = unwrapped(seen.model)
             came, left, moved = (
-                None if arrays is None else under_own_names(arrays, model) for arrays in (before, after, update)
+                None if arrays is None else under_own_names(arrays, model, seen.untrained)
+                for arrays in (before, after, update)
             )
             # As it is loaded: a mean over clients comes with counters of batches that are no whole numbers any more.
             kinds = {name: tensor.dtype for name, tensor in model.state_dict().items()}
             came = None if came is None else {name: tensor.to(kinds[name]) for name, tensor in came.items()}
         except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
             return self.decided(GuardReport(self.policy, (Reason.UNWATCHED,), examined=failed(error)))
-        if came is None or (left is None) == (moved is None):
+        if came is None or (left is None) == (moved is None) or set(left or moved or ()) != set(came):
             return self.refused(Reason.STRUCTURE)
+        # What is not trained and does not travel is here as it was.
+        rest = {name: p.detach() for name, p in model.named_parameters() if name not in came}
         return self.check(
             model,
-            came,
-            after=left,
-            update=moved,
+            {**came, **rest},
+            after=None if left is None else {**left, **rest},
+            update=None if moved is None else {**moved, **{name: 0 * tensor for name, tensor in rest.items()}},
             examples=seen.examples,
             labels=seen.labels,
             training=seen.training,

@@ -15,8 +15,10 @@ from fedglass.core.params import Params
 from fedglass.core.statistics import COUNTER
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
 from fedglass.fl.protection import Protection
+from fedglass.models.fixed import can_be_fixed, with_fixed
 from fedglass.models.network import Network
 from fedglass.rounds.truth import Truth
+from fedglass.rounds.untrained import still
 
 CLIENT = "this client"
 
@@ -39,6 +41,11 @@ class Outbound:
     """Between pixels in [0, 1] and inputs; None takes each channel's range for it."""
     others: Tensor | None = None
     """Inputs that the client did not train on, for decoys.  # (m, c, h, w)"""
+
+    def without_untrained(self) -> Outbound:
+        """The same with what did not move as constants of the network, as layers are that nobody trains."""
+        found = [name for name in still(self.weights, self.update) if name in can_be_fixed(self.model)]
+        return replace(self, model=with_fixed(self.model, found)) if found else self
 
     @property
     def parameters(self) -> list[str]:

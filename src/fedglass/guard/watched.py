@@ -39,6 +39,8 @@ class Trained:
     training: Training
     batches: tuple[tuple[int, ...], ...]
     """The rows of each local step."""
+    untrained: tuple[str, ...] = ()
+    """The parameters that no step moved."""
 
 
 def trained(reader: TrainingReader, noisy_steps: bool = False) -> Trained:
@@ -63,6 +65,7 @@ def trained(reader: TrainingReader, noisy_steps: bool = False) -> Trained:
         torch.tensor([label for _, label in keys], dtype=torch.int64),
         _training(facts, len(keys), steps),
         tuple(tuple(rows[pair] for pair in _pairs(step)) for step in steps),
+        tuple(facts.get("untrained", ())),
     )
 
 

@@ -123,6 +123,11 @@ class Network:
             raise _no_head()
         chosen = self._head if self._head is not None else layers[-1][1]
         name = next(name for name, layer in layers if layer is chosen)
+        if chosen._parameters.get("weight") is None:
+            raise ModelError(
+                "The network's last dense layer is not trained, so that no message tells of it, which this method "
+                'reads: give an attack that finds the labels otherwise, such as labels = "joint".'
+            )
         return self._canonical(name, "weight"), (
             None if chosen._parameters.get("bias") is None else self._canonical(name, "bias")
         )

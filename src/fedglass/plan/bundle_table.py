@@ -31,6 +31,8 @@ class BundleTable(Table):
     """How the clients normalised their pixels, where the bundle does not tell."""
     examples: Examples | None = None
     """How many examples each client has, or the aggregate of nobody knows whom, where the bundle does not tell."""
+    weights: Folder | None = None
+    """Safetensors with what of the model never travels, such as the pretrained layers that nobody trains."""
     truth: Folder | None = None
     """A folder of what clients have kept of their own examples, to score by."""
     rounds: Annotated[list[Index], Field(min_length=1, max_length=10_000)] | Literal["all"] | None = None

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.check import read_bundle
 from fedglass.bundle.facts import RESERVED, best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.types import Whitening
 from fedglass.fl.protection import Protection
@@ -27,11 +28,13 @@ from fedglass.plan.keys import DefenceTable
 from fedglass.plan.public import public_of
 from fedglass.plan.recording import defended_in_words, knows_of
 from fedglass.plan.schema import AdversaryTable
+from fedglass.plan.tensor_files import tensors_of
 from fedglass.plan.together import joined
 from fedglass.rounds.bundled import Reading, rule_in_words
 from fedglass.rounds.private import truths_beside
 from fedglass.rounds.transcript import Attendance, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Truths
+from fedglass.rounds.untrained import with_still
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.together import Together
@@ -57,7 +60,8 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     bundle, truths = opened(table, folder)
     settled = settled_facts(table, bundle, truths)
     counts = {} if truths is None else {name: len(own.labels) for name, own in truths.examples.items()}
-    reading = Reading(bundle, settled.built(), counts)
+    model = settled.built()
+    reading = Reading(bundle, model, counts, _rest(table, model, folder))
     choice = chosen(bundle, adversary.view if "view" in adversary.model_fields_set else None, table.rounds, table.whose)
     transcript, protections = _transcript(table, reading, settled, choice)
     views = _views(choice, transcript.terms.clients, base_of(bundle))
@@ -145,6 +149,14 @@ def _whitening(told: dict[str, Any] | None) -> Whitening | None:
     return None if told is None else Whitening(tuple(told["mean"]), tuple(told["std"]))
 
 
+def _rest(table: BundleTable, model: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """The weights that the plan names beside those that travelled."""
+    if table.weights is None:
+        return {}
+    known = {**weights_of(model), **buffers_of(model)}
+    return tensors_of("recording.weights", folder / Path(table.weights).expanduser(), known, optional=set(known))
+
+
 def _check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
     if (adversary.knows_labels or adversary.knows_batch_labels) and table.truth is None:
         raise UsageError("adversary.knows_labels needs recording.truth, from which the labels would come.")
@@ -162,6 +174,8 @@ def _transcript(
     rounds = {index - base: _told(reading.round(index, choice.whose(index)), table) for index in choice.rounds}
     clients = tuple(dict.fromkeys((*bundle.clients, *(p.name for past in rounds.values() for p in past.participants))))
     words, protections = _defences(table, bundle, choice, clients)
+    unprotected = [client for client in clients if not (words or {}).get(client)]
+    rounds = {index: with_still(past, unprotected) for index, past in rounds.items()}
     rules = {rule_in_words(bundle, index) for index in choice.rounds}
     terms = Terms(
         settled.shape,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from torch import nn
+
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import DataError
@@ -20,6 +22,8 @@ from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.fl.aggregate.rule import Aggregator
 from fedglass.fl.protection import Protection
 from fedglass.models.catalogue import build
+from fedglass.models.fixed import matching, with_fixed
+from fedglass.models.init import Initialisation
 from fedglass.models.init_names import by_name
 from fedglass.models.init_names import located as initialisation_at
 from fedglass.plan.code import code_named
@@ -62,7 +66,7 @@ def simulated(
     own_seed = seed if table.seed is None else table.seed
     init = by_name(initialisation_at(table.init, folder))
     data = _dataset(table, folder, own_seed)
-    model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
+    model = _model(table, data, init, own_seed)
     dealt = _split(table, data, own_seed)
     federation = Federation(
         model,
@@ -104,7 +108,12 @@ def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
     data = _dataset(table, folder, own_seed)
     _split(table, data, own_seed)
     if "models" in ours and init is not None:
-        build(table.model, shape=data.shape, classes=data.classes, init=init, seed=own_seed)
+        _model(table, data, init, own_seed)
+
+
+def _model(table: FederationTable, data: Dataset, init: Initialisation, seed: int) -> nn.Module:
+    model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=seed)
+    return with_fixed(model, matching(model, table.untrained)) if table.untrained else model
 
 
 def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Protection) -> list[Client]:

@@ -98,6 +98,8 @@ class FederationTable(Table):
     """A name of `fedglass list models`, or `package.module:factory` for your own."""
     init: Name = "default"
     """A name of `fedglass list initialisations`, or `file:` or `transfer:` and a path of safetensors."""
+    untrained: Annotated[list[Name], Field(max_length=1000)] = []
+    """Parameters that no client trains or sends, as in fine-tuning: names with * such as "features.*"."""
     rounds: Rounds = 1
     """How many are played."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0

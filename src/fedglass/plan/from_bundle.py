@@ -23,6 +23,9 @@ from fedglass.plan.schema import AdversaryTable
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.views.together import Together
 
+FILES = {"truth": "what the clients have kept of their own", "weights": "what of the model never travels"}
+"""Beside a bundle, by the key of the plan."""
+
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
@@ -56,6 +59,7 @@ def draft(
     path: str | None = None,
     model: str | None = None,
     truth: Path | None = None,
+    weights: Path | None = None,
 ) -> Draft:
     """The plan that audits a bundle; `path` is how it names the folder, `model` is the user's own word."""
     beside = folder.with_name(folder.name + "-truth") if truth is None else truth
@@ -63,6 +67,7 @@ def draft(
         bundle=str(folder.resolve()),
         model=model,
         truth=str(beside.resolve()) if truth is not None or beside.is_dir() else None,
+        weights=None if weights is None else str(weights.resolve()),
     )
     bundle, _ = opened(table, Path())
     allowed, problem, doubts, unseen, together = None, "", tuple[str, ...](), tuple[str, ...](), False
@@ -77,7 +82,8 @@ def draft(
         problem = str(error)
     told = path or table.bundle
     named = None if table.truth is None else f"{told}-truth" if path is not None and truth is None else table.truth
-    text = _text(bundle, told, model, named, allowed, problem, together)
+    files = {"truth": named, "weights": table.weights}
+    text = _text(bundle, told, model, files, allowed, problem, together)
     return Draft(text, allowed, problem, doubts, unseen)
 
 
@@ -126,7 +132,7 @@ def _text(
     bundle: Bundle,
     path: str,
     model: str | None,
-    truth: str | None,
+    files: Mapping[str, str | None],
     allowed: Chosen | None,
     problem: str,
     together: bool,
@@ -141,7 +147,7 @@ def _text(
         "[recording]",
         f"bundle = {_quoted(path)}",
         *_missing(bundle, model),
-        *([] if truth is None else [f"truth = {_quoted(truth)}  # what the clients have kept of their own"]),
+        *(f"{key} = {_quoted(file)}  # {FILES[key]}" for key, file in files.items() if file is not None),
         '# rounds = [1, 2]         # by the federation\'s own numbers, or "all"; some that show everybody if left out',
         '# whose = ["name"]        # whose messages; everybody\'s if left out',
         "# training = { lr = 0.1 } # in place of what the bundle tells",

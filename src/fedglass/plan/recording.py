@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedglass.audit.protection import parts_of
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.params import Params, buffers_of, check_update, subtract, weights_of
-from fedglass.core.statistics import COUNTER
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
@@ -24,8 +21,10 @@ from fedglass.plan.keys import DefenceTable
 from fedglass.plan.public import public_of
 from fedglass.plan.recording_table import RecordingTable
 from fedglass.plan.schema import AdversaryTable
+from fedglass.plan.tensor_files import shapes_of, tensors_of
 from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Examples, Truths
+from fedglass.rounds.untrained import with_still
 from fedglass.rounds.views.aggregate import AggregateView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows
@@ -41,7 +40,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     model = build(table.model, shape=shape, classes=table.classes)
     before, buffers = _weights("recording.before", _path(table.before, folder), model)
     if table.buffers is not None:
-        buffers |= _tensors("recording.buffers", _path(table.buffers, folder), buffers_of(model))
+        buffers |= tensors_of("recording.buffers", _path(table.buffers, folder), buffers_of(model))
     _check_buffers(model, buffers)
     update, buffers_after = _update(table, folder, model, before)
     participants = _participants(table, data)
@@ -49,6 +48,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     alone = len(names) == 1
     messages = (Message(names[0], update, buffers_after),) if alone else ()
     past = Round(before, buffers, participants, messages, update, buffers_after, names)
+    past = past if table.defended else with_still(past, names)
     terms = Terms(
         shape,
         table.classes,
@@ -88,7 +88,7 @@ def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Pa
     for name in ("before", "after", "update", "buffers", "buffers_after"):
         text = getattr(table, name)
         if text is not None:
-            _shapes(f"recording.{name}", _path(text, folder))
+            shapes_of(f"recording.{name}", _path(text, folder))
 
 
 def knows_of(adversary: AdversaryTable) -> Knows:
@@ -182,7 +182,7 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
     """The update, and the running statistics after it as far as there are any."""
     buffers_after: dict[str, Tensor] = {}
     if table.update is not None:
-        update = _tensors("recording.update", _path(table.update, folder), weights_of(model))
+        update = tensors_of("recording.update", _path(table.update, folder), weights_of(model))
     else:
         assert table.after is not None, "the plan's validation demands it"
         after, buffers_after = _weights("recording.after", _path(table.after, folder), model)
@@ -197,7 +197,7 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
             "the weights before and after were not mixed up."
         )
     if table.buffers_after is not None:
-        held = _tensors("recording.buffers_after", _path(table.buffers_after, folder), buffers_of(model))
+        held = tensors_of("recording.buffers_after", _path(table.buffers_after, folder), buffers_of(model))
         buffers_after = {**buffers_after, **held}
     return update, buffers_after
 
@@ -205,7 +205,7 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
 def _weights(field: str, path: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and, where the file has them, buffers."""
     parameters, buffers = weights_of(model), buffers_of(model)
-    held = _tensors(field, path, {**parameters, **buffers}, optional=set(buffers))
+    held = tensors_of(field, path, {**parameters, **buffers}, optional=set(buffers))
     return (
         {name: held[name] for name in parameters},
         {name: held[name] for name in buffers if name in held},
@@ -220,67 +220,3 @@ def _check_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
             f"recording.buffers is missing: the model has running statistics such as {lacking[0]!r}, expected "
             "them in recording.before or in a file of their own: save the model's whole state_dict."
         )
-
-
-def _tensors(
-    field: str, path: Path, like: Params, optional: set[str] | frozenset[str] = frozenset()
-) -> dict[str, Tensor]:
-    """The named tensors of a file; names and shapes are compared before anything is loaded."""
-    shapes = _shapes(field, path)
-    _check_names(field, path, shapes, like, optional)
-    with _readable(field, path), safe_open(str(path), framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in like if name in shapes}
-    return {name: _sound(field, path, name, tensor) for name, tensor in tensors.items()}
-
-
-def _shapes(field: str, path: Path) -> dict[str, tuple[int, ...]]:
-    """The names in a file and their shapes."""
-    if not path.is_file():
-        raise DataError(f"{field}: no such file: {path}.")
-    with _readable(field, path), safe_open(str(path), framework="pt") as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
-
-
-@contextmanager
-def _readable(field: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise DataError(
-            f"{field}: {path} can not be read as safetensors ({error}): it is truncated, corrupt or of another "
-            "format. Save it again with safetensors.torch.save_file."
-        ) from error
-
-
-def _check_names(
-    field: str, path: Path, shapes: Mapping[str, tuple[int, ...]], like: Params, optional: set[str] | frozenset[str]
-) -> None:
-    missing = [name for name in like if name not in shapes and name not in optional and not name.endswith(COUNTER)]
-    extra = [name for name in shapes if name not in like]
-    if missing or extra:
-        lists = {"lacks": missing, "has the unknown": extra}
-        said = [f"{verb} {names[0]!r} ({len(names)} in all)" for verb, names in lists.items() if names]
-        raise UpdateError(
-            f"{field}: {path} does not fit the model: it {' and '.join(said)}. Expected its {len(like)} tensor "
-            "names: check that recording.model is the architecture that was trained."
-        )
-    for name, shape in shapes.items():
-        if shape != tuple(like[name].shape):
-            raise UpdateError(
-                f"{field}: {path} does not fit the model: {name!r} has shape {shape}, expected "
-                f"{tuple(like[name].shape)}: check recording.model, recording.classes and the images' shape."
-            )
-
-
-def _sound(field: str, path: Path, name: str, tensor: Tensor) -> Tensor:
-    if name.endswith(COUNTER):
-        return tensor
-    if not tensor.is_floating_point():
-        raise UpdateError(f"{field}: {path}: {name!r} must hold floats, got {tensor.dtype}.")
-    single = tensor.float()
-    if not torch.isfinite(single).all():
-        raise UpdateError(
-            f"{field}: {path}: {name!r} holds NaN or infinity: the client's training diverged or the file is "
-            "damaged. Lower the client's learning rate or record it again."
-        )
-    return single

@@ -31,6 +31,7 @@ def training_facts(steps: Sequence[StepRead]) -> dict[str, Any]:
         **_losses(steps, doubts),
         "clip": _clip(steps, doubts),
         "batch_norm": _batch_norm(steps, doubts),
+        "untrained": _untrained(steps, doubts),
     }
     _check_network(steps, doubts)
     facts[RESERVED] = doubts.sentences or None
@@ -171,12 +172,19 @@ def _check_network(steps: Sequence[StepRead], doubts: _Doubts) -> None:
         doubts.say("Gradients of several forward passes were accumulated in a step.")
     if not all(step.passes for step in steps):
         doubts.say("A step was taken without a forward pass that could be seen.")
-    for step in steps:
-        trained = [] if step.module is None else [n for n, p in step.module.named_parameters() if id(p) in step.weights]
-        known = [] if step.module is None else [n for n, _ in step.module.named_parameters()]
-        if known and len(trained) < len(known):
-            left = [name for name in known if name not in trained]
-            doubts.say(f"{len(left)} of {len(known)} parameters were not trained, such as {left[0]!r}.")
+
+
+def _untrained(steps: Sequence[StepRead], doubts: _Doubts) -> list[str] | None:
+    """The parameters that no step moves; None where all are trained."""
+    left = [
+        [name for name, parameter in step.module.named_parameters() if id(parameter) not in step.weights]
+        for step in steps
+        if step.module is not None
+    ]
+    if any(each != left[0] for each in left):
+        doubts.say("Some steps trained other parameters than others did.")
+        return None
+    return left[0] if left and left[0] else None
 
 
 def _factory(module: nn.Module) -> str | None:

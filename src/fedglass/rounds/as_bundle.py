@@ -83,7 +83,7 @@ def _terms(terms: TermsFacts) -> dict[str, Any]:
 
 def _facts(person: ParticipantFacts) -> dict[str, Any]:
     told = {"examples": person.examples if person.counted else "unknown", "weight": person.weight}
-    named = {"x-known-as": person.known_as or None}
+    named = {"x-known-as": person.known_as or None, "untrained": person.untrained or None}
     if person.training is None:
         return {**told, **named, "lr": person.lr, "steps": person.steps}
     return {**told, **named, **_training(person.training, person.examples)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ class Reading:
     model: nn.Module
     counts: Mapping[str, int]
     """How many examples each client has, where their owners tell."""
+    rest: Params = field(default_factory=dict)
+    """Weights that never travel, such as those of a pretrained network of which a part is trained."""
 
     def round(self, index: int, clients: Collection[str] | None = None) -> Round:
         """One round; of the messages, those of these clients."""
@@ -49,7 +51,7 @@ class Reading:
             for message in present
             if message.received is not None and (clients is None or message.client in clients)
         ]
-        step, buffers_after, kept = self._aggregate(past, common.before, common.buffers)
+        step, buffers_after, kept = self._aggregate(past, common)
         people = tuple(self._participant(message, index) for message in present)
         return Round(
             common.before,
@@ -62,17 +64,26 @@ class Reading:
         )
 
     def _participant(self, message: MessageFacts, index: int) -> Participant:
+        """What did not come back is not trained as far as anybody can see."""
         names = None if message.received is None else self._names(message.received)
-        return participant_of(self.bundle, message.client, index, self.counts, names)
+        found = participant_of(self.bundle, message.client, index, self.counts, names)
+        lacking = () if names is None else names.lacking(self.model)
+        return replace(found, untrained=tuple(dict.fromkeys((*found.untrained, *lacking))))
 
     def _names(self, held: Held) -> Names:
         sent = [(array.name, tuple(array.shape)) for array in held.arrays]
         return names_of(sent, self.model, str(self.bundle.folder / held.file))
 
-    def _state(self, held: Held) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and buffers in the model's own types."""
-        found = self._names(held).applied(self.bundle.arrays(held))
+    def _state(self, held: Held, rest: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers in the model's own types; `rest` are those that need not have travelled."""
+        found = {**rest, **self._names(held).applied(self.bundle.arrays(held))}
         where, weights, buffers = self.bundle.folder / held.file, weights_of(self.model), buffers_of(self.model)
+        missing = [name for name in weights if name not in found]
+        if missing:
+            raise UpdateError(
+                f"{where} lacks the model's parameter {missing[0]!r} ({len(missing)} in all): record the whole state "
+                "or, where a part of it is never sent, name a file that has it with --weights or recording.weights."
+            )
         for name, tensor in found.items():
             if name.endswith(COUNTER):
                 continue
@@ -88,7 +99,7 @@ class Reading:
         )
 
     def _start(self, held: Held) -> Start:
-        before, buffers = self._state(held)
+        before, buffers = self._state(held, self.rest)
         self._check_buffers(buffers, held)
         return Start(before, buffers)
 
@@ -107,26 +118,29 @@ class Reading:
         assert message.received is not None, "messages that were not seen are left out"
         own = None if message.sent is None else self._start(message.sent)
         start = common if own is None else own
-        got, statistics = self._state(message.received)
-        if message.received.form == "update":
-            return Message(message.client, got, _moved(start.buffers, statistics), own)
-        return Message(message.client, subtract(got, start.before), statistics, own)
+        update, statistics = self._added(message.received, start)
+        return Message(message.client, update, statistics, own)
+
+    def _added(self, held: Held, start: Start) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What a message or an aggregate adds to the weights, and the buffers after it."""
+        if held.form == "update":
+            added, statistics = self._state(held, {name: torch.zeros_like(w) for name, w in start.before.items()})
+            return added, _moved(start.buffers, statistics)
+        after, statistics = self._state(held, start.before)
+        return subtract(after, start.before), statistics
 
     def _aggregate(
-        self, past: RoundFacts, before: Params, buffers: Params
+        self, past: RoundFacts, start: Start
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
         """What the rule made, or the next round's start; nobody is behind it where neither was recorded."""
         following = self.bundle.rounds.get(past.index + 1)
         held = past.aggregated or (None if following is None else following.sent)
         present = tuple(message.client for message in past.messages if message.absent is None)
         if held is None or past.sent is None:
-            return {name: torch.zeros_like(tensor) for name, tensor in before.items()}, {}, ()
-        after, statistics = self._state(held)
+            return {name: torch.zeros_like(tensor) for name, tensor in start.before.items()}, {}, ()
         kept = best(sheet(past.facts), "kept")
         who = present if kept is None else tuple(name for name in present if name in kept)
-        if held.form == "update":
-            return after, _moved(buffers, statistics), who
-        return subtract(after, before), statistics, who
+        return *self._added(held, start), who
 
 
 def _moved(buffers: Params, by: Params) -> dict[str, Tensor]:

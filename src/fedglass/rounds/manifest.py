@@ -90,14 +90,16 @@ class ParticipantFacts(_Table):
     weight: Count | None = None
     known_as: Text = ""
     counted: bool = True
+    untrained: Names = []
 
     @classmethod
     def of(cls, known: Participant) -> ParticipantFacts:
         training = None if known.training is None else TrainingFacts.of(known.training)
-        return cls.model_validate({**vars(known), "training": training})
+        return cls.model_validate({**vars(known), "training": training, "untrained": list(known.untrained)})
 
     def value(self) -> Participant:
-        return Participant(**{**dict(self), "training": None if self.training is None else self.training.value()})
+        training = None if self.training is None else self.training.value()
+        return Participant(**{**dict(self), "training": training, "untrained": tuple(self.untrained)})
 
 
 class RoundFacts(_Table):

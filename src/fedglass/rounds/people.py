@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from fedglass.bundle.defended import State
 from fedglass.bundle.facts import FactSheet, best
 from fedglass.bundle.measured import change, facts_with_measured
 from fedglass.bundle.names import Names
@@ -50,7 +51,16 @@ def participant_of(
         (best(told, "steps") or None) if training is None else None,
         int(weight) if whole and int(weight) != examples else None,
         counted=counted,
+        untrained=tuple(_untrained(told, moved or {}, names)),
     )
+
+
+def _untrained(told: FactSheet, moved: State, names: Names | None) -> Iterator[str]:
+    """What is told not to be trained, and has not moved either."""
+    for said in best(told, "untrained", []):
+        name = said if names is None else names.model.get(said, said)
+        if name in moved and not bool(moved[name].any()):
+            yield name
 
 
 def _examples(told: FactSheet, owned: int | None) -> tuple[int, bool]:

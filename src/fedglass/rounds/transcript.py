@@ -32,6 +32,8 @@ class Participant:
     """The name under which the server knows it, where it has come back under a new one."""
     counted: bool = field(default=True, metadata=LATER)
     """Whether `examples` is their number; if not, the least that it can be."""
+    untrained: tuple[str, ...] = field(default=(), metadata=LATER)
+    """The parameters that it does not train, as in fine-tuning, or never sends."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from fedglass.core.params import Params, Update
 from fedglass.core.types import Knowledge, Observation, Own
 from fedglass.rounds.transcript import Attendance, Participant, Round, Start, Transcript
 from fedglass.rounds.truth import Truths
+from fedglass.rounds.untrained import untrained_by_all, without_untrained
 
 T = TypeVar("T")
 Standpoint = Literal["server", "aggregate", "peer"]
@@ -113,7 +114,8 @@ class Look:
         past = self.transcript.rounds[self.round]
         at = Start(past.before, past.buffers) if self.start is None else self.start
         facts = self.knowledge(knows, truths, own)
-        return Observation(self.transcript.model, at.before, at.buffers, self.update, facts, own, self.buffers_after)
+        whole = Observation(self.transcript.model, at.before, at.buffers, self.update, facts, own, self.buffers_after)
+        return without_untrained(whole, untrained_by_all(self.behind))
 
     def knowledge(self, knows: Knows, truths: Truths | None = None, own: Own | None = None) -> Knowledge:
         """What the adversary knows beside the message."""
