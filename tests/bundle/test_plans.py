@@ -434,6 +434,15 @@ def test_the_second_name_of_a_tensor_is_read_or_told(tmp_path: Path) -> None:
     for more in ("", '[adversary]\nview = "aggregate"\n'):
         (target,) = targets(compile_plan(parse_plan(f"{text}{more}{ATTACK}"), tmp_path))
         assert target.unread == ("again.weight",)
+    whole = dict(Tied().state_dict())
+    second = {name: tensor + 0.1 for name, tensor in whole.items() if name != "body.body.0.weight"}
+    writer = BundleWriter(tmp_path / "e", facts={**TERMS, "model": None})
+    writer.round(1).sent(whole)
+    writer.round(1).received("a", second, examples=1)
+    told = {"optimiser": "SGD", "lr": 0.1, "steps": 1, "batch_sizes": [1]}
+    writer.training("a", 1, told, source="read")
+    (target,) = targets(compile_plan(parse_plan(text.replace('"c"', '"e"') + ATTACK), tmp_path))
+    assert target.unread == ("again.weight",), "the first name did not travel"
 
 
 @pytest.mark.parametrize(

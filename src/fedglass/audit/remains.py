@@ -36,7 +36,8 @@ def remains(message: Params, bare: Params, *later: tuple[Params, Params], far: f
     round shows many may.
     """
     rounds = [_pairs(*each) for each in ((message, bare), *later)]
-    whole = {name: _joined([each[name] for each in rounds]) for name in bare}
+    # What is a layer to one round may be a constant to another.
+    whole = {name: _joined([each[name] for each in rounds]) for name in bare if all(name in each for each in rounds)}
     looked_at = [*rounds, whole] if later else rounds
     return tuple(dict.fromkeys(name for pairs in looked_at for name in _standing_out(pairs, far)))
 

@@ -77,7 +77,7 @@ def _size(value: Any) -> tuple[int, int]:
 
 
 def second_names(bundle: Bundle, held: Held, model: nn.Module) -> Iterator[str]:
-    """Tensors that the model has under two names, and that were sent with other values under the second.
+    """Tensors that the model has under two names, and that were sent with other values, or alone, under the second.
 
     Attacks read the first. A defence that goes through the parameters, of which torch names each once, passes over
     the second.
@@ -89,7 +89,7 @@ def second_names(bundle: Bundle, held: Held, model: nn.Module) -> Iterator[str]:
     names = names_of([(a.name, tuple(a.shape)) for a in held.arrays], model, str(bundle.folder / held.file))
     sent = names.applied(bundle.arrays(held))
     for name, first in twice.items():
-        if name in sent and first in sent and not torch.equal(sent[name], sent[first]):
+        if name in sent and (first not in sent or not torch.equal(sent[name], sent[first])):
             yield name
 
 
