@@ -446,3 +446,16 @@ def test_noise_that_was_drawn_for_one_row_is_told(world: World) -> None:
     row = torch.randn(quiet.shape[1], generator=stream(0, "row"))
     after["body.1.weight"] = quiet + CLIP * MULTIPLIER * row / row.square().mean().sqrt()
     assert world.report(guard, after).reasons == (Reason.NOISE,)
+
+
+def test_differences_that_no_weight_can_hold_do_not_leave_unseen(toy: Any) -> None:
+    """Added to the weights they are rounding, and in the message they are the gradient."""
+    world = World(toy, training=Training(lr=1e-8))
+    network = Network(world.model, {}, world.training.batch_norm)
+    weights = [world.before[name].requires_grad_() for name in network.names]
+    loss = F.cross_entropy(network(weights, world.inputs), world.labels)
+    update = {n: -1e-8 * g for n, g in zip(network.names, torch.autograd.grad(loss, weights), strict=True)}
+    before = {name: tensor.detach() for name, tensor in world.before.items()}
+    guard = Guard(false_alarms=0, **HERE)
+    given = {"examples": world.inputs, "labels": world.labels, "training": world.training}
+    assert guard.check(world.model, before, update=update, **given).reasons == (Reason.NOT_EXPLAINED,)
