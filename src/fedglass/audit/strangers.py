@@ -21,7 +21,7 @@ from fedglass.audit.replay import Declared, Part, played
 
 FAR = 7.0
 """Standard deviations, more than the truth needs: where that is all but seen, others that are like it may be."""
-MOST_CLASSES = 32
+MOST_CLASSES = 16
 """Of which a plain image is tried: each is a training that is played again."""
 
 
