@@ -717,7 +717,7 @@ def _repeated() -> Iterator[Situation]:
     def declared(std: float) -> dict[str, Protection]:
         return dict.fromkeys(clients, Protection(release=GaussianNoise(std=std)))
 
-    def of(release: Kept | Signs | GaussianNoise, **told: Any) -> Callable[[], Source]:
+    def of(release: Kept | Signs | OneFilter | GaussianNoise, **told: Any) -> Callable[[], Source]:
         return saved(simulated({"release": release}, {"release": release}, **told), shields=declared(release.std))
 
     yield row("saved: heavy noise, the same in two rounds", LEAKS, of(Kept(0.1), rounds=2, view=two), flag=blind)
@@ -728,7 +728,10 @@ def _repeated() -> Iterator[Situation]:
     yield row("saved: faint noise, the same in two rounds", LEAKS, of(Kept(1e-6), rounds=2, view=two))
     anew = of(GaussianNoise(0.3), rounds=2, view=two)
     yield row("saved: heavy noise of two clients in two rounds, each its own", SAFE, anew)
-    yield row("saved: heavy noise of two values, declared as Gaussian", OPEN, of(Signs(1.0)), flag=NOT_SO)
+    yield row("saved: heavy noise of two values, declared as Gaussian", LEAKS, of(Signs(1.0)), flag=NOT_SO)
+    yield row("saved: faint noise of two values, declared as Gaussian", LEAKS, of(Signs(1e-6)))
+    yield row("saved: faint noise, one filter's for all filters", LEAKS, of(OneFilter(1e-6)))
+    yield row("saved: heavier noise of two clients, each its own", SAFE, of(GaussianNoise(30.0)))
     yield row("heavy noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1.0)}), flag=blind)
     yield row("faint noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1e-6)}))
 
