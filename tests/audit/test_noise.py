@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -47,3 +49,19 @@ def test_other_data_are_found_below_the_noise() -> None:
 
 def test_a_small_model_can_not_be_told() -> None:
     assert fit(1.0, size=100) == "too few weights"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda noise: noise.sign(),
+        lambda noise: (2 * noise).round() / 2,
+        lambda noise: (torch.special.ndtr(noise) - 0.5) * 12**0.5,
+    ],
+    ids=["two", "a grid", "uniform"],
+)
+def test_noise_of_another_distribution_is_found(values: Callable[[Tensor], Tensor]) -> None:
+    """Of two values it is as long as declared, and whoever subtracts the nearer one has what it should hide."""
+    plain = 0.01 * drawn("normal", 5000)
+    tries = [[plain + 10 * drawn("normal", 1000 + i)] for i in range(TRIES)]
+    assert noise_fit([plain + 10 * values(drawn("normal", 7))], tries, [plain]) == "another kind"

@@ -49,3 +49,25 @@ def test_few_entries_are_alike_by_chance() -> None:
 
 def test_a_tensor_that_no_training_moves_tells_nothing() -> None:
     assert remains({"0": torch.ones(50)}, {"0": torch.zeros(50)}) == ()
+
+
+def test_what_no_round_shows_many_rounds_show() -> None:
+    bare = message(tensors=2)
+    rounds = [
+        ({name: t + 60 * torch.randn(t.shape, generator=stream(i, "round", name)) for name, t in bare.items()}, bare)
+        for i in range(100)
+    ]
+    assert all(remains(*each) == () for each in rounds)
+    assert remains(*rounds[0], *rounds[1:]) == ("0", "1")
+
+
+def test_a_tensor_that_was_left_out_of_a_later_round_is_named() -> None:
+    bare = message()
+    assert remains(noised(bare, rest=1e4), bare, (noised(bare, rest=1e4, t3=0.0), bare)) == ("3",)
+
+
+def test_rounds_that_move_different_layers_are_looked_at_where_both_do() -> None:
+    bare = message()
+    fewer = {name: tensor for name, tensor in bare.items() if name != "3"}
+    assert remains(noised(bare, rest=1e4), bare, (noised(fewer, rest=1e4), fewer)) == ()
+    assert remains(noised(fewer, rest=1e4), fewer, (noised(bare, rest=1e4, t3=0.0), bare)) == ("3",)

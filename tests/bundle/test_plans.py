@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedglass.audit.assessment import contradictions_in, explained_in
-from fedglass.audit.audit import Job
+from fedglass.audit.audit import Job, run
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.replay import replay
 from fedglass.audit.target import Target
@@ -86,6 +87,10 @@ def test_who_can_not_be_looked_at_is_not_passed_over_in_silence(tmp_path: Path) 
     (source,) = sources(job(tmp_path))
     assert source.overlooked == ("b",)
     assert all(target.overlooked == ("b",) for target in targets(job(tmp_path)))
+    (source,) = sources(job(tmp_path, 'rounds = "all"'))
+    assert source.overlooked == ("b",), "all means everybody"
+    (source,) = sources(job(tmp_path, "rounds = [1]"))
+    assert source.overlooked == (), "who names the rounds has decided"
     (source,) = sources(job(tmp_path, 'whose = ["a"]'))
     assert source.overlooked == (), "who names the clients has decided"
 
@@ -371,8 +376,9 @@ def test_keys_of_a_simulation_are_refused_beside_a_bundle(folder: Path) -> None:
 def test_a_message_that_nobody_could_take_down_is_not_passed_over(tmp_path: Path) -> None:
     writer = Real(sizes=(1, 2), rounds=1).record(tmp_path / "b")
     writer.round(1).unseen("client 2", "its reply is no model")
-    (source,) = sources(job(tmp_path))
-    assert source.overlooked == ("client 2",)
+    for keys in ("", 'rounds = "all"', "rounds = [1]"):
+        (source,) = sources(job(tmp_path, keys))
+        assert source.overlooked == ("client 2",), keys
 
 
 def test_what_the_recorder_could_not_follow_is_said_with_the_replay(tmp_path: Path) -> None:
@@ -382,3 +388,158 @@ def test_what_the_recorder_could_not_follow_is_said_with_the_replay(tmp_path: Pa
     assert "dropout" not in explained_in(target)["replay"]  # the message is as told
     (other,) = targets(job(tmp_path, 'truth = "b-truth"\ntraining = { lr = 0.3, epochs = 2 }'))
     assert explained_in(other)["replay"].endswith("the recorder says: There was dropout.")
+
+
+def test_rounds_before_the_recording_began_are_not_forgotten(tmp_path: Path) -> None:
+    in_turn(tmp_path, {5: ("a",)})
+    assert [target.further for target in targets(job(tmp_path))] == [1]
+
+
+def test_aggregates_that_share_a_client_tell_of_the_same_data(tmp_path: Path) -> None:
+    """Those of a and b, of b and c and of a and c, added and subtracted, are a's own."""
+    in_turn(tmp_path, {1: ("a", "b"), 2: ("b", "c"), 3: ("a", "c"), 4: ("d",)})
+    writer = BundleWriter(tmp_path / "b", resume=True)
+    state: State = dict(Real().model().state_dict())
+    writer.round(4).aggregated(state)
+    found = targets(job(tmp_path, 'rounds = "all"', 'view = "aggregate"'))
+    assert [target.further for target in found] == [2, 2, 2, 0]
+
+
+class Tied(torch.nn.Module):
+    """A network that has a tensor under two names."""
+
+    def __init__(self, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES) -> None:
+        super().__init__()
+        self.body = build("lenet", shape=shape, classes=classes)
+        self.again = torch.nn.Module()
+        self.again.weight = self.body.body[0].weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.body(inputs)
+        return out
+
+
+def test_the_second_name_of_a_tensor_is_read_or_told(tmp_path: Path) -> None:
+    """A defence that goes through the parameters leaves the second name as it was."""
+    once = [name for name, _ in Tied().named_parameters()]
+
+    def noisy(before: State, after: State) -> State:
+        return {name: tensor + torch.randn(tensor.shape) if name in once else tensor for name, tensor in after.items()}
+
+    keys = f'truth = "b-truth"\nmodel = "{__name__}:Tied"'
+    Real(sizes=(1,), rounds=1, model=Tied).record(tmp_path / "b", model=None)
+    assert targets(job(tmp_path, keys))[0].unread == ()
+    Real(sizes=(1,), rounds=1, model=Tied, leaves=noisy).record(tmp_path / "c", model=None)
+    text = f'[recording]\nbundle = "c"\nmodel = "{__name__}:Tied"\n'
+    for more in ("", '[adversary]\nview = "aggregate"\n'):
+        (target,) = targets(compile_plan(parse_plan(f"{text}{more}{ATTACK}"), tmp_path))
+        assert target.unread == ("again.weight",)
+    whole = dict(Tied().state_dict())
+    second = {name: tensor + 0.1 for name, tensor in whole.items() if name != "body.body.0.weight"}
+    writer = BundleWriter(tmp_path / "e", facts={**TERMS, "model": None})
+    writer.round(1).sent(whole)
+    writer.round(1).received("a", second, examples=1)
+    told = {"optimiser": "SGD", "lr": 0.1, "steps": 1, "batch_sizes": [1]}
+    writer.training("a", 1, told, source="read")
+    (target,) = targets(compile_plan(parse_plan(text.replace('"c"', '"e"') + ATTACK), tmp_path))
+    assert target.unread == ("again.weight",), "the first name did not travel"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"loss": 0.5, "accuracy of each class": [0.1] * CLASSES}, ()),
+        ({"embedding": [0.5] * 144}, ("metric embedding",)),
+        ({"layers": {"first": [[0.5] * 12] * 6}}, ("metric layers",)),
+        ({"control": b"0123"}, ("metric control",)),
+        ({"control": np.zeros((40, 50))}, ("metric control",)),
+        ({"control": torch.zeros(40, 50)}, ("metric control",)),
+        ({"accuracy": np.zeros(CLASSES), "steps": np.int64(3)}, ()),
+        ({"log": "x" * 500}, ("metric log",)),
+    ],
+)
+def test_metrics_that_may_hold_a_picture_are_told(
+    metrics: dict[str, Any], told: tuple[str, ...], tmp_path: Path
+) -> None:
+    writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
+    writer.training("client 0", 1, {"metrics": metrics}, source="read")
+    (target,) = targets(job(tmp_path, 'truth = "b-truth"'))
+    assert target.unread == told
+
+
+def test_further_arrays_may_be_told_in_any_form(tmp_path: Path) -> None:
+    writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
+    writer.training("client 0", 1, {"x-further-arrays": "a control variate"}, source="read")
+    assert targets(job(tmp_path))[0].unread == ("a control variate",)
+
+
+def test_class_names_that_are_not_one_for_each_class_are_not_used(tmp_path: Path) -> None:
+    Real(sizes=(1,), rounds=1).record(tmp_path / "b", class_names=["cat"])
+    (source,) = sources(job(tmp_path, 'truth = "b-truth"'))
+    assert source.transcript.terms.class_names is None
+
+
+def test_an_audit_of_a_bundle_that_has_grown_is_another(tmp_path: Path) -> None:
+    """Rounds that came later, doubts and another order of batches change the verdict on the same message."""
+    Real(sizes=(1,), rounds=1).record(tmp_path / "b")
+    keys = 'truth = "b-truth"\nrounds = [1]'
+    seen = [sources(job(tmp_path, keys))[0].identity()]
+    writer = BundleWriter(tmp_path / "b", resume=True)
+    writer.round(3).received("client 0", dict(Real().model().state_dict()))
+    seen.append(sources(job(tmp_path, keys))[0].identity())
+    writer.training("client 0", 1, {"lr": 0.7}, source="declared")
+    seen.append(sources(job(tmp_path, keys))[0].identity())
+    images, labels = examples(0, 1)
+    writer.truth("client 0", images, labels, batches={1: [[0]]})
+    seen.append(sources(job(tmp_path, keys))[0].identity())
+    assert len(set(seen)) == 4
+
+
+def test_noise_that_another_message_has_is_told(tmp_path: Path) -> None:
+    """A client that begins every round with the same seed, and two clients that have one."""
+
+    def noisy(before: State, after: State) -> State:
+        torch.manual_seed(0)
+        return {name: tensor + torch.randn(tensor.shape) for name, tensor in after.items()}
+
+    told = 'truth = "b-truth"\nrounds = "all"\ndefended = { name = "gaussian_noise", std = 1.0 }'
+    Real(sizes=(1, 2), rounds=2, leaves=noisy).record(tmp_path / "b", defences=None)
+    first, *_ = targets(job(tmp_path, told))
+    assert first.alike == ("as of client 1 in round 1", "as of client 0 in round 2", "as of client 1 in round 2")
+    first, _ = targets(job(tmp_path, told, 'view = "aggregate"'))
+    assert first.alike == ("as in round 2",)
+    first, _ = targets(job(tmp_path, f'{told}\nwhose = ["client 1"]'))
+    assert "as of client 0 in round 1" in first.alike, "the server has it, whoever asks"
+
+
+def test_what_a_recorder_lost_is_not_passed_over(tmp_path: Path) -> None:
+    """Its bundle is whole by itself, and nobody sees what it lacks."""
+    writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
+    assert sources(job(tmp_path))[0].overlooked == ()
+    writer.lost()
+    for keys in ("", "rounds = [1]", 'whose = ["client 0"]'):
+        assert sources(job(tmp_path, keys))[0].overlooked == ("somebody whom the recorder lost",)
+
+
+def test_a_declared_training_that_moves_nothing_is_not_called_a_zero_update(tmp_path: Path) -> None:
+    """Without its noise nothing would have been sent: the attack reads nothing there, and does not fail."""
+
+    def noisy(before: State, after: State) -> State:
+        generator = torch.Generator().manual_seed(0)
+        return {name: tensor + torch.randn(tensor.shape, generator=generator) for name, tensor in after.items()}
+
+    Real(sizes=(1,), rounds=1, leaves=noisy).record(tmp_path / "b")
+    told = 'truth = "b-truth"\ntraining = { lr = 1e-12 }\ndefended = { name = "gaussian_noise", std = 1.0 }'
+    (record,) = run(job(tmp_path, told), tmp_path / "out").records
+    assert (record.status, record.absence) == ("done", None)
+
+
+def test_clients_that_have_the_same_picture_tell_of_the_same_data(tmp_path: Path) -> None:
+    """One that comes back under another name, or has the picture from the same source."""
+    in_turn(tmp_path, {1: ("a", "b"), 2: ("c",)})
+    writer, images, labels = BundleWriter(tmp_path / "b", resume=True), *examples(0, 1)
+    for name in ("a", "c"):
+        writer.truth(name, images, labels)
+    writer.truth("b", *examples(1, 1))
+    found = targets(job(tmp_path, 'truth = "b-truth"\nrounds = "all"'))
+    assert [(*target.behind, target.further) for target in found] == [("a", 1), ("b", 0), ("c", 1)]

@@ -23,6 +23,7 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.from_bundle import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.record.plain import recording
+from fedglass.rounds.untrained import still
 
 from .federations import CLASSES, SHAPE, TERMS, State, examples
 
@@ -156,3 +157,12 @@ def test_behind_a_defence_what_is_told_counts(tmp_path: Path) -> None:
     assert not explained(looked_at(tmp_path)[1])
     BundleWriter(tmp_path / "b", resume=True).training("a", 1, {"untrained": list(STEM)}, source="read")
     assert explained(looked_at(tmp_path)[1])
+
+
+def test_a_difference_that_is_too_small_for_a_weight_is_no_layer_that_nobody_trains() -> None:
+    """Clients that send differences send the smallest of them in full: what it tells is not to be left out."""
+    before = {"first": torch.ones(3), "last": torch.ones(3)}
+    update = {"first": torch.tensor([1e-9, -2e-9, 0.0]), "last": torch.full((3,), 0.1)}
+    assert still(before, update) == ()
+    assert still(before, update, mean=True) == ("first",)
+    assert still(before, {**update, "first": torch.zeros(3)}) == ("first",)

@@ -427,3 +427,35 @@ def test_buffers_that_nobody_plays_again_do_not_leave(toy: Any) -> None:
         model.seen.copy_(kept)
         report = guard.check_watched(reader, before, after=model.state_dict())
         assert report.reasons == (() if kept is before["seen"] else (Reason.NOT_EXPLAINED,))
+
+
+def test_noise_that_repeats_from_round_to_round_is_told(world: World) -> None:
+    """A client that seeds its generator in every round: the difference of two updates is without noise."""
+    guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
+    assert world.report(guard, world.released(guard.protected, seed=1)).sound
+    assert world.report(guard, world.released(guard.protected, seed=2)).sound
+    again = world.report(guard, world.released(guard.protected, seed=2))
+    assert again.reasons == (Reason.NOISE,)
+    assert again.examined.escaped == ("as in the last update",)
+
+
+def test_noise_that_was_drawn_for_one_row_is_told(world: World) -> None:
+    guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
+    after = world.released(guard.protected)
+    quiet = world.released(Protected(CLIP))["body.1.weight"]
+    row = torch.randn(quiet.shape[1], generator=stream(0, "row"))
+    after["body.1.weight"] = quiet + CLIP * MULTIPLIER * row / row.square().mean().sqrt()
+    assert world.report(guard, after).reasons == (Reason.NOISE,)
+
+
+def test_differences_that_no_weight_can_hold_do_not_leave_unseen(toy: Any) -> None:
+    """Added to the weights they are rounding, and in the message they are the gradient."""
+    world = World(toy, training=Training(lr=1e-8))
+    network = Network(world.model, {}, world.training.batch_norm)
+    weights = [world.before[name].requires_grad_() for name in network.names]
+    loss = F.cross_entropy(network(weights, world.inputs), world.labels)
+    update = {n: -1e-8 * g for n, g in zip(network.names, torch.autograd.grad(loss, weights), strict=True)}
+    before = {name: tensor.detach() for name, tensor in world.before.items()}
+    guard = Guard(false_alarms=0, **HERE)
+    given = {"examples": world.inputs, "labels": world.labels, "training": world.training}
+    assert guard.check(world.model, before, update=update, **given).reasons == (Reason.NOT_EXPLAINED,)

@@ -288,6 +288,25 @@ def round_as_of(other: Callable[[], Source], index: int) -> Edit:
     return edit
 
 
+def with_another(share: float) -> Edit:
+    """Another picture's gradient beside the first client's, as long as a share of what it has sent."""
+
+    def edit(said: Transcript) -> Transcript:
+        past = said.rounds[0]
+        first, *rest = past.messages
+        other = data(1, 5)
+        beside, _ = Made().update(said.model, other.images, other.labels)
+        scale = share * _length(first.update) / _length(beside)
+        update = {name: tensor + scale * beside[name] for name, tensor in first.update.items()}
+        return replace(said, rounds={0: replace(past, messages=(replace(first, update=update), *rest))})
+
+    return edit
+
+
+def _length(update: Mapping[str, Tensor]) -> float:
+    return float(torch.cat([tensor.flatten() for tensor in update.values()]).norm())
+
+
 def buried(tensor: Tensor) -> Tensor:
     """Under noise that hides all."""
     return tensor + torch.randn(tensor.shape, generator=stream(1, "buried", str(tuple(tensor.shape))))
@@ -369,6 +388,38 @@ class NoisyEnd:
         *first, weight, bias = outgoing.update.items()
         noised = {name: t + self.std * normal(t, outgoing.generator) for name, t in (weight, bias)}
         return {**dict(first), **noised}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Noise that is drawn once, from the same seed for everybody and always."""
+
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        generator = stream(0, "kept")
+        return {name: t + self.std * normal(t, generator) for name, t in outgoing.update.items()}
+
+
+@dataclass(frozen=True)
+class OneFilter:
+    """Noise of one filter, the same for all of them: a difference of two is without it."""
+
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        noise = {n: normal(t[0] if t.dim() > 1 else t, outgoing.generator) for n, t in outgoing.update.items()}
+        return {name: t + self.std * noise[name] for name, t in outgoing.update.items()}
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Noise of two values, as long as any other: who subtracts the nearer one has what it should hide."""
+
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        return {n: t + self.std * normal(t, outgoing.generator).sign() for n, t in outgoing.update.items()}
 
 
 def faded(of: Attack) -> Attack:
@@ -653,8 +704,36 @@ def _over_rounds() -> Iterator[Situation]:
     yield row("saved: heavy noise in two rounds together, more arrays beside the second", OPEN, later, flag=unread)
     another = with_more(hidden, overlooked=("client 1",))
     yield row("saved: heavy noise, and a client that nobody looks at", OPEN, another, flag=unseen)
+    yield from _repeated()
     mixed = saved(noisy_rounds, edit=round_as_of(open_rounds, 1), shields=loud)
     yield row("saved: two rounds together, heavy noise declared and none in the second", LEAKS, mixed)
+
+
+def _repeated() -> Iterator[Situation]:
+    """Noise that is not drawn anew for every entry, client and round."""
+    blind, clients = "attack is blind", ("client 0", "client 1")
+    two = Together((ServerView(0, 0), ServerView(0, 1)))
+
+    def declared(std: float) -> dict[str, Protection]:
+        return dict.fromkeys(clients, Protection(release=GaussianNoise(std=std)))
+
+    def of(release: Kept | Signs | OneFilter | GaussianNoise, **told: Any) -> Callable[[], Source]:
+        return saved(simulated({"release": release}, {"release": release}, **told), shields=declared(release.std))
+
+    yield row("saved: heavy noise, the same in two rounds", LEAKS, of(Kept(0.1), rounds=2, view=two), flag=blind)
+    lacking = saved(simulated(noisy(0.1)), edit=with_another(0.5), shields=declared(0.1))
+    yield row("saved: heavy noise, and a picture that the truth lacks", OPEN, lacking, flag=blind)
+    yield row("saved: heavy noise of two clients, each its own", SAFE, of(GaussianNoise(1.0)))
+    yield row("saved: faint noise, the same of two clients", LEAKS, of(Kept(1e-6)))
+    yield row("saved: faint noise, the same in two rounds", LEAKS, of(Kept(1e-6), rounds=2, view=two))
+    anew = of(GaussianNoise(0.3), rounds=2, view=two)
+    yield row("saved: heavy noise of two clients in two rounds, each its own", SAFE, anew)
+    yield row("saved: heavy noise of two values, declared as Gaussian", LEAKS, of(Signs(1.0)), flag=NOT_SO)
+    yield row("saved: faint noise of two values, declared as Gaussian", LEAKS, of(Signs(1e-6)))
+    yield row("saved: faint noise, one filter's for all filters", LEAKS, of(OneFilter(1e-6)))
+    yield row("saved: heavier noise of two clients, each its own", SAFE, of(GaussianNoise(30.0)))
+    yield row("heavy noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1.0)}), flag=blind)
+    yield row("faint noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1e-6)}))
 
 
 def _statistics() -> Iterator[Situation]:
@@ -664,6 +743,8 @@ def _statistics() -> Iterator[Situation]:
     yield row("batch statistics, read with the update", LEAKS, simulated(training=batch, model=normalised), by_both)
     hushed = simulated(noisy(1.0), training=batch, model=normalised)
     yield row("heavy noise, batch statistics in clear", LEAKS, hushed, flag=told)
+    barely = coarse_to_fine_statistics(iterations=60, weight=0.01)
+    yield row("heavy noise, batch statistics in clear, read and hardly weighed", OPEN, hushed, barely, told)
     two = simulated(noisy(1.0), noisy(1.0), training=batch, model=normalised, view=AggregateView())
     yield row("heavy noise, an aggregate's batch statistics in clear", LEAKS, two, LONG, told)
 

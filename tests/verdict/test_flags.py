@@ -325,6 +325,29 @@ def test_a_defence_that_leaves_a_tensor_as_it_was_hides_nothing() -> None:
     assert "conv.weight" in flag.text
 
 
+def test_noise_that_repeats_hides_nothing() -> None:
+    repeated = replace(SHIELDED, repeats=("as of client 1 in round 1",))
+    assert repeated.absence is None
+    (flag,) = [flag for flag in flags_of(repeated) if flag.name == "attack is blind"]
+    assert "as of client 1 in round 1" in flag.text
+    assert flag.severity == "serious"
+
+
+def test_examples_that_the_truth_lacks_are_not_taken_for_hidden() -> None:
+    other = replace(SHIELDED, strangers=("conv.weight",))
+    assert other.absence is None
+    (flag,) = [flag for flag in flags_of(other) if flag.name == "attack is blind"]
+    assert "that the truth lacks" in flag.text
+
+
+def test_statistics_in_clear_are_hidden_by_no_noise_whatever_the_attack_reads() -> None:
+    clear = replace(SHIELDED, in_clear=True)
+    assert clear.absence is None
+    assert serious(clear) == ["batch statistics"]
+    assert replace(FREE, in_clear=True).absence == CHOICE, "an attack that reads them has seen them"
+    assert "batch statistics" not in names(replace(FREE, in_clear=True))
+
+
 @pytest.mark.parametrize("threshold", [20.0, 30.0, 60.0, 99.0])
 def test_no_threshold_makes_a_sure_recovery_pass(threshold: float) -> None:
     high = replace(FREE, gate=Gate(threshold=threshold), scores=psnr(20.5))

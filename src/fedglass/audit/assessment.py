@@ -23,9 +23,12 @@ from fedglass.audit.likeness import shown_otherwise
 from fedglass.audit.looks import Effort, Experiment, Rerun, other_priors, other_starts
 from fedglass.audit.noise import Fit
 from fedglass.audit.remains import remains
+from fedglass.audit.repeats import between, within
 from fedglass.audit.replay import Replay, replay
+from fedglass.audit.strangers import strangers
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
+from fedglass.core.params import subtract
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.rounds.truth import Truth
 from fedglass.verdict.findings import Findings, Look
@@ -84,6 +87,7 @@ def assess(asked: Question, findings: Findings) -> Assessment:
         label_errors=judged.label_errors,
         defended=asked.target.defended,
         batch_statistics=asked.target.batch_statistics and Fact.STATISTICS not in uses_of(attack),
+        in_clear=asked.target.batch_statistics,
         further=asked.target.further,
         overlooked=asked.target.overlooked,
         miscounted=asked.target.miscounted,
@@ -153,7 +157,13 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
     if findings.hidden:
         bare = asked.target.bare
         if bare is not None:
-            left = remains(asked.seen.update, bare.update)
+            later = zip(asked.seen.also, bare.also, strict=True)
+            left = remains(asked.seen.update, bare.update, *((sent.update, plain.update) for sent, plain in later))
+            again = (*repeated(asked.seen, bare), *asked.target.alike)
+            others = () if left else _strangers(asked)
+            if again or others:
+                # No run of an attack takes out what another message shares with this one, nor scores what nobody knows.
+                return replace(findings, remains=left, repeats=again, strangers=others)
             findings = replace(findings, remains=left, read_without=_reads(asked, bare))
         # An attack that nothing hides from is blind, and its prior may be why.
         return findings if findings.covered else _with_looks(asked, findings, [])
@@ -161,6 +171,28 @@ def _looked_closer(asked: Question, findings: Findings) -> Findings:
         return findings
     findings = replace(findings, apart=told_apart(asked.attack, asked.seen, asked.found, asked.truth))
     return _with_looks(asked, findings, other_starts(asked.attack, asked.seed, asked.effort))
+
+
+def _strangers(asked: Question) -> tuple[str, ...]:
+    """Where recorded messages hold other examples than the truth."""
+    declared = [each.declared for each in (asked.target, *asked.target.also)]
+    labels, classes = asked.found.labels, asked.seen.knows.classes
+    found = [name for each in declared if each is not None for name in strangers(each, labels, classes)]
+    return tuple(dict.fromkeys(found))
+
+
+def repeated(seen: Observation, bare: Observation) -> tuple[str, ...]:
+    """Where the noise of a message is not drawn anew, inside of it or from one to another of those attacked with it.
+
+    What the model that it adds to has in common with it may be weight decay, which is in the undefended message too.
+    """
+    messages = (seen, *seen.also)
+    found = [words for each in messages for words in within(each.update)]
+    for each, plain in zip(messages, (bare, *bare.also), strict=True):
+        left, model = subtract(each.update, plain.update), {"as in the model that was sent": each.before}
+        found += [words for words in between(each.update, model) if [*between(left, model)]]
+    later = {f"as of message {i + 2}": each.update for i, each in enumerate(seen.also)}
+    return tuple(dict.fromkeys([*found, *between(seen.update, later)]))
 
 
 def _with_looks(asked: Question, findings: Findings, runs: list[Rerun]) -> Findings:
@@ -178,7 +210,9 @@ def _with_looks(asked: Question, findings: Findings, runs: list[Rerun]) -> Findi
 
 
 def _reads(asked: Question, bare: Observation) -> bool:
-    """Whether the attack recovers every image of the message without what protects it."""
+    """Whether the attack recovers every image of the message without what protects it; there may be none."""
+    if not any(bool(tensor.any()) for tensor in bare.update.values()):
+        return False
     seen = isolated(bare, asked.attack, _device(asked.seen))
     found = asked.attack.run(seen, asked.seed, asked.progress)
     return shown_by(asked, seen, found).all_recovered

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Fit = Literal["as declared", "too little", "too much", "other data", "too few weights"]
+Fit = Literal["as declared", "too little", "too much", "other data", "another kind", "too few weights"]
 
 TOLERANCE = 0.1
 """The share by which distances may differ. A message without noise is nearer by 1 - 1/sqrt(2) = 0.29 than declared."""
@@ -23,6 +23,10 @@ LARGEST = 0.25
 """Tolerance from which on a message without noise could pass for one with it."""
 FAR = 5.0
 """Standard deviations beyond which the message's share along the undefended one is not by chance."""
+SHAPE, RARE = 0.02, 2.7
+"""By which two distributions must differ, and by chance may: this over the root of the number of entries."""
+MOST = 200_000
+"""Entries of each that are compared in distribution: more tell no more."""
 
 
 def noise_fit(message: Sequence[Tensor], tries: Sequence[Sequence[Tensor]], bare: Sequence[Tensor]) -> Fit:
@@ -38,7 +42,9 @@ def noise_fit(message: Sequence[Tensor], tries: Sequence[Sequence[Tensor]], bare
         return "too little"
     if not nearness <= 1 + tolerance:
         return "too much"
-    return "other data" if _aside(sent, drawn, plain, usual) > FAR else "as declared"
+    if _aside(sent, drawn, plain, usual) > FAR:
+        return "other data"
+    return "another kind" if _of_another_shape(sent, torch.cat(drawn)) else "as declared"
 
 
 def _aside(sent: Tensor, drawn: Sequence[Tensor], plain: Tensor, usual: float) -> float:
@@ -52,6 +58,18 @@ def _aside(sent: Tensor, drawn: Sequence[Tensor], plain: Tensor, usual: float) -
     shares = torch.stack([each @ plain for each in drawn]) / size
     spread = max(float(shares.std()), usual / math.sqrt(2 * len(sent)))
     return abs(float(sent @ plain) / size - float(shares.mean())) / (spread * math.sqrt(1 + 1 / len(drawn)))
+
+
+def _of_another_shape(sent: Tensor, drawn: Tensor) -> bool:
+    """Whether the entries are distributed otherwise: the test of Kolmogorov and Smirnov.
+
+    Noise of a few values is as long as any other, and hides nothing: who knows them subtracts the nearest.
+    """
+    drawn, sent = (each[:: math.ceil(len(each) / MOST)].sort().values for each in (drawn, sent))
+    both = torch.cat([sent, drawn])
+    shares = [torch.searchsorted(each, both, right=True).double() / len(each) for each in (sent, drawn)]
+    chance = RARE * math.sqrt(1 / len(sent) + 1 / len(drawn))
+    return float((shares[0] - shares[1]).abs().max()) > max(SHAPE, chance)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

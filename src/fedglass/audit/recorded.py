@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from fedglass.audit.declared import Heard
 from fedglass.audit.public import Public
+from fedglass.audit.repeats import between
 from fedglass.audit.target import Said, Section, Target, TargetInfo, further, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
+from fedglass.core.params import Params
 from fedglass.core.words import some
 from fedglass.fl.protection import Protection
 from fedglass.rounds.client import Answers, one_by_one
@@ -42,6 +44,8 @@ class Recorded:
     """By round and client, what was sent beside the arrays of the model."""
     reserved: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """By round and client, what a recorder saw of a training that can not be played again."""
+    aside: Mapping[tuple[int, str], Params] = field(default_factory=dict)
+    """By round and client, what the server has got of those that nobody has asked about: noise may repeat there."""
     overlooked: tuple[str, ...] = ()
     """Clients that took part and that none of the views shows."""
     dealt: bool = False
@@ -64,7 +68,17 @@ class Recorded:
         told += (
             [identity_text((self.overlooked, sorted(self.beside.items())))] if self.overlooked or self.beside else []
         )
+        told += [identity_text(each) for each in self._judged_by() if each]
         return digest("source", self.name, self._content(), truths, identity_text(self.knows), *told)
+
+    def _judged_by(self) -> Iterator[Sequence[object]]:
+        """What decides the verdict beside the messages: a bundle may have grown, or been corrected, since the last."""
+        yield sorted(self.doubts.items())
+        known = self.transcript.attendance.rounds
+        more = {} if self.everywhere is None else self.everywhere.rounds
+        yield sorted((index, names) for index, names in more.items() if index not in known)
+        yield [(*turn, of_params(update)) for turn, update in sorted(self.aside.items(), key=lambda pair: pair[0])]
+        yield [] if self.truths is None else sorted((*self.truths.taken.items(), *self.truths.order.items()))
 
     def _content(self) -> str:
         """A hash of all that was said; what a file claims to have come from says nothing of what it holds now."""
@@ -103,10 +117,15 @@ class Recorded:
             batch_statistics=any(each.batch_statistics for each in (first, *later)),
             bare=None if bare[0] is None or None in bare else replace(bare[0], also=tuple(b for b in bare[1:] if b)),
             also=tuple(later),
+            alike=tuple(dict.fromkeys(words for each in (first, *later) for words in each.alike)),
         )
 
     def _further(self, view: View, found: Target) -> int:
-        return further(view, found.behind, self.everywhere or self.transcript.attendance, self.views)
+        """Also what others have sent that have the same examples: a client under two names, or a picture of many."""
+        attendance = self.everywhere or self.transcript.attendance
+        twins = () if self.truths is None else self.truths.sharing(found.behind)
+        others = sum(name in present for present in attendance.rounds.values() for name in twins)
+        return further(view, found.behind, attendance, self.views) + others
 
     def _single(self, view: View) -> Target:
         """Files may have been edited or exchanged: what made a message is played again, whatever they say of it."""
@@ -126,7 +145,24 @@ class Recorded:
             reserved=tuple(each for name in seen.behind for each in self.reserved.get((index, name), ())),
             unplayable=heard.unplayable(self.defences),
             bare=heard.bare(declared) if declared is not None and found.defended else None,
+            alike=self._alike(view, found) if found.defended else (),
         )
+
+    def _alike(self, view: View, found: Target) -> tuple[str, ...]:
+        """The other messages that the same adversary sees, and that hold the same noise."""
+        return tuple(between(found.observation.update, self._others(view, found)))
+
+    def _others(self, view: View, found: Target) -> dict[str, Params]:
+        """A server sees everybody's; who sees aggregates alone sees those of other rounds."""
+        rounds, own = self.transcript.rounds, view.rounds()[-1]
+        if not isinstance(view, ServerView):
+            return {f"as in round {i + 1}": past.step for i, past in rounds.items() if i != own}
+        seen = {(i, message.client): message.update for i, past in rounds.items() for message in past.messages}
+        return {
+            f"as of {client} in round {i + 1}": update
+            for (i, client), update in {**seen, **self.aside}.items()
+            if (i, client) != (own, found.behind[0])
+        }
 
     def threat(self) -> list[Section]:
         said, named = self.transcript, f" {self.name!r}" if self.name else ""

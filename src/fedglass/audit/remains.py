@@ -8,6 +8,7 @@ that layer out or weigh the weights otherwise. The audit has both messages, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from scipy.stats import norm, t
@@ -23,22 +24,42 @@ ENTRIES = 30
 """That a tensor must have for its noise to be known well enough to weigh it by."""
 WHOLE = "all of them together"
 
+Pairs = Mapping[str, tuple[Tensor, Tensor]]
+"""By tensor, what was sent and what would have been without a defence.  # (n,) both"""
 
-def remains(message: Params, bare: Params) -> tuple[str, ...]:
+
+def remains(message: Params, bare: Params, *later: tuple[Params, Params], far: float = FAR) -> tuple[str, ...]:
     """Where in a message its undefended version stands out from noise: the names of tensors, or all of them together.
 
-    Together, each counts by how little noise it has: that is the matched filter for noise of several sizes.
+    Together, each counts by how little noise it has: that is the matched filter for noise of several sizes. Of `later`
+    messages of the same data, each with its undefended version, each is looked at, and all of them at once: what no
+    round shows many may.
     """
-    pairs = {name: (_flat(message[name]), _flat(plain)) for name, plain in bare.items()}
-    found = [name for name, (sent, plain) in pairs.items() if stands_out(sent, plain)]
+    rounds = [_pairs(*each) for each in ((message, bare), *later)]
+    # What is a layer to one round may be a constant to another.
+    whole = {name: _joined([each[name] for each in rounds]) for name in bare if all(name in each for each in rounds)}
+    looked_at = [*rounds, whole] if later else rounds
+    return tuple(dict.fromkeys(name for pairs in looked_at for name in _standing_out(pairs, far)))
+
+
+def _pairs(message: Params, bare: Params) -> Pairs:
+    return {name: (_flat(message[name]), _flat(plain)) for name, plain in bare.items()}
+
+
+def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([sent for sent, _ in pairs]), torch.cat([plain for _, plain in pairs])
+
+
+def _standing_out(pairs: Pairs, far: float) -> list[str]:
+    found = [name for name, (sent, plain) in pairs.items() if stands_out(sent, plain, far)]
     large = [(sent, plain, _noise(sent, plain)) for sent, plain in pairs.values() if len(sent) >= ENTRIES]
     scaled = [(sent / noise, plain / noise) for sent, plain, noise in large if noise > 0]
-    if not found and scaled and stands_out(*map(torch.cat, zip(*scaled, strict=True))):
+    if not found and scaled and stands_out(*_joined(scaled), far):
         found.append(WHOLE)
-    return tuple(found)
+    return found
 
 
-def stands_out(sent: Tensor, plain: Tensor) -> bool:
+def stands_out(sent: Tensor, plain: Tensor, far: float = FAR) -> bool:
     """Whether one vector holds a multiple of another beyond chance: Student's test of a line through the origin.
 
     Of few entries any two are alike: n of them leave n - 1 degrees of freedom, and one tells nothing.  # (n,) both
@@ -49,7 +70,7 @@ def stands_out(sent: Tensor, plain: Tensor) -> bool:
     along, noise = _along(sent, plain), _noise(sent, plain)
     if along == 0 or len(sent) < 2:
         return False
-    return noise == 0 or bool(t.sf(abs(along) / noise, len(sent) - 1) < norm.sf(FAR))
+    return noise == 0 or bool(t.sf(abs(along) / noise, len(sent) - 1) < norm.sf(far))
 
 
 def _along(sent: Tensor, plain: Tensor) -> float:

@@ -44,6 +44,7 @@ NOISE: dict[Fit, str] = {
     "too little": "too little noise in the message: correct the options in recording.defended",
     "too much": "noise that is not enough to explain it: correct recording.training or recording.defended",
     "other data": "more of other data in the message than chance: correct recording.truth or recording.training",
+    "another kind": "noise of another distribution in the message: correct the name in recording.defended",
     "too few weights": "too few weights to tell whether the message holds the declared noise",
 }
 """How the noise of a message fits, as the rest of a sentence."""

@@ -71,13 +71,15 @@ class Target:
     batch_statistics: bool = False
     """Whether a client behind the message trained BatchNorm layers with the statistics of its batches."""
     further: int = 0
-    """Rounds beyond those that are looked at here in which all behind the message trained on the same examples."""
+    """Rounds beyond those that are looked at here in which one behind the message trained on the same examples."""
     also: tuple[Target, ...] = ()
     """Of messages that are attacked together with this one: what is declared of each must explain each."""
     overlooked: tuple[str, ...] = ()
     """Clients of the same federation that nobody has looked at, and nobody has left out."""
     reserved: tuple[str, ...] = ()
     """What a recorder saw of the training that can not be played again, in words."""
+    alike: tuple[str, ...] = ()
+    """Other messages that hold the same noise as this one, in words."""
     beside: tuple[str, ...] = ()
     """What a client sent beside the arrays of the model, by name."""
 
@@ -205,14 +207,15 @@ def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:
 
 
 def further(view: View, behind: Sequence[str], attendance: Attendance, views: Sequence[View] = ()) -> int:
-    """How many rounds more there are with all of these clients, whose examples stay the same.
+    """How many rounds more there are with any of these clients, whose examples stay the same.
 
-    Those that one of `views` attacks together with this one are looked at there.
+    Those that one of `views` attacks together with this one are looked at there. One of the clients is enough:
+    aggregates of a and b, of b and c and of a and c tell of a alone, and noise averages out whoever is beside it.
     """
     looked_at = [view, *(other for other in views if isinstance(other, Together) and view in other.views)]
     known = {index for each in looked_at for index in each.rounds()}
     rounds = (present for index, present in attendance.rounds.items() if index not in known)
-    return sum(set(behind) <= set(present) for present in rounds)
+    return sum(not set(behind).isdisjoint(present) for present in rounds)
 
 
 def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:

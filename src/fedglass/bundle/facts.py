@@ -25,6 +25,12 @@ FURTHER = "x-further-arrays"
 """By name, arrays that a client sent beside those of the model, as control variates are: only their shapes."""
 INPUTS = "x-inputs"
 """The shape of what a network was given, where that are no images of channels, height and width."""
+LOST = "x-lost"
+"""Of a federation: true where its recorder could not take everything down."""
+FIGURES = 64
+"""Numbers from which on what a client sends beside its model may be a picture, of eight by eight pixels."""
+LETTERS = 200
+"""Characters from which on it may be anything."""
 DEEPEST = 8
 LONGEST_VALUE = 200_000
 
@@ -218,6 +224,9 @@ def plain(value: Any) -> Any:
         return f"({len(value)} bytes)"
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()  # of NumPy or torch
+    elif isinstance(getattr(value, "size", None), int) or hasattr(value, "numel"):
+        count = value.numel() if hasattr(value, "numel") else value.size
+        return f"({count} numbers)"  # in words an array would be cut in its middle
     if isinstance(value, bool | int):
         return value
     if isinstance(value, float):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from fedglass import __version__
 from fedglass.bundle.arrays import Arrays, Form, stored, tensors_of
-from fedglass.bundle.facts import OF_CLIENT, OF_FEDERATION, OF_ROUND, FactSheet, Source, merged
+from fedglass.bundle.facts import LOST, OF_CLIENT, OF_FEDERATION, OF_ROUND, FactSheet, Source, merged
 from fedglass.bundle.lock import waiting
 from fedglass.bundle.manifest import MANIFEST, Held, Listed, Manifest, MessageFacts, RoundFacts, sheet, signed
 from fedglass.bundle.reader import read_index, tensors_in
 from fedglass.bundle.truths import examples_of, write_own
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.files import write_atomic
 
 TRUTH = "-truth"
@@ -94,6 +94,11 @@ class BundleWriter:
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
         """Tell of the whole federation: model, shape, classes, whitening, rule, defences, sees, ..."""
         self.tell(OF_FEDERATION.told(facts, source))
+
+    def lost(self) -> None:
+        """Tell, if that can be written, that something could not: who reads the bundle can not see what it lacks."""
+        with suppress(OSError, FedglassError):
+            self.facts({LOST: True}, source="read")
 
     def tell(self, told: FactSheet) -> None:
         """The same, with the source of each fact."""

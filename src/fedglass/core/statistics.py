@@ -25,11 +25,20 @@ def moved_statistics(before: Params, after: Params) -> list[str]:
 def moved_others(before: Params, after: Params) -> list[str]:
     """The names of buffers that are not what they were and no running statistics: a network's own, of any content.
 
+    A counter is one number: what has the name of one and holds many counts nothing.
+
     >>> moved_others({"norm.running_mean": torch.zeros(2), "seen": torch.zeros(2)}, {"seen": torch.ones(2)})
     ['seen']
+    >>> moved_others({"num_batches_tracked": torch.zeros(2)}, {"num_batches_tracked": torch.ones(2)})
+    ['num_batches_tracked']
     """
-    names = [name for name in before if name in after and name.rpartition(".")[2] not in RUNNING]
+    names = [name for name in before if name in after and not _running(name, after[name])]
     return [name for name in names if not _unmoved(before[name], after[name])]
+
+
+def _running(name: str, tensor: Tensor) -> bool:
+    kind = name.rpartition(".")[2]
+    return kind in (MEAN, VARIANCE) or (kind == COUNTER and tensor.dim() == 0)
 
 
 def _unmoved(before: Tensor, after: Tensor) -> bool:

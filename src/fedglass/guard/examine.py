@@ -9,8 +9,9 @@ from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.isolation import oracle_facts
 from fedglass.audit.machine import one_thread
 from fedglass.audit.replay import as_declared
+from fedglass.core.params import Params
 from fedglass.guard.clock import Clock, OutOfTime
-from fedglass.guard.noise import escaped
+from fedglass.guard.noise import escaped, repeated
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.protected import Protected
 from fedglass.guard.quick_attack import attacks_for, read
@@ -30,6 +31,8 @@ class Errand:
     starts: int
     gate: Gate
     seed: int
+    last: Params | None = None
+    """The last update that left."""
 
 
 def examine(errand: Errand, seconds: float) -> Examined:
@@ -55,14 +58,16 @@ def _explained(errand: Errand, found: Examined, clock: Clock) -> Examined:
     told = replace(found, residual=replayed.residual, noise=replayed.noise if errand.protected.noisy else None)
     if replayed.explained:
         return told
-    amiss = errand.protected.noisy and replayed.noise in ("too little", "too few weights")
+    amiss = errand.protected.noisy and replayed.noise in ("too little", "another kind", "too few weights")
     return replace(told, reasons=(Reason.NOISE if amiss else Reason.NOT_EXPLAINED,))
 
 
 def _noisy(errand: Errand, found: Examined, clock: Clock) -> Examined:
     if not errand.protected.noisy:
         return found
-    lacking = escaped(errand.out, errand.out.declared(errand.protected.protection), errand.protected)
+    declared = errand.out.declared(errand.protected.protection)
+    lacking = escaped(errand.out, declared, errand.protected)
+    lacking = lacking or repeated(declared, errand.protected, errand.last)
     return replace(found, escaped=lacking, reasons=(Reason.NOISE,) if lacking else ())
 
 

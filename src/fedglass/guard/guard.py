@@ -22,7 +22,7 @@ from fedglass.guard.names import under_own_names, unwrapped
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.protected import Protected
 from fedglass.guard.report import GuardReport, Policy, Reason
-from fedglass.guard.structure import Clip, at_a_glance, misfit, too_long
+from fedglass.guard.structure import Clip, at_a_glance, finer, misfit, too_long
 from fedglass.guard.watched import trained
 from fedglass.record.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
@@ -127,7 +127,11 @@ class Guard:
             return out if at_a_glance(out) else out.without_untrained()
 
         try:
-            report = self._checked(made(), distinct, start)
+            out = made()
+            if update is not None and not misfit(before, update) and finer(out, update):
+                report = GuardReport(self.policy, (Reason.NOT_EXPLAINED,))
+            else:
+                report = self._checked(out, distinct, start)
         except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
             report = GuardReport(self.policy, (Reason.FAULT,), examined=failed(error))
         return self.decided(replace(report, seconds=time.monotonic() - start), before, after, update)
@@ -223,7 +227,9 @@ class Guard:
             return replace(report, reasons=tuple(reasons))
         # Another seed in each round: a message that one start does not read, the next may.
         seed = self.seed + self.counts.checked
-        errand = Errand(out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, seed)
+        errand = Errand(
+            out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, seed, self.memory.sent
+        )
         examined = self.runner.run(errand, self.budget_seconds - (time.monotonic() - start))
         return replace(report, reasons=examined.reasons, examined=examined)
 

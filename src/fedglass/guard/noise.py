@@ -12,7 +12,9 @@ import torch
 from scipy.stats import f as fisher
 from torch import Tensor
 
+from fedglass.audit.repeats import between, within
 from fedglass.audit.replay import Declared, message_of
+from fedglass.core.params import Params
 from fedglass.fl.protection import Protection
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.protected import Protected
@@ -49,6 +51,16 @@ def escaped(out: Outbound, declared: Declared, protected: Protected) -> tuple[st
         if not fisher.cdf(ratio, tensor.numel(), freedom * tensor.numel()) > LEVEL / tests:
             found.append(name)
     return tuple(found)
+
+
+def repeated(declared: Declared, protected: Protected, last: Params | None) -> tuple[str, ...]:
+    """Where the noise is not drawn anew: inside of the message, or as in the last one that left.
+
+    Noise of the declared size that is the same at two places is none in their difference.
+    """
+    clean = _played(declared, protected.noiseless)
+    left = {name: declared.update[name].double() - tensor for name, tensor in clean.items()}
+    return (*within(left), *between(left, {"as in the last update": last or {}}))
 
 
 def _usual(declared: Declared, protected: Protected, clean: dict[str, Tensor]) -> tuple[dict[str, float], float]:

@@ -61,7 +61,7 @@ class Examined:
     noise: str | None = None
     """How the message's noise fits what is declared; None where none is declared."""
     escaped: tuple[str, ...] = ()
-    """Tensors that the declared noise is not in."""
+    """Tensors that the declared noise is not in, or where it repeats."""
     p_value: float | None = None
     """Of the true examples' rank among decoys, if the message told nothing; None where it was not asked."""
     decoys: int = 0

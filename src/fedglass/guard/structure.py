@@ -12,6 +12,8 @@ from fedglass.core.statistics import COUNTER, moved_others
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.report import Reason
 
+LOST = 0.01
+"""The share of a tensor's update that may be lost in rounding."""
 SLACK = 1 + 1e-5
 """Rounding of a norm that was clipped in single precision."""
 
@@ -34,6 +36,15 @@ def misfit(before: Params, after: Params) -> bool:
         or after[name].layout != torch.strided
         for name, came in before.items()
     )
+
+
+def finer(out: Outbound, update: Params) -> bool:
+    """Whether differences leave that the weights to which they are added can not hold.
+
+    All checks play the training again in the weights' own precision: what is lost there leaves all the same.
+    """
+    pairs = ((out.after[n].double() - out.before[n].double(), t.double()) for n, t in update.items())
+    return any(float((kept - sent).norm()) > LOST * float(sent.norm()) for kept, sent in pairs)  # NaN is told by itself
 
 
 def counters_tell_more(out: Outbound) -> bool:

@@ -90,8 +90,10 @@ def chosen(
     count = sum(1 if seat == "aggregate" else len(choice.whose(index)) for index in choice.rounds)
     if count > MOST_CASES:
         raise UsageError(f"{bundle.folder}: {count:,} messages are too many: choose recording.rounds and .whose.")
-    # Who names rounds or clients has decided what is to be looked at, and the report says what that was.
-    overlooked = _overlooked(choice) if rounds is None and names is None else ()
+    # Who names rounds or clients has decided what is to be looked at, and the report says what that was. In the rounds
+    # that are named everybody is meant.
+    meant = choice.rounds if isinstance(rounds, list | tuple) else tuple(bundle.rounds)
+    overlooked = _overlooked(choice, meant) if names is None else ()
     return Choice(bundle, seat, choice.rounds, whose, tuple(_left(bundle, choice, usable, reasons)), overlooked)
 
 
@@ -110,8 +112,8 @@ def _showing_everybody(all_of_it: Choice) -> list[int]:
     return sorted(found)
 
 
-def _overlooked(choice: Choice) -> tuple[str, ...]:
-    present = dict.fromkeys(name for index in choice.bundle.rounds for name in choice.present(index))
+def _overlooked(choice: Choice, meant: Sequence[int]) -> tuple[str, ...]:
+    present = dict.fromkeys(name for index in meant for name in choice.present(index))
     seen = {name for index in choice.rounds for name in choice.seen(index)}
     return tuple(name for name in present if name not in seen)
 

@@ -6,12 +6,13 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedglass.bundle.facts import INPUTS, best
+from fedglass.bundle.facts import INPUTS, LOST, best
 from fedglass.bundle.measured import findings_of
 from fedglass.bundle.names import names_of
 from fedglass.bundle.reader import Bundle
 from fedglass.plan.bundle_choice import Choice
 
+MISSED = "somebody whom the recorder lost"
 MOST_SAID, LONGEST_SAID = 20, 300
 """Of what a recorder tells of its own accord: how many entries, of how many characters, a report repeats."""
 
@@ -33,13 +34,21 @@ def no_images(bundle: Bundle) -> str:
 
 
 def attendance_of(bundle: Bundle, choice: Choice) -> dict[int, tuple[str, ...]]:
-    """Who was there in which round; where the numbering leaves some out, everybody may have been, at least once."""
+    """Who was there in which round; where the numbering leaves some out, everybody may have been, at least once.
+
+    Also before the first: who begins to record in round 5 has not seen four.
+    """
     base = base_of(bundle)
     present = {index - base: tuple(choice.present(index)) for index in bundle.rounds}
-    for one, other in pairwise(sorted(present)):
+    for one, other in pairwise((-1, *sorted(present))):
         if other > one + 1:
             present[one + 1] = bundle.clients
     return present
+
+
+def overlooked_in(bundle: Bundle, choice: Choice) -> tuple[str, ...]:
+    """Who took part and is not looked at; whom a recorder has lost nobody can name."""
+    return (*choice.overlooked, *((MISSED,) if best(bundle.facts, LOST) else ()))
 
 
 def doubts_of(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:
@@ -64,5 +73,6 @@ def told_beside(bundle: Bundle, choice: Choice, fact: str) -> dict[tuple[int, st
         for index in choice.rounds
         for message in bundle.rounds[index].messages
     }
-    told = {turn: list(said)[:MOST_SAID] for turn, said in found.items() if isinstance(said, dict | list)}
+    said_of = {turn: said if isinstance(said, dict | list) else [said] for turn, said in found.items() if said}
+    told = {turn: list(said)[:MOST_SAID] for turn, said in said_of.items()}
     return {turn: tuple(str(each)[:LONGEST_SAID] for each in said) for turn, said in told.items() if said}

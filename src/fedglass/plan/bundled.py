@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedglass.audit.recorded import Recorded
 from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import FURTHER, RESERVED, best
+from fedglass.bundle.facts import RESERVED, best
 from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.params import buffers_of, weights_of
@@ -19,9 +19,10 @@ from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.types import Whitening
 from fedglass.fl.protection import Protection
 from fedglass.models.catalogue import build
+from fedglass.plan.bundle_beside import others_of, sent_beside
 from fedglass.plan.bundle_choice import Choice, chosen
 from fedglass.plan.bundle_table import BundleTable
-from fedglass.plan.bundle_told import attendance_of, base_of, doubts_of, no_images, told_beside
+from fedglass.plan.bundle_told import attendance_of, base_of, doubts_of, no_images, overlooked_in, told_beside
 from fedglass.plan.defences import defences_of
 from fedglass.plan.keys import DefenceTable
 from fedglass.plan.public import public_of
@@ -74,12 +75,13 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
     doubts = doubts_of(bundle, reading.model, choice)
     everywhere = Attendance(transcript.terms.clients, attendance_of(bundle, choice))
+    lacking, aside = overlooked_in(bundle, choice), others_of(reading, choice)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
         knows = knows_of(adversary)
         told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
-        beside, reserved = (told_beside(bundle, choice, name) for name in (FURTHER, RESERVED))
-        return replace(told, overlooked=choice.overlooked, beside=beside, reserved=reserved)
+        beside, reserved = sent_beside(bundle, reading.model, choice), told_beside(bundle, choice, RESERVED)
+        return replace(told, overlooked=lacking, beside=beside, reserved=reserved, aside=aside)
 
     scored = [source(name, known, truths)] if known else []
     return scored + ([source(f"{name}, truth not kept" if known else name, unknown, None)] if unknown else [])
@@ -191,15 +193,16 @@ def _transcript(
         settled.whitening,
         clients,
         rules.pop() if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
-        _names(best(bundle.facts, "class_names")),
+        _names(best(bundle.facts, "class_names"), settled.classes),
         words,
         tuple(best(bundle.facts, "behaviours", ())),
     )
     return Transcript(reading.model, terms, rounds), protections
 
 
-def _names(told: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if told is None else tuple(told)
+def _names(told: Sequence[str] | None, classes: int) -> tuple[str, ...] | None:
+    """Of all classes, or none: a name that is missing would be the next one's."""
+    return None if told is None or len(told) != classes else tuple(told)
 
 
 def _told(past: Round, table: BundleTable) -> Round:

@@ -21,6 +21,7 @@ from fedglass.record.client import folder_name, take_training
 from fedglass.record.flower_legacy import aggregated_securely, arrays_of, config_of, metrics_of, same_parameters
 from fedglass.record.flower_names import metric_name, name_of, node_name
 from fedglass.record.flower_strategy import defences_asked, layers_of, privacy_spent, rule_of
+from fedglass.record.further import extents
 
 S = TypeVar("S")
 log = logging.getLogger("fedglass")
@@ -140,11 +141,15 @@ class StrategyRecorder:
         try:
             take(*told)
         except FedglassError as error:
-            self._broken = True
+            self._stop()
             log.error("fedglass stops recording, the training goes on: %s", error)
         except Exception:  # whatever it is, a recorder is no reason to lose a training
-            self._broken = True
+            self._stop()
             log.exception("fedglass stops recording, the training goes on.")
+
+    def _stop(self) -> None:
+        self._broken = True
+        self._writer.lost()
 
     def _sending(self, index: int, messages: list[Any], strategy: Any) -> None:
         self._called[index] = [message.metadata.dst_node_id for message in messages]
@@ -288,11 +293,12 @@ def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | None, dict[str,
     weight: Any = metrics.get(key)
     plain = isinstance(weight, int | float) and weight > 0
     examples = int(weight) if plain and key == "num-examples" and int(weight) == weight else None
-    others = {
+    others: dict[str, Any] = {
         name: {key: list(array.shape) for key, array in other.items()}
         for name, other in reply.content.array_records.items()
         if other is not record
     }
+    others |= {name: found for name, told in reply.content.config_records.items() if (found := extents(told))}
     weight = float(weight) if plain else None
     return examples, {"weight": weight, "metrics": metrics, FURTHER: others or None}
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FLMetaKey, ReturnCode
+from nvflare.apis.shareable import ReservedHeaderKey
 from torch import Tensor
 
 from fedglass.bundle import BundleWriter
@@ -25,11 +26,14 @@ from fedglass.bundle.facts import FURTHER
 from fedglass.bundle.manifest import MANIFEST
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.record.client import ClientRecorder, Told, folder_name, take_training
+from fedglass.record.further import extents
 from fedglass.record.hooks import TrainingReader
-from fedglass.record.nvflare_filters import defences_of, further_arrays, passed
+from fedglass.record.nvflare_filters import defences_of, passed
 
 log = logging.getLogger("fedglass")
 CURRENT_ROUND = "current_round"
+PAYLOAD = (ReservedHeaderKey.HEADERS, "DXO")
+"""Keys of a reply under which its header and its model are."""
 FORMS: Mapping[str, Form] = {DataKind.WEIGHTS: "state", DataKind.WEIGHT_DIFF: "update"}
 MEANS = ("FedAvgRecipe", "FedProxRecipe")
 """Recipes that aggregate by the mean; what FedProx has of its own is the clients' affair."""
@@ -96,7 +100,7 @@ class SentFilter(Filter):  # type: ignore[misc] # NVFlare has no types
         self.folder, self.facts = folder, facts or {}
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _safely(self._take, shareable, fl_ctx)
+        _safely(self._take, shareable, fl_ctx, folder=self.folder)
         return shareable
 
     def _take(self, shareable: Any, fl_ctx: Any) -> None:
@@ -125,7 +129,7 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
         self.folder, self.clients = folder, clients
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _safely(self._take, shareable, fl_ctx)
+        _safely(self._take, shareable, fl_ctx, folder=self.folder)
         return shareable
 
     def _take(self, shareable: Any, fl_ctx: Any) -> None:
@@ -148,7 +152,7 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
             "weight": float(weight) if isinstance(weight, int | float) and weight > 0 else None,
             "metrics": dxo.get_meta_prop("initial_metrics") or None,
             "filters": passed(dxo.get_filter_history()) or None,
-            FURTHER: further_arrays(dxo.meta) or None,
+            FURTHER: _further(shareable, dxo) or None,
         }
         writer.training(client, index, facts, source="read")
         if self.clients is not None:
@@ -212,13 +216,17 @@ def _close(folder: str) -> TrainingReader | None:
     return reader
 
 
-def _safely(take: Any, *told: Any) -> None:
+def _safely(take: Any, *told: Any, folder: str = "") -> None:
+    """Take something down; where that fails, the bundle in the folder is told."""
     try:
         take(*told)
+        return
     except FedglassError as error:
         log.error("fedglass could not record, the training goes on: %s", error)
     except Exception:  # a filter that raises makes the client's result an error: a recorder may not
         log.exception("fedglass could not record, the training goes on.")
+    if folder in _writers:
+        _writers[folder].lost()
 
 
 def _writer(folder: str, facts: Mapping[str, Any]) -> BundleWriter:
@@ -240,6 +248,13 @@ def _arrays(shareable: Any) -> tuple[dict[str, Any], Form, DXO] | None:
     if dxo.data_kind not in FORMS or not dxo.data:
         return None
     return {str(name): value for name, value in dxo.data.items()}, FORMS[dxo.data_kind], dxo
+
+
+def _further(shareable: Any, dxo: DXO) -> dict[str, Any]:
+    """What a reply holds beside its model: SCAFFOLD's control variates, for one, travel among its properties."""
+    beside = {name: value for name, value in shareable.items() if name not in PAYLOAD}
+    told = {name: value for name, value in dxo.meta.items() if name != MetaKey.INITIAL_METRICS}
+    return extents({**beside, **told})
 
 
 def _round(shareable: Any) -> int | None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.fl_constant import FilterKey, FLContextKey
-from torch import Tensor
 
 SITE_FILTERS = "task_result_filters"
 """What both the runner and a site's scope call them."""
@@ -59,19 +57,3 @@ def _options(each: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> bool:
     return isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(each, PLAIN) for each in value))
-
-
-def further_arrays(meta: Mapping[str, Any] | None) -> dict[str, list[int]]:
-    """Arrays that leave beside the model's, as SCAFFOLD's control variates do in a message's notes: their shapes."""
-    return {path: list(value.shape) for name, held in (meta or {}).items() for path, value in _held(str(name), held)}
-
-
-def _held(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, np.ndarray | Tensor):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _held(f"{path}.{name}", each)
-    elif isinstance(value, list | tuple):
-        for i, each in enumerate(value):
-            yield from _held(f"{path}.{i}", each)

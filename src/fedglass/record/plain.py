@@ -60,12 +60,12 @@ def recording(
     with recorder.reader() as reader:
         yield recorder
     reader.steps = _steps_of(model, reader.steps)
-    with _whatever_the_disk_does():
+    with _whatever_the_disk_does(recorder.writer):
         _write(recorder, round, before, state_of(model), reader)
 
 
 @contextmanager
-def _whatever_the_disk_does() -> Iterator[None]:
+def _whatever_the_disk_does(writer: BundleWriter | None = None) -> Iterator[None]:
     """What is wrong in a call is raised; a disk that is full or gone is said in the log."""
     try:
         yield
@@ -73,6 +73,8 @@ def _whatever_the_disk_does() -> Iterator[None]:
         if not isinstance(error, OSError) and not isinstance(error.__cause__, OSError):
             raise
         log.error("fedglass could not record, the training goes on: %s", error)
+        if writer is not None:
+            writer.lost()
 
 
 def _write(

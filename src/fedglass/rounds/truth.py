@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -64,6 +66,15 @@ class Truths:
         parts = [(name, of_tensor(own.images), of_tensor(own.labels)) for name, own in sorted(self.examples.items())]
         return digest(*(text for part in parts for text in part))
 
+    def sharing(self, clients: Sequence[str]) -> tuple[str, ...]:
+        """Who else has an image that one of these clients has."""
+        known = set[bytes]().union(*(self._pictures.get(name, ()) for name in clients))
+        return tuple(name for name, own in self._pictures.items() if name not in clients and not known.isdisjoint(own))
+
+    @cached_property
+    def _pictures(self) -> dict[str, set[bytes]]:
+        return {name: _contents(own) for name, own in self.examples.items()}
+
     def of(self, client: str, index: int) -> Examples:
         """The examples that a client trained on in a round, or that nobody kept them."""
         if client not in self.examples:
@@ -101,3 +112,9 @@ class Truths:
         from fedglass.rounds.storage import load_truths
 
         return load_truths(Path(directory))
+
+
+def _contents(own: Examples) -> set[bytes]:
+    """A digest of each image, of eight bits as pictures are kept: what is rounded otherwise shows the same."""
+    pixels = (own.images.detach().cpu() * 255).round().to(torch.uint8)
+    return {hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() for image in pixels}

@@ -13,9 +13,16 @@ from fedglass.models.fixed import can_be_fixed, unmoved, with_fixed
 from fedglass.rounds.transcript import Participant, Round
 
 
-def still(before: Params, update: Update) -> tuple[str, ...]:
-    """The parameters that a message did not move; none where it moved nothing at all, which says something else."""
-    found = tuple(name for name, tensor in before.items() if unmoved(tensor, update[name]))
+def still(before: Params, update: Update, mean: bool = False) -> tuple[str, ...]:
+    """The parameters that a message did not move; none where it moved nothing at all, which says something else.
+
+    A mean over clients rounds. A client's own difference does not: however small, it tells of the data.
+    """
+    found = tuple(
+        name
+        for name, tensor in before.items()
+        if (unmoved(tensor, update[name]) if mean else not bool(update[name].any()))
+    )
     return found if len(found) < len(before) else ()
 
 
@@ -30,7 +37,7 @@ def with_still(past: Round, unprotected: Collection[str]) -> Round:
             return person
         message = past.message(person.name)
         start = past if message is None or message.own is None else message.own
-        found = still(start.before, past.step if message is None else message.update)
+        found = still(start.before, past.step, mean=True) if message is None else still(start.before, message.update)
         return replace(person, untrained=tuple(dict.fromkeys((*person.untrained, *found))))
 
     return replace(past, participants=tuple(map(told, past.participants)))

@@ -81,12 +81,18 @@ class Findings:
     """Whether the same attack reads the message without what protects it; None where that was not tried."""
     remains: Sequence[str] = ()
     """The tensors of a protected message in which the undefended one stands out from noise."""
+    repeats: Sequence[str] = ()
+    """Where the noise of a protected message repeats, inside of it or in other messages: there it cancels."""
+    strangers: Sequence[str] = ()
+    """The tensors of a protected message in which examples stand out from noise that are none of the truth's."""
     explained: bool | None = True
     """Whether the declared training gives the message; None where that can not be told."""
     replay: str = ""
     """What came of playing it again, in words, and what would explain the message."""
     batch_statistics: bool = False
     """Whether the clients' BatchNorm layers took the statistics of their batches, which the attack does not read."""
+    in_clear: bool = False
+    """Whether the statistics of batches left beside the message, whatever the attack reads: no defence covers them."""
     further: int = 0
     """Rounds in which the same examples were trained on, beyond those that were attacked together."""
     overlooked: Sequence[str] = ()
@@ -127,7 +133,8 @@ class Findings:
     @property
     def covered(self) -> bool:
         """Whether it is what protects the message that hides the data, and all of the message is under it."""
-        return bool(self.defended and self.read_without) and not self.remains
+        seen = self.remains or self.repeats or self.strangers
+        return bool(self.defended and self.read_without) and not seen
 
     @property
     def reached(self) -> bool:
@@ -160,7 +167,7 @@ class Findings:
         ):
             return None
         if self.hidden:
-            return HIDDEN if self.covered else None
+            return HIDDEN if self.covered and not self.in_clear else None
         enough = len(self.looks) >= max(1, self.asked) and not self.missed
         return CHOICE if self.reached and self.faithful and not self.apart and enough else None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import strategy as flower
@@ -291,3 +291,46 @@ def test_a_recorder_that_can_not_write_lets_the_training_go_on(federation: Make,
     (tmp_path / "bundle").write_text("no folder any more")
 
     assert federation().play(strategy)
+
+
+def adding(record: Any) -> Any:
+    """A mod of a client that sends more than its model."""
+
+    def mod(message: Any, context: Any, call_next: Any) -> Any:
+        reply = call_next(message, context)
+        reply.content["more"] = record
+        return reply
+
+    return mod
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (ConfigRecord({"site": "a", "epoch": 3}), None),
+        (ConfigRecord({"picture": b"0123", "site": "a"}), {"more": {"picture": [4]}}),
+        (ConfigRecord({"pixels": [0.5] * 144}), {"more": {"pixels": [144]}}),
+    ],
+    ids=["words", "bytes", "a list"],
+)
+def test_what_a_reply_holds_beside_its_model_is_told(
+    record: Any, told: dict[str, Any] | None, federation: Make, tmp_path: Path
+) -> None:
+    federation([adding(record)]).play(recorded(STRATEGIES["mean"](), tmp_path / "bundle"), rounds=1)
+
+    assert best(read_bundle(tmp_path / "bundle").facts_of("client-0", 1), "x-further-arrays") == told
+
+
+def test_a_recorder_that_stopped_is_seen_in_its_bundle(federation: Make, tmp_path: Path) -> None:
+    """Two clients with one name can not be taken down; what follows is not either."""
+
+    def same_name(message: Any, context: Any, call_next: Any) -> Any:
+        reply = call_next(message, context)
+        reply.content["metrics"]["partition-id"] = 0
+        return reply
+
+    federation([same_name]).play(recorded(STRATEGIES["mean"](), tmp_path / "bundle"))
+
+    bundle = read_bundle(tmp_path / "bundle")
+    assert sorted(bundle.rounds) == [1]
+    assert best(bundle.facts, "x-lost") is True

@@ -85,7 +85,7 @@ def test_arrays_beside_the_model_are_told(tmp_path: Path) -> None:
     bundle = read_bundle(tmp_path / "b")
 
     told = best(bundle.facts_of("a", 0), FURTHER)
-    assert told == {"SCAFFOLD_CTRL_DIFF.w": [3], "SCAFFOLD_CTRL_DIFF.b": [2, 2]}
+    assert told == {"SCAFFOLD_CTRL_DIFF": {"w": [3], "b": [2, 2]}}
     assert FURTHER not in bundle.facts_of("c", 0)
 
 
@@ -200,3 +200,24 @@ def test_a_filter_that_can_not_write_passes_everything_on(tmp_path: Path) -> Non
     shareable = payload(ONE)
 
     assert ReceivedFilter(str(tmp_path / "b")).process(shareable, context("a", peer=True)) is shareable
+
+
+def test_what_a_reply_holds_beside_its_model_is_told(tmp_path: Path) -> None:
+    """SCAFFOLD's control variates travel among the properties of the message: a defence of the weights misses them."""
+    reply = payload(ONE, NUM_STEPS_CURRENT_ROUND=4, scaffold_c_diff={"w": np.ones((2, 3))}, site="a")
+    reply["picture"] = b"0123"
+    SentFilter(str(tmp_path / "b")).process(payload(ZERO), context("a", peer=True))
+    ReceivedFilter(str(tmp_path / "b")).process(reply, context("a", peer=True))
+    ReceivedFilter(str(tmp_path / "b")).process(payload(ONE, NUM_STEPS_CURRENT_ROUND=4), context("b", peer=True))
+
+    bundle = read_bundle(tmp_path / "b")
+
+    assert best(bundle.facts_of("a", 0), "x-further-arrays") == {"picture": [4], "scaffold_c_diff": {"w": [2, 3]}}
+    assert best(bundle.facts_of("b", 0), "x-further-arrays") is None
+
+
+def test_a_message_that_could_not_be_taken_down_is_seen_in_the_bundle(tmp_path: Path) -> None:
+    SentFilter(str(tmp_path / "b")).process(payload(ZERO), context("a", peer=True))
+    ReceivedFilter(str(tmp_path / "b")).process(payload({"w": "no array"}), context("a", peer=True))
+
+    assert best(read_bundle(tmp_path / "b").facts, "x-lost") is True

@@ -48,8 +48,16 @@ def replayed(found: Findings) -> Flag | None:
 
 def batch_norm(found: Findings) -> Flag | None:
     """Batch statistics are named wherever something was not read: they hamper attacks, and hide nothing for sure."""
-    if not found.open or not found.batch_statistics:
+    if not found.open or not (found.batch_statistics or (found.in_clear and found.hidden)):
         return None
+    if not found.batch_statistics:
+        text = (
+            "The true images explain the message no better than others do, although the running statistics of the "
+            "clients' BatchNorm layers leave beside it, untouched by its defences: the attack reads them and weighs "
+            "them so little that noise drowns them, or they tell next to nothing. Absence of leakage is not shown. "
+            "Raise the weight of the statistics, or leave them out of what clients send."
+        )
+        return Flag(name="batch statistics", severity="serious", text=text)
     text = (
         "The clients' BatchNorm layers took the statistics of the batch. That makes the search harder and takes the "
         "contrast of the pictures out of the gradient, but it protects nothing: the running statistics, which leave "
@@ -66,11 +74,12 @@ def further(found: Findings) -> Flag | None:
         return None
     count = f"{found.further} more round{'' if found.further == 1 else 's'}"
     text = (
-        f"This message does not show the images, but the same examples are trained on in {count} (of a bundle, also "
-        "where rounds are missing in its numbering), of which each tells "
-        "more: noise averages out, and what one message leaves open another decides. Absence of leakage is shown for "
-        "the rounds that are attacked together alone: list all of them in adversary.round (of a bundle: "
-        "recording.rounds) and set adversary.together = true. What a peer sees can not be attacked so."
+        f"This message does not show the images, but the same examples, or some of them, are trained on in {count} "
+        "(of a bundle, also where rounds are missing in its numbering, or by another client that has them), of which "
+        "each tells more: noise averages out, and what one message leaves open another decides. Absence of leakage is "
+        "shown for the rounds that are attacked together alone: list all of them in adversary.round (of a bundle: "
+        "recording.rounds) and set adversary.together = true. What a peer sees, and aggregates of different clients, "
+        "can not be attacked so."
     )
     return Flag(name="more rounds of the same data", severity="serious", text=text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedglass.core.notes import TAKEN_AS_DISTINCT
+from fedglass.core.words import some
 from fedglass.ledger.records import Flag
 from fedglass.verdict.findings import Findings
 from fedglass.verdict.gate import CHOICE
@@ -104,6 +105,18 @@ def hides(found: Findings) -> Flag | None:
             f"{fits}, but the undefended message stands out from the noise of some tensors "
             f"({', '.join(found.remains[:NAMED])}): an attack that leaves the others out, or weighs them otherwise, "
             "may read it there. Protect all of them, or more strongly."
+        )
+    elif found.defended and found.strangers:
+        text = (
+            f"{fits}, but other images than these stand out from the noise ({some(found.strangers, NAMED)}): the "
+            "message holds examples that the truth lacks, of which nobody has asked whether they leak. Give the truth "
+            "of what was trained on in this round."
+        )
+    elif found.defended and found.repeats:
+        text = (
+            f"{fits}, but what hides them is not drawn anew each time ({some(found.repeats, NAMED)}): it cancels in "
+            "differences, which may show them. Draw noise for every entry, of every tensor, client and round, from a "
+            "generator that nobody else can seed."
         )
     elif found.defended:
         tried = "does not read it either" if found.read_without is False else "was not tried"
