@@ -199,6 +199,19 @@ def test_weights_that_are_written_to_beside_the_steps_are_noticed(train: Train) 
     assert "Weights were written to" in doubts(train)
 
 
+def test_a_teacher_that_follows_is_none_of_what_was_trained() -> None:
+    teacher = network()
+
+    def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        teacher(images)  # with gradients, which nobody asks for
+        with torch.no_grad():
+            for own, weight in zip(teacher.parameters(), model.parameters(), strict=True):
+                own.lerp_(weight, 0.1)
+        return plain(model, images, labels)
+
+    assert doubts(stepping(loss)) == ""
+
+
 def test_steps_alone_are_no_other_writing() -> None:
     assert doubts(stepping(plain)) == ""
 

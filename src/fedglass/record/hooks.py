@@ -100,7 +100,8 @@ class TrainingReader:
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
-        if self.steps and any(_written(*seen) for seen in self._versions.values()):
+        trained = frozenset[int]().union(*(step.weights for step in self.steps))
+        if any(_written(*seen) for weight, seen in self._versions.items() if weight in trained):
             self.steps[-1] = replace(self.steps[-1], by_hand=True)
         self._versions.clear()
 
