@@ -577,6 +577,12 @@ def _situations() -> Iterator[Situation]:
     )
     covered = simulated(noisy(1.0), model=fine_tuned)
     yield row("the first layer is not trained, heavy noise", SAFE, covered, LONG)
+    private = simulated({"gradient": DPSGD(clip=1.0, noise_multiplier=5.0)}, model=fine_tuned)
+    yield row("the first layer is not trained, DP-SGD", SAFE, private, LONG)
+    thrice = simulated(training=replace(TOLD, epochs=3), model=fine_tuned)
+    yield row("the first layer is not trained in three local steps", LEAKS, thrice, attack(1000))
+    mixed = simulated({}, {}, view=AggregateView(), model=fine_tuned)
+    yield row("aggregate of two, the first layer is not trained", LEAKS, mixed, attack(1500))
 
     silent: dict[str, Any] = {"truth": None}
     yield row("no truth: plain SGD, declared so", OPEN, recorded(Made(), **silent), SHORT)
@@ -744,7 +750,7 @@ def _statistics() -> Iterator[Situation]:
     hushed = simulated(noisy(1.0), training=batch, model=normalised)
     yield row("heavy noise, batch statistics in clear", LEAKS, hushed, flag=told)
     barely = coarse_to_fine_statistics(iterations=60, weight=0.01)
-    yield row("heavy noise, batch statistics in clear, read and hardly weighed", OPEN, hushed, barely, told)
+    yield row("heavy noise, batch statistics in clear, read and hardly weighed", LEAKS, hushed, barely, told)
     two = simulated(noisy(1.0), noisy(1.0), training=batch, model=normalised, view=AggregateView())
     yield row("heavy noise, an aggregate's batch statistics in clear", LEAKS, two, LONG, told)
 
