@@ -2,6 +2,7 @@
 
 from fedglass.bundle.check import read_bundle
 from fedglass.bundle.reader import Bundle
-from fedglass.bundle.writer import BundleWriter, RoundWriter
+from fedglass.bundle.round_writer import RoundWriter
+from fedglass.bundle.writer import BundleWriter
 
 __all__ = ["Bundle", "BundleWriter", "RoundWriter", "read_bundle"]

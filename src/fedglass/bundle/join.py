@@ -12,7 +12,8 @@ from fedglass.bundle.check import read_bundle, same
 from fedglass.bundle.facts import FactSheet, united
 from fedglass.bundle.manifest import Held, sheet
 from fedglass.bundle.reader import Bundle
-from fedglass.bundle.writer import BundleWriter, RoundWriter
+from fedglass.bundle.round_writer import RoundWriter
+from fedglass.bundle.writer import BundleWriter
 from fedglass.core.errors import DataError, UsageError
 
 

@@ -17,8 +17,9 @@ from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.registry import built_in, factory, takes
 from fedglass.core.types import Observation
 from fedglass.plan.bundle_choice import chosen
+from fedglass.plan.bundle_settled import opened
 from fedglass.plan.bundle_table import BundleTable
-from fedglass.plan.bundled import opened, recorded_bundle
+from fedglass.plan.bundled import recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.views.together import Together

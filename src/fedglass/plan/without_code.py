@@ -10,8 +10,8 @@ from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Section, Source
 from fedglass.core.foreign import no_code
 from fedglass.metrics.catalogue import metric
+from fedglass.plan.bundle_settled import opened, settled_facts
 from fedglass.plan.bundle_table import BundleTable
-from fedglass.plan.bundled import opened, settled_facts
 from fedglass.plan.code import (
     Code,
     code_named,

@@ -18,7 +18,8 @@ from fedglass.bundle.check import read_bundle
 from fedglass.bundle.facts import best
 from fedglass.bundle.measured import findings_of
 from fedglass.core.errors import UsageError
-from fedglass.record.flower import Recorded, StrategyRecorder, recorded
+from fedglass.record.flower import Recorded, recorded
+from fedglass.record.flower_recorder import StrategyRecorder
 
 Make = Callable[..., Any]
 ALL = {"fraction_evaluate": 0.0, "min_available_nodes": 5, "min_train_nodes": 5}
