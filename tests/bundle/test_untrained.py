@@ -35,10 +35,10 @@ def pretrained() -> nn.Module:
     return build("lenet", shape=SHAPE, classes=CLASSES)
 
 
-def fine_tuned(model: nn.Module, steps: int = 3) -> State:
+def fine_tuned(model: nn.Module, steps: int = 3, seed: int = 0) -> State:
     """After some steps of all but the stem."""
     own = copy.deepcopy(model)
-    images, labels = examples(0, 2)
+    images, labels = examples(seed, 2)
     optimiser = torch.optim.SGD([p for name, p in own.named_parameters() if name not in STEM], lr=0.1)
     for _ in range(steps):
         optimiser.zero_grad()
@@ -164,5 +164,50 @@ def test_a_difference_that_is_too_small_for_a_weight_is_no_layer_that_nobody_tra
     before = {"first": torch.ones(3), "last": torch.ones(3)}
     update = {"first": torch.tensor([1e-9, -2e-9, 0.0]), "last": torch.full((3,), 0.1)}
     assert still(before, update) == ()
-    assert still(before, update, mean=True) == ("first",)
+    assert still(before, update, mean=True) == ()
+    rounded = {**update, "first": torch.tensor([2.0**-23, 1e-16, 0.0])}
+    assert still(before, rounded, mean=True) == ("first",)
     assert still(before, {**update, "first": torch.zeros(3)}) == ("first",)
+
+
+def test_what_moves_in_an_aggregate_is_no_constant_although_no_message_had_it(tmp_path: Path) -> None:
+    model = pretrained()
+    sent = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    writer, ends = BundleWriter(tmp_path / "b", facts=TERMS), []
+    writer.round(1).sent(sent)
+    for i, client in enumerate("ab"):
+        ends.append(fine_tuned(model, seed=i))
+        writer.round(1).received(client, trained_alone(ends[i]), examples=2)
+        read = {"optimiser": "SGD", "lr": 0.1, "steps": 3, "batch_sizes": [2] * 3}
+        writer.training(client, 1, read, source="read")
+        writer.truth(client, *examples(i, 2))
+    moved = {**sent, STEM[1]: 2 * sent[STEM[1]]}
+    writer.round(1).aggregated(
+        {name: moved[name] if name in STEM else (ends[0][name] + ends[1][name]) / 2 for name in sent}
+    )
+    _, target = looked_at(tmp_path, '[adversary]\nview = "aggregate"')
+    assert STEM[0] not in target.observation.update
+    assert STEM[1] in target.observation.update
+    assert not explained(target)
+
+
+def test_what_moves_by_less_than_the_models_own_type_can_hold_is_refused(tmp_path: Path) -> None:
+    model = pretrained()
+    sent, after = dict(model.state_dict()), {name: t.double() for name, t in fine_tuned(model).items()}
+    hidden = {**after, STEM[1]: after[STEM[1]] * (1 + 1e-12)}
+    for name, message in (("hidden", hidden), ("plain", after)):
+        written(tmp_path / name, sent, message)
+    assert explained(looked_at(tmp_path / "plain")[1])
+    with pytest.raises(UpdateError, match=r"'body.0.bias' moved by less than torch.float32 can hold"):
+        looked_at(tmp_path / "hidden")
+
+
+def test_weights_that_came_in_double_precision_and_are_sent_back_are_none_that_moved(tmp_path: Path) -> None:
+    model = pretrained()
+    wide = {name: tensor.double() * (1 + 1e-12) for name, tensor in model.state_dict().items()}
+    after = fine_tuned(model)
+    for name, stem in (("narrow", {}), ("wide", {key: wide[key] for key in STEM})):
+        written(tmp_path / name, wide, {**after, **stem})
+        _, target = looked_at(tmp_path / name)
+        assert not set(STEM) & set(target.observation.update)
+        assert explained(target)

@@ -172,6 +172,16 @@ def test_files_that_do_not_fit_are_refused(kind: str, folder: Path) -> None:
         job(folder)
 
 
+@pytest.mark.parametrize("form", ["after", "update"])
+def test_what_moves_by_less_than_single_precision_holds_is_refused(form: str, folder: Path) -> None:
+    """It would count as a layer that is not trained, and nobody would look at what is in it."""
+    before = load_file(folder / "before.safetensors")["fc.0.bias"].double()
+    hidden = before * (1 + 1e-12) if form == "after" else torch.full_like(before, 1e-50)
+    rewrite(folder, f"{form}.safetensors", lambda tensors: tensors.update({"fc.0.bias": hidden}))
+    with pytest.raises(UsageError, match=rf"recording.{form}: .*'fc.0.bias' moved by less"):
+        job(folder, ('after = "after.safetensors"', f'{form} = "{form}.safetensors"'))
+
+
 def test_steps_may_be_known_without_epochs_and_batch_size(folder: Path) -> None:
     attack = "inverting_gradients", "dlfa_unknown_epochs"
     steps = "training = { lr = 0.1 }", "lr = 0.1\nsteps = 1"

@@ -13,6 +13,8 @@ from fedglass.core.errors import ModelError
 from fedglass.core.words import some
 
 FIXED = "untrained_parameters"
+DOUBLE = 16 * torch.finfo(torch.float64).eps
+"""The rounding of a mean that was taken in double precision, as a share."""
 
 
 def with_fixed(model: nn.Module, names: Collection[str]) -> nn.Module:
@@ -67,6 +69,12 @@ def matching(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def unmoved(before: Tensor, update: Tensor) -> bool:
-    """Whether an update is none, but for the rounding of a mean over clients or of a difference."""
+    """Whether an update is none, but for the rounding of a mean over clients or of a difference.
+
+    Rounding ends at numbers that a weight can hold, or is that of double precision: whatever lies between is a
+    difference that was sent as such, and tells of the data however small it is.
+    """
     grain = 2 * torch.finfo(before.dtype).eps
-    return bool((update.abs() <= grain * before.abs()).all())
+    held = (before + update) - before == update
+    rounded = torch.where(held, update.abs() <= grain * before.abs(), update.abs() <= DOUBLE * before.abs())
+    return bool(rounded.all())

@@ -21,7 +21,7 @@ from fedglass.plan.keys import DefenceTable
 from fedglass.plan.public import public_of
 from fedglass.plan.recording_table import RecordingTable
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tensor_files import shapes_of, tensors_of
+from fedglass.plan.tensor_files import check_not_lost, shapes_of, tensors_of
 from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
 from fedglass.rounds.truth import Examples, Truths
 from fedglass.rounds.untrained import with_still
@@ -182,11 +182,16 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
     """The update, and the running statistics after it as far as there are any."""
     buffers_after: dict[str, Tensor] = {}
     if table.update is not None:
-        update = tensors_of("recording.update", _path(table.update, folder), weights_of(model))
+        path = _path(table.update, folder)
+        update = tensors_of("recording.update", path, weights_of(model))
+        check_not_lost("recording.update", path, update)
     else:
         assert table.after is not None, "the plan's validation demands it"
-        after, buffers_after = _weights("recording.after", _path(table.after, folder), model)
+        path = _path(table.after, folder)
+        after, buffers_after = _weights("recording.after", path, model)
         update = subtract(after, before)
+        if table.clients == 1:  # a mean rounds
+            check_not_lost("recording.after", path, update, _path(table.before, folder))
     check_update(update, before)
     if not any(bool(tensor.any()) for tensor in update.values()):
         field = (

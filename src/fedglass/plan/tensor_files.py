@@ -26,6 +26,29 @@ def tensors_of(
     return {name: _sound(field, path, name, tensor) for name, tensor in tensors.items()}
 
 
+def check_not_lost(field: str, path: Path, update: Params, before: Path | None = None) -> None:
+    """Refuse what moved in the file's own precision alone: read in single it would count as not trained."""
+    still = [name for name, tensor in update.items() if not bool(tensor.any())]
+    with _readable(field, path), safe_open(str(path), framework="pt") as file:
+        for name in still:
+            own = file.get_tensor(name).double()
+            if before is None:
+                lost = bool(own.any())
+            else:
+                lost = not torch.equal(own.float().double(), own) and not torch.equal(_raw(field, before, name), own)
+            if lost:
+                raise UpdateError(
+                    f"{field}: {path}: {name!r} moved by less than a weight in single precision can hold: give the "
+                    "difference as recording.update, or the weights as the model had them."
+                )
+
+
+def _raw(field: str, path: Path, name: str) -> Tensor:
+    with _readable(field, path), safe_open(str(path), framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+        return tensor.double()
+
+
 def shapes_of(field: str, path: Path) -> dict[str, tuple[int, ...]]:
     """The names in a file and their shapes."""
     if not path.is_file():

@@ -47,7 +47,7 @@ class Reading:
         # Where every client was sent its own, the first stands for the round's, to which nothing adds then.
         common = self._start(begun)
         messages = [
-            self._message(message, common)
+            self._message(message, common, begun)
             for message in present
             if message.received is not None and (clients is None or message.client in clients)
         ]
@@ -115,12 +115,32 @@ class Reading:
                 "record the model's whole state_dict."
             )
 
-    def _message(self, message: MessageFacts, common: Start) -> Message:
+    def _message(self, message: MessageFacts, common: Start, begun: Held) -> Message:
         assert message.received is not None, "messages that were not seen are left out"
         own = None if message.sent is None else self._start(message.sent)
         start = common if own is None else own
         update, statistics = self._added(message.received, start)
+        self._check_lost(message.received, message.sent or begun, update)
         return Message(message.client, update, statistics, own)
+
+    def _check_lost(self, held: Held, sent: Held, update: Params) -> None:
+        """Refuse what moved in the message's own precision alone: read in the model's it would count as not trained.
+
+        Not so a weight that was sent in double precision, and came back in the model's.
+        """
+        got, came = (self._names(each).applied(self.bundle.arrays(each)) for each in (held, sent))
+        for name in (name for name, added in update.items() if name in got and not bool(added.any())):
+            tensor = got[name].double()
+            if held.form == "update":
+                lost = bool(tensor.any())
+            else:
+                fine = not torch.equal(tensor.to(update[name].dtype).double(), tensor)
+                lost = fine and not (name in came and torch.equal(came[name].double(), tensor))
+            if lost:
+                raise UpdateError(
+                    f"{self.bundle.folder / held.file}: {name!r} moved by less than {update[name].dtype} can hold, in "
+                    "which the model is: record the message in the model's own type, or as an update."
+                )
 
     def _added(self, held: Held, start: Start) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What a message or an aggregate adds to the weights, and the buffers after it."""

@@ -50,17 +50,21 @@ def untrained_by_all(people: Sequence[Participant]) -> tuple[str, ...]:
 
 
 def without_untrained(observation: Observation, names: Collection[str]) -> Observation:
-    """The same seen as an update of the other parameters: these are constants of the network."""
-    fixed = [name for name in can_be_fixed(observation.model) if name in names]
+    """The same seen as an update of the other parameters: these are constants of the network.
+
+    But for what has moved in it: an aggregate may hold what none of its messages did, as far as anybody saw them.
+    """
+    before, update = observation.before, observation.update
+    fixed = [name for name in can_be_fixed(observation.model) if name in names and unmoved(before[name], update[name])]
     if not fixed:
         return observation
-    values = {name: observation.before[name] for name in fixed}
+    values = {name: before[name] for name in fixed}
     own = observation.own
     return replace(
         observation,
         model=with_fixed(observation.model, fixed),
-        before=_without(observation.before, fixed),
-        update=_without(observation.update, fixed),
+        before=_without(before, fixed),
+        update=_without(update, fixed),
         buffers={**observation.buffers, **values},
         own=None if own is None else replace(own, update=_without(own.update, fixed)),
     )
