@@ -15,6 +15,8 @@ from fedglass.audit.replay import replay
 from fedglass.bundle.measured import findings_of
 from fedglass.core.errors import DataError
 from fedglass.core.types import Training
+from fedglass.defend.clip import Clip
+from fedglass.models.fixed import with_fixed
 from fedglass.rounds.as_bundle import bundle_of_saved, is_saved
 from fedglass.rounds.federation import Federation
 
@@ -72,6 +74,25 @@ def test_defences_stay_what_they_are_in_words(federation: Federation, tmp_path: 
     assert "Clip(norm=1.0)" in told["client 0"][0]
     assert told["client 1"] == ()
     assert source.defences == {}
+
+
+def test_layers_that_its_model_does_not_train_are_told_behind_a_defence_too(
+    federation: Federation, tmp_path: Path
+) -> None:
+    fixed = ["body.0.weight", "body.0.bias"]
+    clip = Clip(norm=0.01)
+    clients = tuple(replace(client, release=clip) for client in federation.clients)
+    tuned = replace(federation, model=with_fixed(federation.model, fixed), clients=clients)
+    tuned.run(1).save(tmp_path / "saved")
+    tuned.truths(range(1)).save(tmp_path / "private")
+    bundle_of_saved(tmp_path / "saved", tmp_path / "b")
+    keys = 'model = "lenet"\ntruth = "private"\ndefended = [{ name = "clip", norm = 0.01 }]'
+    for target in targets(job(tmp_path, keys)):
+        assert not set(fixed) & set(target.observation.update)
+        assert target.declared is not None
+        played = replay(target.declared)
+        assert played is not None
+        assert played.explained
 
 
 def test_the_commands_read_it(fedglass: Run, saved: Path, tmp_path: Path) -> None:

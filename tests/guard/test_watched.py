@@ -115,9 +115,9 @@ def test_a_message_of_some_layers_is_read_too(toy: Any) -> None:
     assert report.reasons == (Reason.RECOVERED,)
 
 
-def head_alone(toy: Any, **more: Tensor) -> GuardReport:
+def head_alone(toy: Any, clip: float | dict[str, float] | None = None, **more: Tensor) -> GuardReport:
     """What a guard says of a message with the last layer, and with more, where the last layer alone came."""
-    guard, net = Guard(**HERE), toy.dense()
+    guard, net = Guard(**HERE, clip=clip), toy.dense()
     layers = list(net.state_dict())[-2:]
     before = {name: net.state_dict()[name].clone() for name in layers}
     moving = sgd([p for name, p in net.named_parameters() if name in layers])
@@ -132,6 +132,12 @@ def test_a_message_of_the_last_layer_alone_is_checked(toy: Any) -> None:
     assert report.sound, report
     assert report.examined.residual is not None
     assert report.examined.residual < 1e-3
+
+
+def test_what_does_not_leave_needs_no_bound(toy: Any) -> None:
+    weight, bias = list(toy.dense().state_dict())[-2:]
+    assert head_alone(toy, clip={weight: 9.0, bias: 9.0}).sound
+    assert head_alone(toy, clip={weight: 9.0}).reasons == (Reason.CLIPPING,)
 
 
 def test_more_than_came_does_not_leave(toy: Any) -> None:

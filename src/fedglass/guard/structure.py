@@ -63,11 +63,11 @@ def finite(params: Params) -> bool:
 
 
 def too_long(out: Outbound, clip: Clip) -> bool:
-    """Whether the message is longer than a clipping without noise lets it be; a tensor that has no bound is."""
+    """Whether the message is longer than a clipping without noise lets it be; a tensor without a bound may not move."""
     if not isinstance(clip, Mapping):
         return not out.norm <= clip * SLACK
     lengths = {name: float((out.after[name] - out.before[name]).double().norm()) for name in out.leaving}
-    return any(name not in clip or not length <= clip[name] * SLACK for name, length in lengths.items())
+    return any(not length <= clip.get(name, 0.0) * SLACK for name, length in lengths.items())
 
 
 def at_a_glance(out: Outbound) -> tuple[Reason, ...]:

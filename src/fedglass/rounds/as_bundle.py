@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedglass.bundle.check import read_bundle
@@ -15,6 +16,7 @@ from fedglass.bundle.reader import Bundle
 from fedglass.bundle.writer import BundleWriter
 from fedglass.core.errors import DataError
 from fedglass.core.params import subtract
+from fedglass.core.statistics import RUNNING
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.rounds.manifest import FORMAT, ParticipantFacts, RoundFacts, TermsFacts, TrainingFacts
 from fedglass.rounds.storage import LONGEST, MANIFEST, saved_manifest, saved_parts
@@ -50,11 +52,13 @@ def _write(writer: BundleWriter, past: RoundFacts, saved: Path) -> None:
     turn, models = writer.round(past.index), saved_parts(saved, past.models, "before", "step")
     turn.sent({**models["before"], **models.get("buffers", {})})
     for person in past.participants:
+        after = models.get("after", {})
         if person.name in past.messages:
             parts = saved_parts(saved, past.messages[person.name], "update")
-            message = {**parts["update"], **_moved(saved, models, parts.get("buffers", {}))}
+            after = parts.get("buffers", {})
+            message = {**parts["update"], **_moved(saved, models, after)}
             turn.received(person.name, message, form="update")
-        writer.training(person.name, past.index, _facts(person))
+        writer.training(person.name, past.index, _facts(person, _constants(models.get("buffers", {}), after)))
     # Without its running statistics an aggregate is no start of the next round, which tells both.
     if "after" in models or "buffers" not in models:
         step = {**models["step"], **_moved(saved, models, models.get("after", {}))}
@@ -81,9 +85,15 @@ def _terms(terms: TermsFacts) -> dict[str, Any]:
     }
 
 
-def _facts(person: ParticipantFacts) -> dict[str, Any]:
+def _constants(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+    """Buffers that are no running statistics and stay: such are the layers that a transcript's model does not train."""
+    own = [name for name in before if name.rpartition(".")[2] not in RUNNING]
+    return [name for name in own if torch.equal(before[name], after.get(name, before[name]))]
+
+
+def _facts(person: ParticipantFacts, constants: Sequence[str]) -> dict[str, Any]:
     told = {"examples": person.examples if person.counted else "unknown", "weight": person.weight}
-    named = {"x-known-as": person.known_as or None, "untrained": person.untrained or None}
+    named = {"x-known-as": person.known_as or None, "untrained": [*person.untrained, *constants] or None}
     if person.training is None:
         return {**told, **named, "lr": person.lr, "steps": person.steps}
     return {**told, **named, **_training(person.training, person.examples)}

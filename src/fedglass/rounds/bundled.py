@@ -68,7 +68,9 @@ class Reading:
         names = None if message.received is None else self._names(message.received)
         found = participant_of(self.bundle, message.client, index, self.counts, names)
         lacking = () if names is None else names.lacking(self.model)
-        return replace(found, untrained=tuple(dict.fromkeys((*found.untrained, *lacking))))
+        known = dict(self.model.named_parameters())  # a model's own buffers are trained by nobody
+        untrained = dict.fromkeys((*(name for name in found.untrained if name in known), *lacking))
+        return replace(found, untrained=tuple(untrained))
 
     def _names(self, held: Held) -> Names:
         sent = [(array.name, tuple(array.shape)) for array in held.arrays]
