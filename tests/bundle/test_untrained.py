@@ -23,6 +23,7 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.from_bundle import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.record.plain import recording
+from fedglass.rounds.bundled import Reading
 from fedglass.rounds.untrained import still
 
 from .federations import CLASSES, SHAPE, TERMS, State, examples
@@ -134,6 +135,22 @@ def test_the_recorder_tells_what_is_not_trained(tmp_path: Path) -> None:
     bundle = read_bundle(tmp_path / "b")
     assert bundle.facts_of("a", 1)["untrained"] == {"read": list(STEM)}
     assert findings_of(bundle, 1) == []
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_recorder_tells_them_by_the_networks_own_names(tmp_path: Path, wrapped: bool) -> None:
+    """Whatever it is wrapped in for the training, the network alone or its wrapper may be sent."""
+    model = pretrained()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in STEM)
+    parallel, (images, labels) = nn.DataParallel(model), examples(0, 2)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(tmp_path / "b", parallel if wrapped else model, client="a", round=1):
+        F.cross_entropy(parallel((images - 0.5) / 0.3), labels).backward()
+        optimiser.step()
+    bundle = read_bundle(tmp_path / "b")
+    assert bundle.facts_of("a", 1)["untrained"] == {"read": list(STEM)}
+    assert Reading(bundle, pretrained(), {}).round(1).participants[0].untrained == STEM
 
 
 def test_what_is_not_trained_and_moves_is_said(tmp_path: Path) -> None:

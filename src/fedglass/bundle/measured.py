@@ -91,9 +91,8 @@ def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = No
             found += [Finding(index, message.client, words, aside=True) for words in unbounded(moved, defences)]
             found += [Finding(index, message.client, words) for words in _backwards(moved)]
             if not defences:  # whose noise may be on all that is sent
-                found += [
-                    Finding(index, message.client, words) for words in _restless(moved, best(told, "untrained", []))
-                ]
+                untrained = [(names or {}).get(name, name) for name in best(told, "untrained", [])]
+                found += [Finding(index, message.client, words) for words in _restless(moved, untrained)]
         found += [Finding(index, message.client, words) for words in _unnamed(bundle, told)]
     return found
 
