@@ -199,11 +199,7 @@ def _check_network(steps: Sequence[StepRead], doubts: _Doubts) -> None:
 def _untrained(steps: Sequence[StepRead], doubts: _Doubts) -> list[str] | None:
     """The parameters that no step moves, by the network's own names; None where all are trained."""
     left = [
-        [
-            _plain(name)
-            for name, parameter in _inner(step.module).named_parameters()
-            if id(parameter) not in step.weights
-        ]
+        [name for name, parameter in _inner(step.module).named_parameters() if id(parameter) not in step.weights]
         for step in steps
         if step.module is not None
     ]
