@@ -45,3 +45,10 @@ def test_they_are_constants_of_the_network(tmp_path: Path) -> None:
 def test_a_name_of_no_parameter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"federation.untrained has 'features.\*', which is the name of no parameter"):
         simulated(tmp_path, '["features.*"]')
+
+
+def test_where_the_last_layer_is_not_trained_an_attack_is_named_that_needs_none(tmp_path: Path) -> None:
+    text = TEXT.format(names='["fc.*"]')
+    with pytest.raises(UsageError, match=r"last dense layer is not trained.*such as name = \"dlg\""):
+        compile_plan(parse_plan(text), tmp_path)
+    assert compile_plan(parse_plan(text.replace("inverting_gradients", "dlg")), tmp_path).sources

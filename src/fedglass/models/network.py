@@ -126,7 +126,7 @@ class Network:
         if chosen._parameters.get("weight") is None:
             raise ModelError(
                 "The network's last dense layer is not trained, so that no message tells of it, which this method "
-                'reads: give an attack that finds the labels otherwise, such as labels = "joint".'
+                'reads: give an attack that reads no labels there, such as name = "dlg".'
             )
         return self._canonical(name, "weight"), (
             None if chosen._parameters.get("bias") is None else self._canonical(name, "bias")
