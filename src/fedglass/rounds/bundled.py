@@ -130,8 +130,11 @@ class Reading:
 
         Not so a weight that was sent in double precision, and came back in the model's.
         """
+        still = [name for name, added in update.items() if not bool(added.any())]
+        if not still:
+            return
         got, came = (self._names(each).applied(self.bundle.arrays(each)) for each in (held, sent))
-        for name in (name for name, added in update.items() if name in got and not bool(added.any())):
+        for name in (name for name in still if name in got):
             tensor = got[name].double()
             if held.form == "update":
                 lost = bool(tensor.any())
