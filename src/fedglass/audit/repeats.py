@@ -33,15 +33,17 @@ def within(message: Params) -> Iterator[str]:
     if not message:
         return
     longest = max(message, key=lambda name: message[name].numel())
+    stretch = _stretch(message[longest])
     for name in message:
-        if name != longest and _alike(_stretch(message[name]), _stretch(message[longest])):
+        if name != longest and _alike(_stretch(message[name]), stretch):
             yield f"{name}: as in {longest}"
 
 
 def between(message: Params, others: Mapping[str, Params]) -> Iterator[str]:
     """Which other messages hold the same noise, by what they are called."""
+    own = {name: _stretch(tensor) for name, tensor in message.items()}
     for words, other in others.items():
-        if any(name in other and _alike(_stretch(t), _stretch(other[name])) for name, t in message.items()):
+        if any(name in other and _alike(stretch, _stretch(other[name])) for name, stretch in own.items()):
             yield words
 
 

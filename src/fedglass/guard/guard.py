@@ -123,8 +123,7 @@ class Guard:
             if update is not None and not misfit(before, update):  # what does not fit is refused as it is
                 leaving = {name: before[name] + tensor for name, tensor in update.items()}
             rows = None if batches is None else tuple(tuple(int(i) for i in rows) for rows in batches)
-            out = Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
-            return out if at_a_glance(out) else out.without_untrained()
+            return Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
 
         try:
             out = made()
@@ -215,6 +214,7 @@ class Guard:
         glance = at_a_glance(out)
         if glance:
             return GuardReport(self.policy, glance)
+        out = out.without_untrained()
         found = min(_distinct(out), math.inf if distinct is None else distinct)
         report = GuardReport(self.policy, examples=int(found), norm=out.norm)
         reasons = [Reason.ALONE] * self.memory.was_alone(out.before)

@@ -68,6 +68,18 @@ def matching(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     return found
 
 
+def lost(tensor: Tensor, kind: torch.dtype, start: Tensor | None) -> bool:
+    """Whether weights hold more than the model's type can, and not because they came so: that moved, and is not read.
+
+    >>> fine = torch.ones(2, dtype=torch.float64) + 1e-12
+    >>> lost(fine, torch.float32, torch.ones(2)), lost(fine, torch.float32, fine), lost(fine, torch.float64, None)
+    (True, False, False)
+    """
+    own = tensor.double()
+    finer = not torch.equal(own.to(kind).double(), own)
+    return finer and (start is None or not torch.equal(start.double(), own))
+
+
 def unmoved(before: Tensor, update: Tensor) -> bool:
     """Whether an update is none, but for the rounding of a mean over clients or of a difference.
 

@@ -60,11 +60,11 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     doubts = doubts_of(bundle, reading.model, choice)
     everywhere = Attendance(transcript.terms.clients, attendance_of(bundle, choice))
     lacking, aside = overlooked_in(bundle, choice), others_of(reading, choice)
+    beside, reserved = sent_beside(bundle, reading.model, choice), told_beside(bundle, choice, RESERVED)
+    knows = knows_of(adversary)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
-        knows = knows_of(adversary)
         told = Recorded(transcript, truths, tuple(views), knows, name, public, protections, doubts, everywhere)
-        beside, reserved = sent_beside(bundle, reading.model, choice), told_beside(bundle, choice, RESERVED)
         return replace(told, overlooked=lacking, beside=beside, reserved=reserved, aside=aside)
 
     scored = [source(name, known, truths)] if known else []

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedglass.core.errors import DataError, UpdateError
 from fedglass.core.params import Params
 from fedglass.core.statistics import COUNTER
+from fedglass.models.fixed import lost
 
 
 def tensors_of(
@@ -31,12 +32,8 @@ def check_not_lost(field: str, path: Path, update: Params, before: Path | None =
     still = [name for name, tensor in update.items() if not bool(tensor.any())]
     with _readable(field, path), safe_open(str(path), framework="pt") as file:
         for name in still:
-            own = file.get_tensor(name).double()
-            if before is None:
-                lost = bool(own.any())
-            else:
-                lost = not torch.equal(own.float().double(), own) and not torch.equal(_raw(field, before, name), own)
-            if lost:
+            own = file.get_tensor(name)
+            if bool(own.any()) if before is None else lost(own, torch.float32, _raw(field, before, name)):
                 raise UpdateError(
                     f"{field}: {path}: {name!r} moved by less than a weight in single precision can hold: give the "
                     "difference as recording.update, or the weights as the model had them."
@@ -46,7 +43,7 @@ def check_not_lost(field: str, path: Path, update: Params, before: Path | None =
 def _raw(field: str, path: Path, name: str) -> Tensor:
     with _readable(field, path), safe_open(str(path), framework="pt") as file:
         tensor: Tensor = file.get_tensor(name)
-        return tensor.double()
+        return tensor
 
 
 def shapes_of(field: str, path: Path) -> dict[str, tuple[int, ...]]:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedglass.bundle.names import COMPILED
 from fedglass.record.functions import mark_as_made
 from fedglass.record.steps import Pass
 
-COMPILED = "_orig_mod"
-"""Where torch.compile keeps the network."""
 RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedglass.bundle import BundleWriter
 from fedglass.bundle.check import same
+from fedglass.bundle.names import COMPILED
 from fedglass.bundle.writer import TRUTH
 from fedglass.core.errors import FedglassError
 from fedglass.record.client import ClientRecorder, Told, going_on
@@ -105,7 +106,7 @@ def record_aggregate(folder: str | Path, model: nn.Module, *, round: int, kept: 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of a model's weights and buffers, by the names that its architecture has for them."""
-    return {name.removeprefix("_orig_mod."): tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {name.removeprefix(f"{COMPILED}."): tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def _follows(writer: BundleWriter, index: int, before: Mapping[str, Tensor]) -> bool:

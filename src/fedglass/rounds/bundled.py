@@ -17,6 +17,7 @@ from fedglass.core.errors import DataError, UpdateError
 from fedglass.core.params import Params, add, buffers_of, subtract, weights_of
 from fedglass.core.statistics import COUNTER
 from fedglass.fl.aggregate.mean import WeightedMean
+from fedglass.models.fixed import lost
 from fedglass.rounds.people import participant_of
 from fedglass.rounds.transcript import Message, Participant, Round, Start
 
@@ -135,13 +136,8 @@ class Reading:
             return
         got, came = (self._names(each).applied(self.bundle.arrays(each)) for each in (held, sent))
         for name in (name for name in still if name in got):
-            tensor = got[name].double()
-            if held.form == "update":
-                lost = bool(tensor.any())
-            else:
-                fine = not torch.equal(tensor.to(update[name].dtype).double(), tensor)
-                lost = fine and not (name in came and torch.equal(came[name].double(), tensor))
-            if lost:
+            whole = held.form == "state"
+            if lost(got[name], update[name].dtype, came.get(name)) if whole else bool(got[name].any()):
                 raise UpdateError(
                     f"{self.bundle.folder / held.file}: {name!r} moved by less than {update[name].dtype} can hold, in "
                     "which the model is: record the message in the model's own type, or as an update."
