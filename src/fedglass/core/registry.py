@@ -58,6 +58,7 @@ KINDS: Mapping[str, Kind] = {
     "datasets": Kind("dataset", "fedglass.data", error=DataError),
     "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
     "metrics": Kind("metric", "fedglass.metrics"),
+    "exact": Kind("exact method", "fedglass.attack.exact", ("applies", "solve"), in_plans=False),
     "refinements": Kind("refinement", "fedglass.attack.refine", ("refine",)),
     "executors": Kind("executor", "fedglass.audit.executors", ("run",), in_plans=False),
     "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),

@@ -1,0 +1,237 @@
+"""Dense layers and their updates: the update of a dense layer is a sum of outer products with the layer's inputs.
+
+With inputs X (b, d) and the loss gradient D (h, b) at the layer's outputs, the weight moves along U = D X and the bias
+along v = D 1, for any number of SGD steps on the same inputs: the factors of the steps add up in D.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedglass.attack.exact.method import Search
+from fedglass.attack.exact.rows import Rows, entry_error, one_input, rank_of, row_ratios, stacked
+from fedglass.attack.exact.sparse import sparse_inputs
+from fedglass.core.optimisers import SGD, Move
+from fedglass.core.rng import stream
+from fedglass.core.types import Observation
+
+__all__ = ["DenseInputs", "DenseUpdate", "Rows", "dense_inputs", "dense_layers", "first_dense", "row_ratios"]
+
+PROBES = 8
+"""Random inputs by which a network is looked at: eight rows of noise leave no unit of a ReLU layer always positive."""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseUpdate:
+    """What one dense layer sent, in double precision, with the weight decay of the declared training taken off."""
+
+    name: str
+    """The layer's name in the network."""
+    weight: Tensor  # (h, d), after - before
+    bias: Tensor | None  # (h,); None where the layer has no bias, or does not train it
+    weight_before: Tensor  # (h, d)
+    bias_before: Tensor | None  # (h,)
+    weight_error: Tensor  # (h, d), the rounding that each entry can have
+    bias_error: Tensor | None  # (h,)
+    relu: bool = False
+    """Whether all that follows depends on max(0, output) alone."""
+    weight_after: Tensor | None = None  # (h, d)
+    bias_after: Tensor | None = None  # (h,)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseInputs:
+    """Candidates for the inputs of a dense layer."""
+
+    inputs: Tensor  # (m, d), double
+    votes: Tensor  # (m,), how many rows gave each of them; 0 for one that comes from a search over rows
+    rank: int
+    """The number of independent inputs that the update has."""
+    complete: bool
+    """Whether the inputs, as many as the rank, explain the whole update at rounding level, activations included."""
+    residual: float
+    """Relative size of what they leave unexplained of the update."""
+    details: Mapping[str, float | int | str]
+
+
+def first_dense(observation: Observation) -> DenseUpdate | str:
+    """Return the update of the dense layer that is fed the whitened pixels, or a sentence that says why there is none.
+
+    The network is run on noise: wrappers such as nn.Flatten or a reshape in `forward` do not matter.
+    """
+    unusual = _unusual_optimiser(observation)
+    if unusual:
+        return unusual
+    try:
+        calls = _calls(observation)
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"the network does not run on a random input: {str(error).splitlines()[0]}"
+    images, found = calls
+    for name, given in found.items():
+        if given.ndim == 2 and torch.equal(given, images.flatten(1)):
+            update = _update_of(observation, name)
+            return update if isinstance(update, str) else replace(update, relu=_is_relu(observation, name, images))
+    return "no dense layer is fed the pixels as they are"
+
+
+def dense_layers(observation: Observation) -> list[DenseUpdate]:
+    """Return the updates of all dense layers that train a weight and a bias and run once, in the order of execution."""
+    if _unusual_optimiser(observation):
+        return []
+    images, found = _calls(observation)
+    updates = [(name, _update_of(observation, name)) for name, given in found.items() if given.ndim == 2]
+    return [
+        replace(update, relu=_is_relu(observation, name, images))
+        for name, update in updates
+        if not isinstance(update, str) and update.bias is not None
+    ]
+
+
+def dense_inputs(
+    update: Tensor,
+    bias: Tensor,
+    weight_before: Tensor,
+    bias_before: Tensor,
+    count: int,
+    search: Search,
+    error: tuple[Tensor, Tensor] | None = None,
+    relu: bool = True,
+) -> DenseInputs:
+    """Return candidates for the inputs of a dense layer: by division, by rows that agree, and by SPEAR behind a ReLU.
+
+    `count` is the number of examples. `error` is the rounding of the update's and the bias's entries; where it is
+    left out it is taken from their types.  # update (h, d), bias (h,)
+    """
+    errors = error or (entry_error(update, weight_before), entry_error(bias, bias_before))
+    sent = stacked(update, bias, *errors)
+    if count == 1:
+        found = one_input(sent)
+        details: dict[str, float | int | str] = {"rows": int(found.votes), "rank": 1}
+        return DenseInputs(found.inputs[None], torch.tensor([found.votes]), 1, found.clean, found.residual, details)
+    rows = row_ratios(update, bias, errors)
+    rank = rank_of(sent, count)
+    layer = (weight_before.double(), bias_before.double())
+    if relu and rank == count:
+        solved = sparse_inputs(sent, layer, rank, rows, search)
+        if solved.complete or len(solved.inputs) > len(rows.inputs):
+            votes = torch.zeros(len(solved.inputs), dtype=torch.int64)
+            return DenseInputs(solved.inputs, votes, rank, solved.complete, solved.residual, solved.details)
+    return DenseInputs(rows.inputs, rows.votes, rank, False, rows.residual, {"rank": rank, "groups": len(rows.inputs)})
+
+
+def decay_factor(observation: Observation) -> float:
+    """Return a: what a weight is multiplied by over the declared training where its gradients are zero."""
+    training, steps = observation.knows.training, observation.knows.local_steps
+    if training is None or steps is None:
+        return 1.0
+    weights, lr = [torch.ones((), dtype=torch.float64)], training.lr
+    state = training.optimiser.init(weights)
+    for _ in range(steps):
+        weights, state = training.optimiser.step(Move(weights, [torch.zeros_like(weights[0])], state, lr))
+    return float(weights[0])
+
+
+def _unusual_optimiser(observation: Observation) -> str:
+    training = observation.knows.training
+    if training is None or isinstance(training.optimiser, SGD):
+        return ""
+    return f"{type(training.optimiser).__name__} sends no multiple of a gradient"
+
+
+def _update_of(observation: Observation, layer: str) -> DenseUpdate | str:
+    """The update of a layer, with the decay taken off: w_T = a w_0 + what the gradients add."""
+    weight, bias = (_parameter(observation, layer, last) for last in ("weight", "bias"))
+    if weight is None or weight not in observation.update:
+        return f"the dense layer {layer!r} is not trained"
+    shrunk = 1 - decay_factor(observation)
+
+    def moved(name: str) -> Tensor:
+        return observation.update[name].double() + shrunk * observation.before[name].double()
+
+    def error(name: str) -> Tensor:
+        return entry_error(observation.update[name], observation.before[name])
+
+    before = observation.before
+    told = bias is not None and bias in observation.update
+    constant = observation.buffers.get(f"{layer}.bias" if layer else "bias")
+    start = constant if bias is None else before.get(bias)
+    bias_before = None if start is None else start.double()
+    sent = observation.update[bias].double() if told and bias is not None else None
+    return DenseUpdate(
+        layer,
+        moved(weight),
+        moved(bias) if told and bias is not None else None,
+        before[weight].double(),
+        bias_before,
+        error(weight),
+        error(bias) if told and bias is not None else None,
+        weight_after=before[weight].double() + observation.update[weight].double(),
+        bias_after=bias_before if bias_before is None or sent is None else bias_before + sent,
+    )
+
+
+def _parameter(observation: Observation, layer: str, last: str) -> str | None:
+    """The name under which the message has a layer's parameter, also where it is tied to an earlier one."""
+    module = observation.model.get_submodule(layer)
+    parameter = module._parameters.get(last)
+    names = {id(p): name for name, p in observation.model.named_parameters()}
+    return None if parameter is None else names.get(id(parameter))
+
+
+def _calls(observation: Observation) -> tuple[Tensor, dict[str, Tensor]]:
+    """Noise, and what each dense layer that runs once is fed by it, in the order of execution."""
+    model, state = _evaluated(observation)
+    images = _noise(observation)
+    seen: dict[str, list[Tensor]] = {}
+
+    def noting(name: str) -> Callable[..., None]:
+        return lambda layer, arguments: seen.setdefault(name, []).append(arguments[0].detach())
+
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    for name, layer in layers:
+        layer.register_forward_pre_hook(noting(name))
+    with torch.no_grad():
+        functional_call(model, state, (images,))
+    return images, {name: given[0] for name, given in seen.items() if len(given) == 1}
+
+
+def _is_relu(observation: Observation, layer: str, images: Tensor) -> bool:
+    """Whether the logits stay the same, bit for bit, where the layer's outputs are cut at zero, and depend on them."""
+    model, state = _evaluated(observation)
+    negative: list[bool] = []
+
+    def answer(change: Callable[[Tensor], Tensor]) -> Tensor:
+        def hook(module: nn.Module, given: object, output: Tensor) -> Tensor:
+            negative.append(bool((output < 0).any()))
+            return change(output)
+
+        handle = model.get_submodule(layer).register_forward_hook(hook)
+        try:
+            with torch.no_grad():
+                logits: Tensor = functional_call(model, state, (images,))
+        finally:
+            handle.remove()
+        return logits
+
+    plain, cut, none = answer(lambda z: z), answer(lambda z: z.clamp(min=0)), answer(torch.zeros_like)
+    return any(negative) and torch.equal(plain, cut) and not torch.equal(plain, none)
+
+
+def _evaluated(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A copy of the network in evaluation mode, and the weights and buffers that it is run with."""
+    model = copy.deepcopy(observation.model).eval()
+    known = dict(model.named_buffers())
+    buffers = {name: tensor for name, tensor in observation.buffers.items() if name in known}
+    return model, {**observation.before, **buffers}
+
+
+def _noise(observation: Observation) -> Tensor:
+    like = next(iter(observation.before.values()))
+    draws = torch.randn(PROBES, *observation.knows.shape, generator=stream(0, "dense", "probe"))
+    return draws.to(like)

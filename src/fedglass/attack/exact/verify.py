@@ -1,0 +1,259 @@
+"""Whether images explain a message: by replaying the declared training on them, or by a whole layer's update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.exact.rows import entry_error
+from fedglass.attack.forward.target import network_of
+from fedglass.core.errors import FedglassError
+from fedglass.core.types import Observation, Training
+from fedglass.fl.local import MeanGradient, Step, local_gradient, schedule, train
+from fedglass.models.network import Network
+
+LEVEL = 4.0
+"""How many times the expected rounding a replay may leave: the images carry rounding of their own into every layer."""
+KERNELS = 1e-4
+"""What a replay may always leave: another order of summation, over several steps (measured: below 1e-5)."""
+MOST = 0.05
+"""What a replay may never leave where there are several images, however coarse the message is."""
+MOST_OF_ONE = 0.2
+"""The same for one image, of which there are no mixtures."""
+CLEARLY = 8.0
+"""Standard deviations of rounding above which a number is not zero."""
+MARGIN = 1e-4
+"""Outputs this close to zero, relative to the norms of weights and input, may have either sign."""
+LOST = 0.2
+"""The largest share of active units that may show no gradient: beyond it their zeros prove nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerExplained:
+    """How well inputs explain a layer's update U = D X."""
+
+    residual: float
+    """Relative size of U - D X."""
+    wrong: int
+    """Pairs of unit and example whose gradient contradicts the sign of the unit's output."""
+    complete: bool
+    """Whether the residual is rounding and no sign contradicts it."""
+
+
+def explains(observation: Observation, images: Tensor, labels: Tensor | None = None, apart: bool = False) -> float:
+    """Return the relative residual of the message after the declared training is replayed on these images.
+
+    Infinite where the training cannot be replayed: examples are missing, or their order is drawn. Labels are read from
+    the last layer where they are not given. One factor for the whole message is fitted, since it may have been clipped
+    as a whole. With `apart` each tensor has a factor and a decay of its own, which is for a single image only.
+    # images (n, c, h, w), pixels before whitening
+    """
+    guesses = [labels] if labels is not None else label_guesses(observation, images)
+    return min((_residual(observation, images, guess, apart) for guess in guesses), default=math.inf)
+
+
+def best_labels(observation: Observation, images: Tensor) -> Tensor:
+    """Return the labels under which the images explain the message best; -1 where none can be told.  # (n,)"""
+    guesses = label_guesses(observation, images)
+    found = [(_residual(observation, images, guess, False), i) for i, guess in enumerate(guesses)]
+    if not found:
+        return torch.full((len(images),), -1)
+    return guesses[min(found)[1]]
+
+
+def verified(observation: Observation, residual: float) -> bool:
+    """Whether a replay that leaves this residual explains the message: it is no more than the message's rounding."""
+    most = MOST_OF_ONE if observation.knows.examples == 1 and observation.knows.counted else MOST
+    return residual <= min(most, LEVEL * rounding_of(observation) + KERNELS)
+
+
+def rounding_of(observation: Observation) -> float:
+    """Return the relative size of the rounding that the message can have."""
+    steps = observation.knows.local_steps or 1
+    pairs = [(u, observation.before[name]) for name, u in observation.update.items()]
+    error = sum(float(entry_error(u, before, steps).square().sum()) for u, before in pairs)
+    size = sum(float(u.double().square().sum()) for u, _ in pairs)
+    return math.sqrt(error / size) if size else math.inf
+
+
+def layer_explained(
+    update: Tensor,
+    inputs: Tensor,
+    weight_before: Tensor,
+    bias_before: Tensor,
+    error: Tensor,
+    after: tuple[Tensor, Tensor] | None = None,
+) -> LayerExplained:
+    """Return whether [U | v] = D [X | 1] at rounding level, with D zero exactly where a ReLU unit is off.
+
+    Units that change sign between the weights before and `after` may have either.  # update (h, d + 1), inputs (n, d)
+    """
+    beside = torch.cat([inputs.double(), inputs.new_ones(len(inputs), 1, dtype=torch.float64)], 1)
+    inverse = torch.linalg.pinv(beside)  # (d + 1, n)
+    factors = update @ inverse  # (h, n)
+    left = update - factors @ beside
+    size = float(update.norm())
+    residual = float(left.norm()) / size if size else math.inf
+    expected = LEVEL * float(error.norm()) / size + 1e-9 if size else 0.0
+    noise = error.square().mean(1).sqrt()[:, None] * inverse.norm(dim=0)  # (h, n)
+    wrong, lost, active = _contradictions(factors, noise, beside, (weight_before, bias_before), after)
+    complete = residual <= expected and wrong == 0 and lost <= LOST * active
+    return LayerExplained(residual, wrong, complete)
+
+
+def _contradictions(
+    factors: Tensor,
+    noise: Tensor,
+    beside: Tensor,
+    before: tuple[Tensor, Tensor],
+    after: tuple[Tensor, Tensor] | None,
+) -> tuple[int, int, int]:
+    """Units that have a gradient while off; units that have none while on; units that are on."""
+    on, off = _states(beside, before)
+    if after is not None:
+        later_on, later_off = _states(beside, after)
+        on, off = on & later_on, off & later_off
+    moved = factors.abs() > CLEARLY * noise
+    alive = moved.any(1, keepdim=True)  # a unit that nothing depends on has no gradient for anybody
+    # What is below the noise may be small by chance: as often as numbers of this column's size are.
+    size = factors.abs().median(0).values
+    chance = (CLEARLY * noise / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1.0)
+    still = on & ~moved & alive
+    excused = float(chance[on & alive.expand_as(on)].sum())
+    surplus = max(0, int(still.sum()) - math.ceil(excused + 4 * math.sqrt(excused)))
+    wrong = int((off & moved).sum()) + surplus
+    return wrong, int(still.sum()), int((on & alive).sum())
+
+
+def _states(beside: Tensor, layer: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Which units are clearly on, and clearly off.  # (h, n) each"""
+    weight = torch.cat([layer[0].double(), layer[1].double()[:, None]], 1)
+    outputs = weight @ beside.T
+    margin = MARGIN * weight.norm(dim=1, keepdim=True) * beside.norm(dim=1)
+    return outputs > margin, outputs < -margin
+
+
+def label_guesses(observation: Observation, images: Tensor) -> list[Tensor]:
+    """Return labels to try: those that the last layer tells, and all classes in turn for a single image.
+
+    With features H the last layer's gradient is (P - Y) H: each column of its product with the inverse of H is negative
+    in the example's own class alone.  # (n,) each
+    """
+    classes = observation.knows.classes
+    network = network_of(observation)
+    weights = [observation.before[name] for name in network.names]
+    try:
+        told = [_told(observation, network, weights, images)]
+    except (FedglassError, RuntimeError, ValueError):
+        told = []
+    others = [torch.tensor([label]) for label in range(classes)] if len(images) == 1 and classes <= 20 else []
+    return told + [label for label in others if not told or not torch.equal(label, told[0])]
+
+
+def _told(observation: Observation, network: Network, weights: Sequence[Tensor], images: Tensor) -> Tensor:
+    inputs = observation.knows.whitening.whiten(images.to(weights[0]))
+    with torch.no_grad():
+        features = network.features(weights, inputs)[1].double()
+    weight, bias = network.head
+    gradient = -observation.update[weight].double()
+    if bias is not None:
+        gradient = torch.cat([gradient, -observation.update[bias].double()[:, None]], 1)
+        features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
+    shares: Tensor = gradient @ torch.linalg.pinv(features)  # (classes, n)
+    return shares.argmin(0)
+
+
+def replayed(observation: Observation, images: Tensor, labels: Tensor) -> list[Tensor] | None:
+    """Return the update that the declared training makes of these images; None where it cannot be replayed.
+
+    Where no training is declared, that of one step at the learning rate 1: its direction.
+    """
+    knows = observation.knows
+    training = knows.training or _supposed(observation)
+    if training is None or len(images) == 0 or (knows.counted and len(images) != knows.examples):
+        return None
+    network = network_of(observation)
+    before = [observation.before[name] for name in network.names]
+    inputs = knows.whitening.whiten(images.to(before[0]))
+    each = _clients(observation, training, len(images))
+    if each is None:
+        return None
+    try:
+        ends = [_trained(network, before, inputs[rows], labels[rows], training) for rows in each]
+    except (RuntimeError, ValueError):  # such as batch statistics of one example
+        return None
+    shares = [(rows.stop - rows.start) / len(images) for rows in each]
+    moved = [[end - start for end, start in zip(after, before, strict=True)] for after in ends]
+    return [torch.stack([s * m for s, m in zip(shares, part, strict=True)]).sum(0) for part in zip(*moved, strict=True)]
+
+
+def gradient_direction(observation: Observation, images: Tensor, labels: Tensor) -> list[Tensor]:
+    """Return the update of one step on these images: what stands for a training that cannot be replayed."""
+    network = network_of(observation)
+    weights = [observation.before[name].detach().clone().requires_grad_() for name in network.names]
+    step = Step(network, weights, observation.knows.whitening.whiten(images.to(weights[0])), labels)
+    return [-g for g in local_gradient(MeanGradient(), step, None)]
+
+
+def _trained(
+    network: Network, before: Sequence[Tensor], inputs: Tensor, labels: Tensor, training: Training
+) -> list[Tensor]:
+    batches = schedule(training, len(labels), None)
+    return train(network, before, inputs, labels, batches, training)
+
+
+def _supposed(observation: Observation) -> Training | None:
+    """The training where only its steps and its learning rate are known, or nothing: plain SGD on whole batches."""
+    knows = observation.knows
+    if knows.steps in (None, 1):
+        return Training(lr=knows.lr or 1.0)
+    return None if knows.lr is None else Training(lr=knows.lr, steps=knows.steps)
+
+
+def _clients(observation: Observation, training: Training, images: int) -> list[slice] | None:
+    """Whose images are whose, as far as that matters: not for one client with whole batches, nor for single images."""
+    knows = observation.knows
+    if knows.clients == 1:
+        whole = training.batch_size is None or training.batch_size >= images
+        return [slice(0, images)] if whole else None
+    if knows.clients == images:
+        return [slice(i, i + 1) for i in range(images)]
+    sizes = knows.sizes or (images // knows.clients,) * knows.clients
+    alone = all(training.local_steps(n) == 1 for n in sizes) and training.clip is None
+    return [slice(0, images)] if alone and sum(sizes) == images else None
+
+
+def _residual(observation: Observation, images: Tensor, labels: Tensor, apart: bool) -> float:
+    predicted = replayed(observation, images, labels)
+    if predicted is None:
+        return math.inf
+    names = network_of(observation).names
+    sent = [observation.update[name].double() for name in names]
+    starts = [observation.before[name].double() for name in names]
+    if apart and len(images) == 1:
+        left = [_left_apart(s, p.double(), w) for s, p, w in zip(sent, predicted, starts, strict=True)]
+    else:
+        left = _left(sent, [p.double() for p in predicted])
+    size = math.sqrt(sum(float(s.square().sum()) for s in sent))
+    return math.sqrt(sum(float(part.square().sum()) for part in left)) / size if size else math.inf
+
+
+def _left(sent: Sequence[Tensor], predicted: Sequence[Tensor]) -> list[Tensor]:
+    """What is left of the message behind the best multiple of a prediction."""
+    below = sum(float(p.square().sum()) for p in predicted)
+    along = sum(float((s * p).sum()) for s, p in zip(sent, predicted, strict=True))
+    factor = max(0.0, along / below) if below else 0.0
+    return [s - factor * p for s, p in zip(sent, predicted, strict=True)]
+
+
+def _left_apart(sent: Tensor, predicted: Tensor, before: Tensor) -> Tensor:
+    """What is left of one tensor behind multiples of its prediction and of its own weights."""
+    if sent.numel() < 3:
+        return sent - predicted
+    basis = torch.stack([predicted.flatten(), before.flatten()], 1)
+    fit: Tensor = basis @ (torch.linalg.pinv(basis) @ sent.flatten())
+    return sent - fit.view_as(sent)
