@@ -1,0 +1,288 @@
+"""Is what a message holds beside its replay the declared noise? Tests refute a mechanism, they never prove it.
+
+`residual` is the message minus the declared training played again without noise. Declared noise is independent in
+every entry, of one known law: nothing else may be seen in it. What passes is consistent with the declaration; noise
+from an unknown seed, or missing in a few directions that nobody named, passes too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedglass.checks import residual_tests as tests
+from fedglass.checks.residual_tests import Outcome
+from fedglass.checks.rounding_cells import Array, Law, as_array, cell, draw_in_cell, grid_of, normal_scores
+from fedglass.core.errors import UsageError
+from fedglass.core.params import Params
+from fedglass.core.rng import stream
+
+LEVEL = 1e-3
+"""The chance that noise as declared is refuted, over all tests of one message."""
+POOLED = 64
+"""Entries below which tensors are tested together: fewer cannot be told from chance."""
+SPREAD = 0.1
+"""Spread of replays, in std, from which on the residual is not the noise and nothing can be tested."""
+SEEDS = (
+    *range(10_000),
+    12_345,
+    31_337,
+    54_321,
+    123_456,
+    1_234_567,
+    12_345_678,
+    123_456_789,
+    987_654_321,
+    3_735_928_559,
+)
+"""Seeds that people type; 42, 1234 and years are among the first."""
+START = 128
+"""Entries of a generator's stream that are compared: 16 that agree are no chance in all of these seeds."""
+BLOCK = 16
+"""Normals that torch draws at once: of another number of entries, the last 16 are drawn anew."""
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """What is left of a message beside its replay, and what was declared about it."""
+
+    residual: Params
+    """The message minus the replay without noise, in double precision."""
+    std: float
+    """The declared standard deviation of every entry."""
+    law: Law = "gaussian"
+    message: Params | None = None
+    """What was sent: the update or, with `weights_sent`, the weights. Without it rounding is taken to be none."""
+    before: Params | None = None
+    """The model that the training began with."""
+    sent_dtype: torch.dtype | None = None
+    """The type that the message was rounded to; found from its values where it is not given."""
+    weights_sent: bool = False
+    """The message is the weights: their rounding is wider than that of the update."""
+    public: Tensor | None = None
+    """Gradients of public examples in the order of `residual`.  # (m, d)"""
+    signal: Tensor | None = None
+    """By what each audited record moves the message.  # (k, d)"""
+    others: Mapping[str, Params] = field(default_factory=dict)
+    """Residuals of other messages, or these messages, by what they are called."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.std < math.inf:
+            raise UsageError(f"The standard deviation of noise must be positive and finite, got {self.std}.")
+        entries = sum(tensor.numel() for tensor in self.residual.values())
+        if not entries:
+            raise UsageError("The residual has no entries: pass the message minus its replay.")
+        for words, rows in (("public", self.public), ("signal", self.signal)):
+            if rows is not None and (rows.dim() != 2 or rows.shape[1] != entries):
+                raise UsageError(f"{words} must have the shape (n, {entries}), got {tuple(rows.shape)}.")
+        if self.sent_dtype is not None and self.message is None:
+            raise UsageError("sent_dtype tells how a message was rounded: pass the message too.")
+
+
+@dataclass(frozen=True)
+class Refutation:
+    """One way in which the residual is not the declared noise."""
+
+    test: str
+    tensor: str
+    """The tensor, or several joined by +; empty for all."""
+    p: float
+    """The chance of it under the declared noise, corrected for all tests of the message."""
+    details: Mapping[str, float | int | str]
+
+
+def refutations(given: Residual, level: float = LEVEL) -> tuple[Refutation, ...]:
+    """Return what refutes the declared noise; empty where the residual is consistent with it."""
+    broken = [name for name, tensor in given.residual.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        return tuple(Refutation("finite", name, 0.0, {}) for name in broken)
+    ran = list(_outcomes(given))
+    corrected = [(test, tensor, outcome.p * len(ran), outcome.details) for test, tensor, outcome in ran]
+    return tuple(Refutation(*each) for each in corrected if each[2] < level)
+
+
+def spread_of(replays: Sequence[Params], std: float) -> float:
+    """Return the largest difference of replays in one entry, relative to std; beyond `SPREAD` nothing can be tested.
+
+    >>> spread_of([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, 2.5])}], std=5.0)
+    0.1
+    """
+    stacked = [torch.stack([each[name].double() for each in replays]) for name in replays[0]]
+    return max((float((t.amax(0) - t.amin(0)).max()) for t in stacked if t.numel()), default=0.0) / std
+
+
+def rounding_of(given: Residual) -> float:
+    """Return the median width of the message's rounding cells, relative to std; beyond 1 rounding hides the noise."""
+    cells = _cells(given)
+    return float(np.median(tests.flat([below + above for below, above in cells.values()]))) / given.std
+
+
+def _outcomes(given: Residual) -> Iterator[tuple[str, str, Outcome]]:
+    """Run every test that applies; one outcome for each test and tensor."""
+    drawn = _drawn(given)
+    scores = {name: normal_scores(x, given.law) for name, x in drawn.items()}
+    pool = [name for name, z in scores.items() if z.size < POOLED]
+    ran = {name: _of_tensor(scores[name], drawn[name], given) for name in scores if name not in pool}
+    if pool:
+        ran[" + ".join(pool)] = _of_pool([scores[name] for name in pool], [drawn[name] for name in pool], given)
+    ran[""] = _of_entries(tests.flat(scores.values()), tests.flat(drawn.values()), given) if len(ran) > 1 else {}
+    ran[""] |= _of_message(scores, given)
+    for tensor, found in ran.items():
+        yield from ((test, tensor, outcome) for test, outcome in found.items() if outcome)
+
+
+def _of_entries(z: Array, x: Array, given: Residual) -> dict[str, Outcome | None]:
+    return {
+        "std": tests.std(z),
+        "distribution": tests.distribution(z),
+        "largest_entry": tests.largest_entry(z),
+        "small_entries": tests.small_entries(z),
+        "grid": tests.grid(x, given.std, given.law),
+        "row_sums": tests.row_sums(z),
+        "neighbours": tests.neighbours(z),
+    }
+
+
+def _of_tensor(z: Array, x: Array, given: Residual) -> dict[str, Outcome | None]:
+    found = _of_entries(z, x, given) | {"rows": tests.rows(tests.slices(z))}
+    matrix = tests.as_matrix(z)
+    if matrix is not None:
+        found["singular_values"] = tests.singular_values(matrix)
+        found["correlated_rows"] = tests.correlated_rows(matrix)
+    return found
+
+
+def _of_pool(z: list[Array], x: list[Array], given: Residual) -> dict[str, Outcome | None]:
+    squares = [(np.square(each).sum().reshape(1), each.size) for each in z]
+    return _of_entries(tests.flat(z), tests.flat(x), given) | {"rows": tests.rows(squares)}
+
+
+def _of_message(scores: Mapping[str, Array], given: Residual) -> dict[str, Outcome | None]:
+    z = tests.flat(scores.values())
+    found: dict[str, Outcome | None] = {"correlated_tensors": tests.correlated_tensors(scores)}
+    found["seed"] = tests.smallest(_seeds(scores, given.law))
+    found["reused_noise"] = tests.smallest(_reused(scores, given.others))
+    if given.before is not None:
+        found["correlated_model"] = tests.smallest(_reused(scores, {"model": given.before}))
+    if given.public is not None:
+        found["principal_directions"] = tests.principal_directions(z, given.public)
+    if given.signal is not None:
+        found["signal_directions"] = tests.signal_directions(z, given.signal)
+    return found
+
+
+def _drawn(given: Residual) -> dict[str, Array]:
+    """Return the residual in declared deviations, drawn inside of the message's rounding cells."""
+    cells, drawn = _cells(given), {}
+    for name, tensor in given.residual.items():
+        if tensor.numel():
+            x = as_array(tensor.detach().cpu().double().numpy()) / given.std
+            below, above = (side / given.std for side in cells[name]) if cells else (np.zeros_like(x), np.zeros_like(x))
+            drawn[name] = draw_in_cell(x, below, above, given.law, stream(0, "rounding cell", name))
+    return drawn
+
+
+def _cells(given: Residual) -> dict[str, tuple[Array, Array]]:
+    if given.message is None:
+        return {}
+    dtype = given.sent_dtype or grid_of(given.message[name] for name in given.residual)
+    return {name: cell(given.message[name], dtype) for name in given.residual}
+
+
+def _reused(scores: Mapping[str, Array], others: Mapping[str, Params]) -> Iterator[Outcome]:
+    """Test the correlation with what else is known, tensor by tensor and in flat order."""
+    flat = tests.flat(scores.values())
+    for words, other in others.items():
+        known = {name: as_array(t.detach().cpu().double().numpy()) for name, t in other.items() if t.numel()}
+        for name in known.keys() & scores.keys():
+            yield from tests.correlated(scores[name], known[name], message=words, tensor=name)
+        if known:
+            yield from tests.correlated(flat, tests.flat(known.values()), message=words, tensor="")
+
+
+def _seeds(scores: Mapping[str, Array], law: Law) -> Iterator[Outcome]:
+    """Test the beginnings of the message and of each tensor against the streams of common seeds."""
+    flat = tests.flat(scores.values())
+    starts = {name: z.reshape(-1)[: _agreeing(z.size)] for name, z in scores.items()}
+    starts |= {"": flat[: _agreeing(flat.size)]}
+    for generator in STREAMS[law]:
+        yield from _nearest(starts, generator, (START + BLOCK,))
+    sizes = tuple(min(z.size, START + BLOCK) for z in scores.values())
+    if sizes[0] < START + BLOCK:
+        head = tuple(size for size, start in zip(sizes, np.cumsum((0, *sizes[:-1])), strict=True) if start < START)
+        yield from _nearest({"": flat[:START]}, STREAMS[law][0], head)
+
+
+def _agreeing(size: int) -> int:
+    """Return how many of the first entries torch draws alike for this and for a larger number of entries."""
+    return min(START, size if size % BLOCK == 0 else max(0, size - BLOCK))
+
+
+def _nearest(starts: Mapping[str, Array], generator: str, sizes: tuple[int, ...]) -> Iterator[Outcome]:
+    """Test the largest correlation of beginnings with the streams of a generator."""
+    for length in {start.size for start in starts.values() if start.size >= BLOCK}:
+        names = [name for name, start in starts.items() if start.size == length]
+        known = _streams(generator, sizes)[:, :length]
+        rows = np.stack([starts[name] for name in names]).astype(np.float32)
+        lengths = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(known, axis=1)
+        cosines = rows @ known.T / np.maximum(lengths, np.finfo(np.float32).tiny)
+        row, seed = divmod(int(np.abs(cosines).argmax()), len(SEEDS))
+        p = min(1.0, tests.correlation_p(float(cosines[row, seed]), length) * cosines.size)
+        yield Outcome(p, {"generator": generator, "seed": SEEDS[seed], "tensor": names[row]})
+
+
+@lru_cache(maxsize=16)
+def _streams(generator: str, sizes: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return how the streams of all seeds begin, drawn as tensors of these sizes.  # (seeds, entries)"""
+    return np.stack([stream[:START].astype(np.float32) for stream in (NORMALS | LAPLACIANS)[generator](sizes)])
+
+
+def _torch_normals(sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Iterator[NDArray[Any]]:
+    generator = torch.Generator()
+    for seed in SEEDS:
+        generator.manual_seed(seed)
+        drawn = [torch.randn(size, generator=generator, dtype=dtype) for size in sizes]
+        yield np.asarray(torch.cat(drawn).numpy())
+
+
+def _torch_laplacians(sizes: tuple[int, ...]) -> Iterator[NDArray[Any]]:
+    """Return what torch.distributions.Laplace draws, which takes no generator."""
+    generator, lowest = torch.Generator(), torch.finfo(torch.float32).eps - 1
+    for seed in SEEDS:
+        uniform = torch.empty(sum(sizes)).uniform_(lowest, 1, generator=generator.manual_seed(seed))
+        yield np.asarray((-uniform.sign() * torch.log1p(-uniform.abs())).numpy())
+
+
+def _legacy(draw: str, sizes: tuple[int, ...]) -> Iterator[NDArray[Any]]:
+    state = np.random.RandomState(0)
+    for seed in SEEDS:
+        state.seed(seed)
+        yield getattr(state, draw)(size=sum(sizes))
+
+
+def _default_rng(draw: str, sizes: tuple[int, ...]) -> Iterator[NDArray[Any]]:
+    return (getattr(np.random.default_rng(seed), draw)(size=sum(sizes)) for seed in SEEDS)
+
+
+Streams = dict[str, Callable[[tuple[int, ...]], Iterator[NDArray[Any]]]]
+NORMALS: Streams = {
+    "torch.randn": _torch_normals,
+    "torch.randn in float64": partial(_torch_normals, dtype=torch.float64),
+    "numpy.random.RandomState": partial(_legacy, "standard_normal"),
+    "numpy.random.default_rng": partial(_default_rng, "standard_normal"),
+}
+LAPLACIANS: Streams = {
+    "torch.distributions.Laplace": _torch_laplacians,
+    "numpy.random.RandomState.laplace": partial(_legacy, "laplace"),
+    "numpy.random.default_rng.laplace": partial(_default_rng, "laplace"),
+}
+STREAMS: dict[Law, tuple[str, ...]] = {"gaussian": tuple(NORMALS), "laplacian": tuple(LAPLACIANS)}
+"""What noise is drawn with, by its law."""

@@ -1,0 +1,319 @@
+"""Standard tests of independent standard normal entries. Each returns one p, from an exact law or from a bound.
+
+A test that looks at several things returns the smallest p times their number (Bonferroni). Asymptotic laws are
+avoided: the tensors of networks are small and of odd shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.special import betainc, erf, gammainc, gammaincc, ndtr
+from scipy.stats import binom, gamma
+from torch import Tensor
+
+from fedglass.checks.rounding_cells import Array, Law, as_array, cdf
+
+SMALL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+"""Shares of std below which entries are counted. Normals of torch in single precision are spaced by 4e-7 at zero."""
+MANTISSAS = (3, 7, 10)
+"""Bits after the point of float8 (and of what has fewer), bfloat16 and float16."""
+BINS, FEW_BINS, SPAN = 2**18, 2**16, 12
+"""Bins and width, in std, of the histogram whose spectrum shows a common step: of 1e-4 (4e-4) std and more."""
+MANY = 4096
+"""Entries from which on there are as many bins as that."""
+OF_LAW = 1e-2
+"""What the law itself may add to that spectrum, where chance adds 1: at lower frequencies no step is looked for."""
+SIDE = 16
+"""Of a matrix, from which on its spectrum and its pairs are tested."""
+MOST_ROWS, MOST_COLUMNS, MOST_LAGS = 512, 4096, 2**20
+"""What is looked at of a large tensor, to bound time: any part of independent noise is independent noise."""
+TRACY_WIDOM = (46.446, 9.84801, 0.186054)
+"""Shape, shift and scale of the gamma law that stands for that of Tracy and Widom of order 1 [Chiani, 2014]."""
+TAIL = 3.0
+"""By which its tail is raised: of 400,000 draws of 16 x 16, 2.25 times as many as expected were beyond 1e-5."""
+DIRECTIONS = (1, 2, 5, 10, 20, 50, 100, 200)
+"""Numbers of principal directions that are tested together."""
+RANK = 1e-10
+"""Share of the largest eigenvalue from which on a direction counts as one."""
+CHUNK = 2**16
+"""Columns of gradients that are held in double precision at once."""
+FAR = 30.0
+"""Deviations from which on cells have no probability in double precision; other tests find such entries."""
+
+
+class Outcome(NamedTuple):
+    """The chance of anything as unlikely under the declared law, and what was seen."""
+
+    p: float
+    details: Mapping[str, float | int | str]
+
+
+def smallest(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """Return the least likely of several outcomes, its p times their number."""
+    listed = list(outcomes)
+    if not listed:
+        return None
+    least = min(listed, key=lambda each: each.p)
+    return Outcome(min(1.0, least.p * len(listed)), least.details)
+
+
+def std(z: Array) -> Outcome:
+    """Test the mean square of all entries."""
+    p = chi_square(np.square(z).sum().reshape(1), z.size)
+    return Outcome(float(p[0]), {"measured_over_declared": math.sqrt(float(np.square(z).mean()))})
+
+
+def distribution(z: Array) -> Outcome:
+    """Test the law of the entries by Kolmogorov and Smirnov."""
+    return _uniform(as_array(ndtr(z)))
+
+
+def largest_entry(z: Array) -> Outcome:
+    """Test the largest entry, which may be too large or too small."""
+    largest = float(np.abs(z).max())
+    log_below = z.size * math.log1p(-2 * float(ndtr(-largest))) if largest > 0 else -math.inf
+    p = min(1.0, 2 * min(math.exp(log_below), -math.expm1(log_below)))
+    return Outcome(p, {"largest_over_std": largest})
+
+
+def small_entries(z: Array) -> Outcome | None:
+    """Test how many entries are next to zero, as they are without noise."""
+    counts = {share: int((np.abs(z) < share).sum()) for share in SMALL}
+    return smallest(
+        Outcome(float(binom.sf(count - 1, z.size, erf(share / math.sqrt(2)))), {"below": share, "entries": count})
+        for share, count in counts.items()
+    )
+
+
+def grid(x: Array, std: float, law: Law) -> Outcome | None:
+    """Test whether entries keep to numbers of few bits or to multiples of a step; `x` is in declared deviations."""
+    flat = x.reshape(-1)
+    near = flat[np.abs(flat) < FAR]
+    places = [(bits, unit) for bits in MANTISSAS for unit in (std, 1.0)]
+    few = [Outcome(_uniform(_place_in_cell(near, unit, bits, law)).p, {"mantissa_bits": bits}) for bits, unit in places]
+    return smallest([*few, _common_step(flat, law)])
+
+
+def _uniform(u: Array) -> Outcome:
+    """Bound the chance of a largest distance from the uniform law [Massart, 1990]."""
+    if not u.size:
+        return Outcome(1.0, {})
+    ordered, ranks = np.sort(u, axis=None), np.arange(u.size + 1) / u.size
+    distance = float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
+    return Outcome(min(1.0, 2 * math.exp(-2 * u.size * distance**2)), {"distance": distance})
+
+
+def _place_in_cell(x: Array, unit: float, bits: int, law: Law) -> Array:
+    """Return how far through the cell of the nearest number of few bits each entry lies, in probability.
+
+    Independent and uniform in [0, 1] whatever the grid is; next to 0.5 where the noise was drawn on it.
+    """
+    size = np.abs(x) * unit
+    _, exponent = np.frexp(size)
+    step = np.ldexp(1.0, exponent - 1 - bits)
+    steps = np.rint(size / step)
+    # At a power of two the grid is half as fine above as below it.
+    below = np.where(steps == 2**bits, step / 4, step / 2)
+    above = np.where(steps == 2 ** (bits + 1), step, step / 2)
+    low, high = ((steps * step + side) / unit for side in (-below, above))
+    start, end = cdf(-low, law), cdf(-high, law)
+    return np.clip((start - cdf(-size / unit, law)) / (start - end), 0, 1)
+
+
+def _common_step(x: Array, law: Law) -> Outcome:
+    """Test all steps at once: multiples of s are in phase at the frequency 1/s, the law's phases are uniform there.
+
+    By Rayleigh the power of n uniform phases over n exceeds t with chance exp(-t).
+    """
+    bins = BINS if x.size >= MANY else FEW_BINS
+    counts = np.bincount((np.floor(x / SPAN * bins).astype(np.int64)) % bins, minlength=bins)
+    spectrum = rfft(counts.astype(np.float64))
+    first = math.ceil(_end_of_law(x.size, law) * SPAN / (2 * math.pi))
+    power = (np.square(spectrum.real) + np.square(spectrum.imag))[first:] / x.size
+    best = int(power.argmax())
+    p = min(1.0, math.exp(-float(power[best])) * len(power))
+    return Outcome(p, {"step_over_std": SPAN / (first + best)})
+
+
+def _end_of_law(count: int, law: Law) -> float:
+    """Return the angular frequency, per std, beyond which the law itself adds less than `OF_LAW` to the power."""
+    if law == "gaussian":  # exp(-w^2) of each entry
+        return math.sqrt(math.log(count / OF_LAW))
+    return math.sqrt(2 * math.sqrt(count / OF_LAW))  # (1 + w^2 / 2)^-2
+
+
+def rows(slices: Iterable[tuple[Array, int]]) -> Outcome | None:
+    """Test sums of squares, each of so many entries."""
+    return smallest(
+        Outcome(min(1.0, float(p.min()) * p.size), {"mean_square": float(squares[p.argmin()]) / count, "of": count})
+        for squares, count in slices
+        for p in [chi_square(squares, count)]
+    )
+
+
+def slices(z: Array) -> Iterator[tuple[Array, int]]:
+    """Return the sums of squares of all rows, columns, filters, channels and kernels, and how many entries each has."""
+    every = range(z.ndim)
+    for kept in {*((axis,) for axis in every), tuple(every[:2]), tuple(every[1:])}:
+        summed = tuple(axis for axis in every if axis not in kept)
+        count = math.prod(z.shape[axis] for axis in summed)
+        if 1 < count < z.size:
+            yield np.square(z).sum(axis=summed).reshape(-1), count
+
+
+def row_sums(z: Array) -> Outcome | None:
+    """Test the sums along every axis: their mean square and the largest of them."""
+    every = range(z.ndim)
+    summed = {*((axis,) for axis in every), tuple(every), tuple(every[1:]), tuple(every[2:])}
+    counts = {axes: math.prod(z.shape[axis] for axis in axes) for axes in summed}
+    scaled = [z.sum(axis=axes) / math.sqrt(count) for axes, count in counts.items() if count > 1]
+    return smallest(test(each) for each in scaled for test in (std, largest_entry))
+
+
+def chi_square(squares: Array, count: int) -> Array:
+    """Return the two-sided p of sums of so many squares."""
+    low, high = gammainc(count / 2, squares / 2), gammaincc(count / 2, squares / 2)
+    return as_array(np.minimum(1.0, 2 * np.minimum(low, high)))
+
+
+def neighbours(z: Array) -> Outcome | None:
+    """Test the products of entries one step apart along each axis, and at all distances in flat order."""
+    found = []
+    for axis in range(z.ndim):
+        ahead = np.moveaxis(z, axis, 0)
+        if len(ahead) > 1:
+            found.append(_products(np.sum(ahead[1:] * ahead[:-1]).reshape(1), as_array([ahead[1:].size])))
+    flat = z.reshape(-1)[:MOST_LAGS]
+    if flat.size > 1:
+        spectrum = rfft(flat, next_fast_len(2 * flat.size, real=True))
+        products = as_array(irfft(np.square(np.abs(spectrum)), next_fast_len(2 * flat.size, real=True)))
+        found.append(_products(products[1 : flat.size], flat.size - np.arange(1.0, flat.size)))
+    return smallest(found)
+
+
+def _products(totals: Array, counts: Array) -> Outcome:
+    """Bound the chance of sums of so many products of neighbours [Laurent and Massart, 2000, Lemma 1].
+
+    The sum is a form z'Az with the squared norm counts / 2 and no eigenvalue beyond 1: it exceeds 2 |A| sqrt(x) + 2 x
+    with chance exp(-x) at most.
+    """
+    norm = np.sqrt(counts / 2)
+    log_p = -np.square((np.sqrt(np.square(norm) + 2 * np.abs(totals)) - norm) / 2)
+    best = int(log_p.argmin())
+    p = min(1.0, 2 * len(totals) * math.exp(float(log_p[best])))
+    return Outcome(p, {"distance": best + 1, "correlation": float(totals[best] / counts[best])})
+
+
+def singular_values(matrix: Array) -> Outcome | None:
+    """Test the largest singular value, and how far each row of the smaller side is from the span of its others.
+
+    The square of that distance is chi-square; it is small where a singular value is.
+    """
+    part = (matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T)[:MOST_ROWS, :MOST_COLUMNS]
+    count, length = part.shape
+    values, vectors = np.linalg.eigh(part @ part.T)
+    left = 1 / (np.square(vectors) @ (1 / np.maximum(values, np.finfo(np.float64).tiny)))
+    apart = min(1.0, count * float(gammainc((length - count + 1) / 2, left.min() / 2)))
+    largest = float(values[-1])
+    return smallest(
+        [
+            Outcome(_tracy_widom(largest, count, length), {"largest": math.sqrt(max(0.0, largest))}),
+            Outcome(apart, {"smallest": math.sqrt(max(0.0, float(values[0])))}),
+        ]
+    )
+
+
+def _tracy_widom(largest: float, count: int, length: int) -> float:
+    """Return the chance of a larger first eigenvalue, with the centre and scale of Johnstone, 2001, less one half."""
+    one, other = math.sqrt(count - 0.5), math.sqrt(length - 0.5)
+    scaled = (largest - (one + other) ** 2) / ((one + other) * (1 / one + 1 / other) ** (1 / 3))
+    shape, shift, scale = TRACY_WIDOM
+    return min(1.0, TAIL * float(gamma.sf(scaled + shift, shape, scale=scale)))
+
+
+def correlated_rows(matrix: Array) -> Outcome | None:
+    """Test the largest correlation of two rows and of two columns."""
+    found = []
+    for words, side in (("rows", matrix), ("columns", matrix.T)):
+        part = side[: 4 * MOST_ROWS, :MOST_COLUMNS]
+        unit = part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+        pairs = np.triu(unit @ unit.T, 1)
+        one, other = divmod(int(np.abs(pairs).argmax()), len(pairs))
+        p = correlation_p(float(pairs[one, other]), part.shape[1]) * len(pairs) * (len(pairs) - 1) / 2
+        found.append(
+            Outcome(min(1.0, p), {"of": words, "first": one, "second": other, "correlation": float(pairs[one, other])})
+        )
+    return smallest(found)
+
+
+def correlation_p(correlation: float, length: int) -> float:
+    """Return the chance that independent normals are at so small an angle to any vector of that length."""
+    return float(betainc((length - 1) / 2, 0.5, max(0.0, 1 - correlation**2)))
+
+
+def correlated(one: Array, other: Array, **seen: str) -> Iterator[Outcome]:
+    """Test one correlation, from the first entry on."""
+    count = min(one.size, other.size)
+    one, other = one.reshape(-1)[:count], other.reshape(-1)[:count]
+    size = float(np.linalg.norm(one) * np.linalg.norm(other))
+    if count >= SIDE and 0 < size < math.inf:
+        value = float(one @ other) / size
+        yield Outcome(correlation_p(value, count), {**seen, "correlation": value})
+
+
+def correlated_tensors(tensors: Mapping[str, Array]) -> Outcome | None:
+    """Test the largest correlation of two tensors, as of noise that begins anew with the same seed in each."""
+    starts = {name: z.reshape(-1)[:MOST_COLUMNS] for name, z in tensors.items()}
+    pairs = combinations(starts, 2)
+    return smallest(found for a, b in pairs for found in correlated(starts[a], starts[b], first=a, second=b))
+
+
+def principal_directions(z: Array, gradients: Tensor) -> Outcome | None:
+    """Test the noise inside of the first principal directions of gradients.  # z: (d,), gradients: (m, d)"""
+    gram, along = _gram(z, gradients)
+    values, vectors = np.linalg.eigh(gram)
+    used = values > max(RANK * float(values[-1]), 0.0)
+    parts = np.square(along @ vectors[:, used])[::-1] / values[used][::-1]
+    counts = sorted({count for count in (*DIRECTIONS, len(parts)) if 0 < count <= len(parts)})
+    squares = {count: float(parts[:count].sum()) for count in counts}
+    return smallest(
+        Outcome(float(chi_square(as_array([square]), count)[0]), {"directions": count, "mean_square": square / count})
+        for count, square in squares.items()
+    )
+
+
+def signal_directions(z: Array, directions: Tensor) -> Outcome | None:
+    """Test the noise along each direction by which a record moves the message, and in all of them together."""
+    gram, along = _gram(z, directions)
+    lengths = np.diag(gram)
+    kept = np.flatnonzero(lengths > 0)
+    p = chi_square(np.square(along[kept]) / lengths[kept], 1)
+    alone = [Outcome(float(p.min()) * p.size, {"record": int(kept[p.argmin()])})] if p.size else []
+    joint = principal_directions(z, directions)
+    return smallest([*alone, *([joint] if joint else [])])
+
+
+def _gram(z: Array, gradients: Tensor) -> tuple[Array, Array]:
+    """Return the products of gradients with each other and with the noise.  # (m, m), (m,)"""
+    gram, along = np.zeros((len(gradients), len(gradients))), np.zeros(len(gradients))
+    for start in range(0, z.size, CHUNK):
+        part = as_array(gradients[:, start : start + CHUNK].detach().cpu().double().numpy())
+        gram += part @ part.T
+        along += part @ z[start : start + CHUNK]
+    return gram, along
+
+
+def as_matrix(z: Array) -> Array | None:
+    """Return a tensor as (its first axis, all others) where both sides are long enough to be tested as a matrix."""
+    matrix = z.reshape(len(z), -1) if z.ndim > 1 else z.reshape(1, -1)
+    return matrix if min(matrix.shape) >= SIDE else None
+
+
+def flat(tensors: Iterable[Array]) -> Array:
+    return np.concatenate([each.reshape(-1) for each in tensors])
