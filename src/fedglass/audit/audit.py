@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.cases import Case, Place, enumerate_cases
+from fedglass.audit.check_message import CheckMessage
 from fedglass.audit.crew import answers_of
+from fedglass.audit.effort import Effort
 from fedglass.audit.engine import play_unfinished
 from fedglass.audit.executors.executor import Executor, kept
 from fedglass.audit.executors.in_process import InProcess
 from fedglass.audit.isolation import oracle_facts
-from fedglass.audit.looks import Effort
 from fedglass.audit.machine import one_thread
 from fedglass.audit.play import Work
 from fedglass.audit.play_attack import PlayAttack
+from fedglass.audit.play_game import PlayGame
+from fedglass.audit.probe import MessageProbe
 from fedglass.audit.progress import Progress, Silent
 from fedglass.audit.target import Pending, Source, Target
 from fedglass.core.errors import UsageError
@@ -30,12 +34,16 @@ from fedglass.core.scale import scale_of
 from fedglass.ledger.lock import alone
 from fedglass.ledger.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
 from fedglass.metrics.catalogue import USUAL, metric
-from fedglass.rounds.client import Answers
-from fedglass.verdict.gate import Gate, Verdict
+from fedglass.recipes.catalogue import recipe
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.summary import Summary, summarise
 
 CPU = torch.device("cpu")
 HERE = InProcess()
+EXACT, GAME, CERTIFICATE = "exact", "singling_out", "certificate"
+"""What every audit does with every message; the first is an attack that a plan may name too."""
+Prepared = Callable[..., list[Work]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +59,20 @@ class Job:
     plan: str | None = None
     """The plan file's text, kept in the audit directory."""
     effort: Effort = Effort.STANDARD
-    """How much is done to be sure of what was not found."""
+    """How long attacks of its own choice may take."""
+    chosen: frozenset[str] = frozenset()
+    """The attacks that nobody named and the audit chose itself: they are run only while nothing is decided."""
+    everything: bool = False
+    """Whether these are run to their end whatever is decided."""
+    minutes: float | None = None
+    """How long they may take in all; by default as the effort says."""
 
     def __post_init__(self) -> None:
-        if not self.sources or not self.attacks:
-            raise UsageError("An audit needs at least one federation or recording, and at least one attack.")
+        if not self.sources:
+            raise UsageError("An audit needs at least one federation or recording.")
+        reserved = {CERTIFICATE, GAME} & set(self.attacks)
+        if reserved:
+            raise UsageError(f"No attack may be called {min(reserved)!r}, which every audit has of its own: rename it.")
         if self.repeats < 1:
             raise UsageError(f"repeats must be at least 1, got {self.repeats}.")
         for name in self.metrics:
@@ -78,12 +95,23 @@ class Job:
                 raise refusal(f"attack {name!r}", missing)
 
     @cached_property
+    def probes(self) -> dict[str, MessageProbe]:
+        """What is done with every message, the cheap and decisive first."""
+        first: dict[str, MessageProbe] = {CERTIFICATE: CheckMessage()}
+        if EXACT not in self.attacks:
+            first[EXACT] = PlayAttack(recipe(EXACT), self.metrics)
+        first[GAME] = PlayGame(sum(len(source.infos()) for source in self.sources))
+        return {**first, **{name: PlayAttack(attack, self.metrics) for name, attack in self.attacks.items()}}
+
+    @cached_property
     def cases(self) -> tuple[Case[Place], ...]:
-        """Every attack on every target, repeated."""
-        probes = {
-            name: PlayAttack(attack, self.metrics, self.gate, self.effort) for name, attack in self.attacks.items()
-        }
-        return tuple(enumerate_cases(self.sources, probes, self.repeats, self.seed))
+        """Every probe of every target, attacks repeated."""
+        return tuple(enumerate_cases(self.sources, self.probes, self.repeats, self.seed))
+
+    @property
+    def required(self) -> list[Case[Place]]:
+        """The cases that always run."""
+        return [case for case in self.cases if case.facts["attack"] not in self.chosen]
 
     @cached_property
     def digest(self) -> str:
@@ -125,33 +153,71 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, sa
     # Written before the work too: a report of an audit that was stopped then knows what is missing.
     _summed_up(job, directory, file)
 
-    def prepared(todo: Sequence[Case[Place]]) -> list[Work]:
-        targets = _targets(job, {case.subject.source for case in todo}, said, answers_of(executor))
-        return [Work(case, targets[case.subject.source][case.subject.target], device) for case in todo]
+    targets = _Targets(job, said, executor)
 
-    play_unfinished(job.cases, directory, executor, prepared, said)
+    def prepared(todo: Sequence[Case[Place]], deadline: float | None = None) -> list[Work]:
+        return [Work(case, targets.of(case), device, deadline) for case in todo]
+
+    play_unfinished(job.required, directory, executor, prepared, said)
+    _search(job, directory, executor, prepared, said)
     summary = _summed_up(job, directory, file)
     records = file.read()
-    missing = max(0, len(job.cases) - len(records))
-    return Result(directory, job.gate.judge(records, missing), records, summary)
+    return Result(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
+
+
+def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, said: Progress) -> None:
+    """Run the attacks that the audit chose itself, one after another, until one shows a leak or time is over."""
+    started, file = time.time(), RecordFile(directory / RECORDS)
+    optional = [case for case in job.cases if case.facts["attack"] in job.chosen]
+    everything = job.everything or job.effort is Effort.THOROUGH
+    for name in dict.fromkeys(case.facts["attack"] for case in optional):
+        state = judge(file.read(), job.gate).state
+        if state in ("leak", "clear") and not everything:
+            return
+        minutes = job.effort.minutes(state == "exposed") if job.minutes is None else job.minutes
+        deadline = None if minutes is None or job.everything else started + 60 * minutes
+        if deadline is not None and time.time() >= deadline:
+            return
+        group = [case for case in optional if case.facts["attack"] == name]
+        play_unfinished(group, directory, executor, partial(prepared, deadline=deadline), said, cut_short=everything)
+
+
+def missing_of(job: Job, records: Sequence[Record]) -> int:
+    """Return how many cases that always run have no record yet."""
+    return len({case.key for case in job.required} - {record.key for record in records})
 
 
 def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
     scales = {name: scale_of(name) for name in job.metrics}
-    summary = summarise(file.read(), job.gate, len(job.cases), scales)
+    records = file.read()
+    summary = summarise(records, job.gate, len(records) + missing_of(job, records), scales)
     summary.write(directory / SUMMARY)
     return summary
 
 
-def _targets(job: Job, wanted: set[int], said: Progress, answers: Answers) -> dict[int, Sequence[Target | Pending]]:
-    """The messages of those sources that have something left to do."""
-    targets: dict[int, Sequence[Target | Pending]] = {}
-    for index in sorted(wanted):
-        source = job.sources[index]
+@dataclass(eq=False)
+class _Targets:
+    """The messages of the sources, each made when something is first left to do with it."""
 
-        def trained(done: int, total: int, name: str = source.name) -> None:
-            said.trained(name, done, total)
+    job: Job
+    said: Progress
+    executor: Executor
+    made: dict[int, Sequence[Target | Pending]] = field(default_factory=dict)
+
+    def of(self, case: Case[Place]) -> Target | Pending:
+        """Return the target of a case, without what its probe has no use for."""
+        place = case.subject
+        if place.source not in self.made:
+            self.made[place.source] = self._targets(self.job.sources[place.source])
+        target = self.made[place.source][place.target]
+        if not isinstance(target, Target):
+            return target
+        kind = case.facts["kind"]
+        return target.without(pool=kind == "attack", others=kind != "certificate")
+
+    def _targets(self, source: Source) -> Sequence[Target | Pending]:
+        def trained(done: int, total: int) -> None:
+            self.said.trained(source.name, done, total)
 
         with one_thread():
-            targets[index] = source.targets(trained, answers)
-    return targets
+            return source.targets(trained, answers_of(self.executor))

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fedglass import __version__
-from fedglass.attack.hypotheses import AnyAttack
-from fedglass.audit.play_attack import PlayAttack
-from fedglass.audit.probe import Probe
+from fedglass.audit.probe import MessageProbe, Probe
 from fedglass.audit.target import Source, TargetInfo
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
@@ -44,23 +42,23 @@ class Place:
 
 def enumerate_cases(
     sources: Sequence[Source],
-    probes: Mapping[str, PlayAttack],
+    probes: Mapping[str, MessageProbe],
     repeats: int,
     seed: int,
 ) -> Iterator[Case[Place]]:
-    """Every attack on every target, `repeats` times.
+    """Every probe of every target, attacks `repeats` times.
 
     Attacks that meet the same target in the same repeat share their seed, so that they are compared from the
-    same start. The gate is no part of a key: it can be judged anew at any time.
+    same start. The gate is no part of a key: it is applied at the end, and can be judged anew at any time.
     """
-    texts = {name: identity_text(probe.attack, f"Attack {name!r}") for name, probe in probes.items()}
+    texts = {name: identity_text(probe.played, f"Attack {name!r}") for name, probe in probes.items()}
     for i, source in enumerate(sources):
         identity = source.identity()
         for j, info in enumerate(source.infos()):
             for name, probe in probes.items():
-                for repeat in range(repeats):
+                for repeat in range(repeats if probe.kind == "attack" else 1):
                     case_seed = derive(seed, "case", source.name, info.spec, repeat)
-                    told = [info.identity, name, texts[name], *probe.metrics, probe.effort.value, str(case_seed)]
+                    told = [info.identity, name, texts[name], *probe.metrics, str(case_seed)]
                     again = f" (repeat {repeat + 1})" if repeat else ""
                     yield Case(
                         digest(__version__, identity, *told)[:32],
@@ -68,11 +66,11 @@ def enumerate_cases(
                         probe,
                         case_seed,
                         Place(i, j),
-                        _facts(name, probe.attack, info, repeat),
+                        _facts(name, probe, info, repeat),
                     )
 
 
-def _facts(name: str, attack: AnyAttack, info: TargetInfo, repeat: int) -> dict[str, Any]:
-    told = {"attack": name, "attack_repr": repr(attack), "view": info.words}
+def _facts(name: str, probe: MessageProbe, info: TargetInfo, repeat: int) -> dict[str, Any]:
+    told = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.words}
     told |= {"view_name": info.name, "standpoint": info.standpoint}
     return {**told, "round": info.round, "repeat": repeat}

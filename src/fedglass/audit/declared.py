@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedglass.audit.consistency import Statement
-from fedglass.audit.replay import Declared, Part, played
-from fedglass.core.types import Observation
+from fedglass.audit.replay import Declared, Part
 from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.fl.protection import Protection
 from fedglass.rounds.transcript import Participant, Transcript
 from fedglass.rounds.truth import Truths
 from fedglass.rounds.views.view import Seen
 
-UNNAMED = (
-    "how much of that the defence makes is not known: name it with its options, such as recording.defended = "
-    '{ name = "gaussian_noise", std = 0.1 }'
-)
 MEANS = ("not recorded", repr(WeightedMean()))
 """Rules of aggregation that a replay supposes."""
 
@@ -29,7 +24,6 @@ class Heard:
     transcript: Transcript
     index: int
     seen: Seen
-    defended: bool | None
 
     @property
     def people(self) -> list[Participant]:
@@ -48,10 +42,15 @@ class Heard:
             shield = protections.get(person.name, Protection())
             order = truths.batches(person.name, self.index)
             parts.append(Part(own.images, own.labels, training, shield, person.weight, order))
-        o, whitening = self.seen.observation, self.transcript.terms.whitening
-        return Declared(o.model, o.before, o.buffers, o.update, whitening, tuple(parts), self.index)
+        o, terms = self.seen.observation, self.transcript.terms
+        mine, mean = int(self.seen.own is not None), len(parts) == 1 or terms.rule in MEANS
+        return Declared(o.model, o.before, o.buffers, o.update, terms.whitening, tuple(parts), self.index, mine, mean)
 
-    def statement(self) -> Statement | None:
+    def protections(self, protections: Mapping[str, Protection]) -> tuple[Protection, ...]:
+        """Return what is said to protect each client; empty where somebody's is not known."""
+        return () if self.unnamed(protections) else tuple(protections.get(p.name, Protection()) for p in self.people)
+
+    def statement(self, protections: Mapping[str, Protection]) -> Statement | None:
         """The same without the data."""
         told = [(person.examples, person.training) for person in self.people]
         trainings = tuple((examples, training) for examples, training in told if training is not None)
@@ -67,22 +66,11 @@ class Heard:
             terms.shape,
             terms.whitening,
             trainings,
-            self.defended,
+            None if self.unnamed(protections) else any(p != Protection() for p in self.protections(protections)),
         )
 
-    def unplayable(self, protections: Mapping[str, Protection]) -> str:
-        """What of the message a replay does not know; empty where nothing is."""
-        terms = self.transcript.terms
-        defences = terms.defences or {}
-        if any(defences.get(person.name) and person.name not in protections for person in self.people):
-            return UNNAMED
-        if terms.behaviours:
-            return "participants are not honest, and what they do is not played again"
-        if len(self.people) > 1 and terms.rule not in MEANS:
-            return f"{terms.rule} combined the updates, and a mean is all that is played again"
-        return ""
-
-    def bare(self, declared: Declared) -> Observation | None:
-        """What the message would have been without its defence, as far as the declared training tells."""
-        update = played(declared)
-        return None if update is None else replace(self.seen.observation, update=update)
+    def unnamed(self, protections: Mapping[str, Protection]) -> bool:
+        """Return whether something protects a client of which nobody has said what."""
+        defences = self.transcript.terms.defences
+        known = {p.name for p in self.people if defences is not None and not defences.get(p.name)}
+        return any(p.name not in protections and p.name not in known for p in self.people)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,10 +17,6 @@ from fedglass.rounds.truth import Truth
 
 OTHER = 0.5
 """The share of the images' contrast by which a decoy's pixels must differ for it to show something else."""
-SAME = 0.05
-"""The share of other images' misfit up to which a tensor of the message does not tell images from the true ones."""
-ROUNDING = 1e-5
-"""The misfit that rounding alone may make."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +29,6 @@ class Judgement:
     """Recovered labels, those of the matched images first."""
     label_errors: int
     energy_truth: float | None
-    energy_decoys: tuple[float, ...]
     scores_raw: Scores | None = None
     """Of the images before they were refined, where they were; matched on their own."""
     shown_raw: Tensor | None = None  # (n, c, h, w)
@@ -61,9 +55,6 @@ def judge(
         labels=tuple(found.labels[order].tolist()),
         label_errors=label_errors(found.labels, truth.labels, seen.knows.classes),
         energy_truth=None if attack is None else energy_at(attack, seen, truth.images, truth.labels, found),
-        energy_decoys=()
-        if attack is None
-        else tuple(energy_at(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)),
         scores_raw=scores_raw,
         shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
     )
@@ -85,34 +76,6 @@ def paired(images: Tensor, truth: Truth) -> Matching:
 def energy_blind(attack: AnyAttack, seen: Observation, found: Reconstruction) -> float:
     """The energy of a plain grey image under the labels that the attack found."""
     return energy_at(attack, seen, grey(seen, len(found.labels)), found.labels, found)
-
-
-def energy_others(attack: AnyAttack, seen: Observation, found: Reconstruction, truth: Truth) -> float:
-    """The lowest energy of images that are not the true ones: decoys, and a plain grey one."""
-    decoyed = [energy_at(attack, seen, other, truth.labels, found) for other in _decoys_beside_own(truth)]
-    known = [e for e in (*decoyed, energy_blind(attack, seen, found)) if math.isfinite(e)]
-    return min(known, default=math.inf)
-
-
-def told_apart(attack: AnyAttack, seen: Observation, found: Reconstruction, truth: Truth) -> tuple[str, ...]:
-    """The tensors of the message that tell what was found from the truth, whatever the attack's objective looks at.
-
-    There the images that were found leave more of it unexplained than the truth does, beside what others leave. An
-    attack of another make that can not say is taken to leave all of it unexplained.
-    """
-    if not hasattr(attack, "misfits"):
-        return tuple(seen.update)
-
-    def at(images: Tensor, labels: Tensor) -> dict[str, float]:
-        device = next(iter(seen.update.values())).device
-        return attack.misfits(seen, images.to(device), labels.to(device), found)
-
-    here = at(found.images if found.raw is None else found.raw, found.labels)
-    true = at(truth.images, truth.labels)
-    others = [at(other, truth.labels) for other in _decoys_beside_own(truth)]
-    others.append(at(grey(seen, len(found.labels)), found.labels))
-    bounds = {name: true[name] + SAME * min(other[name] for other in others) + ROUNDING for name in here}
-    return tuple(name for name, value in here.items() if not value <= bounds[name])
 
 
 def clipped(images: Tensor, seen: Observation) -> Tensor:
@@ -146,13 +109,28 @@ def decoys(images: Tensor) -> list[Tensor]:
     return [other for other in made if float((other - images).square().mean()) > OTHER * contrast]
 
 
-def _decoys_beside_own(truth: Truth) -> list[Tensor]:
-    """Decoys of the private images; the adversary's own stay what they are, since they are no secret to it."""
-    private = truth.private.images
-    return [torch.cat([other, truth.images[len(private) :]]) for other in decoys(private)]
-
-
 def energy_at(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
     """The energy of given images under an attack; the operator's unknowns end where they do in `like`."""
     device = next(iter(seen.update.values())).device
     return attack.energy_of(seen, images.to(device), labels.to(device), like)
+
+
+def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
+    """Return, for each reconstruction, the private images whose mean it shows; empty where it shows one of them.
+
+    A blend is nearer to the mean of its nearest private images than to any single one. `shown[i]` belongs to image i
+    and may be NaN where nothing was read.  # (n, c, h, w) both
+
+    >>> images = torch.eye(2).view(2, 1, 1, 2)
+    >>> blends_of(images.mean(0, keepdim=True).expand(2, 1, 1, 2), images), blends_of(images, images)
+    ([[0, 1], [0, 1]], [[], []])
+    """
+    if len(private) < 2:
+        return [[] for _ in shown]
+    flat, true = shown.detach().cpu().double().flatten(1), private.double().flatten(1)
+    distances = torch.cdist(flat, true)  # (n, n)
+    order = distances.argsort(dim=1)
+    means = true[order].cumsum(dim=1) / torch.arange(1, len(true) + 1).view(1, -1, 1)  # (n, n, pixels)
+    to_means = (means - flat.unsqueeze(1)).norm(dim=2)  # (n, n): to the mean of the nearest 1, 2, ...
+    best = to_means.nan_to_num(torch.inf).argmin(dim=1)
+    return [sorted(order[i, : int(k) + 1].tolist()) if k else [] for i, k in enumerate(best)]

@@ -17,6 +17,7 @@ from fedglass.audit.machine import peak_mib, reset_peak, return_memory, versions
 from fedglass.audit.probe import Finding, Probe
 from fedglass.audit.target import Pending, Target
 from fedglass.audit.words import knowledge_in_words, learned_in_words
+from fedglass.ledger.doubts import Kind, doubt
 from fedglass.ledger.evidence import Evidence
 from fedglass.ledger.records import Record
 
@@ -33,6 +34,8 @@ class Work:
     case: Case[Any]
     target: Target | Pending
     device: torch.device
+    deadline: float | None = None
+    """When the probe is stopped, in seconds since the epoch; None: never."""
 
     @property
     def key(self) -> str:
@@ -60,11 +63,31 @@ def play(work: Work, progress: Progress) -> Outcome:
         return_memory()
         reset_peak()
         start = time.perf_counter()
-        finding = probe.measure(target, work.case.seed, progress)
+        finding = probe.measure(target, work.case.seed, _until(work.deadline, progress))
+    except OutOfTime:
+        cut = doubt(Kind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
+        finding = Finding({"doubts": [cut]})
     except FAILURES as error:
         return Outcome(failed(work, in_words(error)).model_copy(update=_spent(start)))
     fields = {**_known(work), **_of_target(target, probe), **_found(work, finding), **_spent(start)}
     return Outcome(Record.model_validate(fields), finding.evidence)
+
+
+class OutOfTime(Exception):  # no error: the time was used up
+    """The time that searches may take is over."""
+
+
+def _until(deadline: float | None, progress: Progress) -> Progress:
+    """Return a progress callback that ends what reports to it after a deadline."""
+    if deadline is None:
+        return progress
+
+    def report(done: int, total: int) -> None:
+        if time.time() > deadline:
+            raise OutOfTime
+        progress(done, total)
+
+    return report
 
 
 def failed(work: Work, why: str) -> Record:

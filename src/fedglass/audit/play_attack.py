@@ -3,82 +3,83 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
-from fedglass.audit.assessment import Assessment, Question, assess, contradictions_in, unplayed
+from fedglass.audit.assessment import Assessment, Question, assess
 from fedglass.audit.isolation import iterations_of, oracle_facts
 from fedglass.audit.judgement import clipped, grey
-from fedglass.audit.looks import Effort
 from fedglass.audit.probe import Finding
 from fedglass.audit.target import Target
+from fedglass.core.facts import Fact
 from fedglass.core.types import Observation, Reconstruction
+from fedglass.ledger.doubts import Doubt, Kind, doubt
 from fedglass.ledger.evidence import Reconstructed
 from fedglass.metrics.matching import Matching
 from fedglass.rounds.truth import Truth
-from fedglass.verdict.findings import Findings, State
-from fedglass.verdict.flags import flags_of
-from fedglass.verdict.gate import Gate
 
 NO_TRUTH = "the true images were not given: look at the pictures"
 
 
 @dataclass(frozen=True)
 class PlayAttack:
-    """Plays an attack, scores what it found, compares energies and raises flags."""
+    """Plays an attack, scores what it found and compares energies."""
 
     attack: AnyAttack
     metrics: tuple[str, ...]
-    gate: Gate
-    effort: Effort = Effort.STANDARD
+
+    kind: ClassVar[str] = "attack"
+
+    @property
+    def played(self) -> AnyAttack:
+        """What decides the figures, for the key of a case."""
+        return self.attack
 
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
         seen = target.observation
-        state = state_of(seen)
-        played = state == "sound"
-        found = self.attack.run(seen, seed, progress) if played else _guess(seen)
+        unsound = state_of(seen)
+        found = self.attack.run(seen, seed, progress) if unsound is None else _guess(seen)
         fields = of_run(self.attack, found)
-        oracle = oracle_facts(self.attack)
-        findings = Findings(
-            self.gate,
-            state,
-            energy=found.energy,
-            energy_refined=found.energy_refined,
-            oracle=oracle,
-            notes=found.notes,
-        )
+        doubts = [*([] if unsound is None else [doubt(unsound)]), *self._doubts(found)]
         if target.truth is None:
-            told = contradictions_in(target) if played else ()
-            return self._unjudged(seen, found, replace(findings, truth=False, contradictions=told), fields)
-        asked = Question(self.attack, target, target.truth, found, self.metrics, self.gate, seed, self.effort, progress)
-        assessed = assess(asked, findings) if played else unplayed(asked, findings)
-        fields |= _of_truth(assessed, target.truth.private, fields["extra"])
-        judged, findings = assessed.judged, assessed.findings
-        fields |= {"flags": flags_of(findings), "absence": findings.absence}
+            return self._unjudged(seen, found, {**fields, "doubts": [*doubts, doubt(Kind.NO_TRUTH)]})
+        if unsound is None and not len(found.images):
+            return Finding({**fields, "doubts": doubts})
+        asked = Question(self.attack, target, target.truth, found, self.metrics, seed)
+        assessed = assess(asked, played=unsound is None)
+        fields |= {**_of_truth(assessed, target.truth.private, fields["extra"]), "doubts": doubts}
+        judged = assessed.judged
         evidence = _evidence(seen, found, judged.shown, judged.shown_raw, judged.scores.matching)
         private, names = target.truth.private, target.class_names
         labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
         return Finding(fields, replace(evidence, originals=private.images.numpy(), labels=labels))
 
-    def _unjudged(
-        self, seen: Observation, found: Reconstruction, findings: Findings, fields: dict[str, Any]
-    ) -> Finding:
+    def _doubts(self, found: Reconstruction) -> list[Doubt]:
+        """Return what a reader must know of the run itself."""
+        oracle = sorted(Fact(name).words for name in oracle_facts(self.attack))
+        doubts = [doubt(Kind.ORACLE_USED, facts=oracle)] if oracle else []
+        if found.reasons and not len(found.images):
+            reasons = [f"{name}: {why}" for name, why in found.reasons.items()]
+            doubts.append(doubt(Kind.NO_EXACT_METHOD, reasons="; ".join(reasons)))
+        return doubts
+
+    def _unjudged(self, seen: Observation, found: Reconstruction, fields: dict[str, Any]) -> Finding:
         skipped = dict.fromkeys(self.metrics, NO_TRUTH)
         raw = None if found.raw is None else clipped(found.raw, seen)
-        told = {"skipped_metrics": skipped, "flags": flags_of(findings)}
         order = Matching(tuple(range(len(found.images))))
-        return Finding({**fields, **told}, _evidence(seen, found, clipped(found.images, seen), raw, order))
+        evidence = _evidence(seen, found, clipped(found.images, seen), raw, order)
+        return Finding({**fields, "skipped_metrics": skipped}, evidence)
 
 
-def state_of(seen: Observation) -> State:
-    """Whether there is a message to invert."""
+def state_of(seen: Observation) -> Kind | None:
+    """Return what is wrong with a message that cannot be attacked; None where it can."""
     if not all(bool(torch.isfinite(t).all()) for t in seen.update.values()):
-        return "non-finite"
-    return "sound" if any(bool(t.any()) for t in seen.update.values()) else "zero"
+        return Kind.NON_FINITE_UPDATE
+    return None if any(bool(t.any()) for t in seen.update.values()) else Kind.ZERO_UPDATE
 
 
 def of_run(attack: AnyAttack, found: Reconstruction) -> dict[str, Any]:
@@ -89,6 +90,8 @@ def of_run(attack: AnyAttack, found: Reconstruction) -> dict[str, Any]:
         "labels_recovered": found.labels.tolist(),
         "iterations": iterations_of(attack),
         "energy_refined": found.energy_refined,
+        "method": found.method,
+        "explains": found.explains,
         "extra": {
             "notes": list(found.notes),
             "unknowns": {name: tensor.tolist() for name, tensor in found.unknowns.items()},
@@ -126,31 +129,25 @@ def _guess(seen: Observation) -> Reconstruction:
 
 
 def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:
-    judged, found = assessed.judged, assessed.findings
+    judged, found = assessed.judged, assessed.scores
     scores, raw = judged.scores, judged.scores_raw
-    more = {
-        "matching": list(scores.matching.partner),
-        "energy_decoys": list(judged.energy_decoys),
-        "gate": {"metric": found.gate.metric, "threshold": found.gate.threshold},
-    }
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
         "controls": {
-            control: {name: list(values) for name, values in of.items()}
-            for control, of in found.scores.controls.items()
+            control: {name: list(values) for name, values in of.items()} for control, of in found.controls.items()
         },
-        "identity_kept": list(found.scores.kept),
+        "identity_kept": list(found.kept),
+        "blends": [list(members) for members in found.blends] if any(found.blends) else [],
+        "shown_otherwise": list(assessed.otherwise),
         "skipped_metrics": dict(scores.skipped),
-        "blind": {name: list(values) for name, values in found.scores.blind.items()},
-        "blind_by": {name: list(guesses) for name, guesses in found.scores.blind_by.items()},
+        "blind": {name: list(values) for name, values in found.blind.items()},
+        "blind_by": {name: list(guesses) for name, guesses in found.blind_by.items()},
         "labels_true": private.labels.tolist(),
         "owners": list(private.owners),
         "labels_recovered": list(judged.labels),
         "label_errors": judged.label_errors,
         "energy_truth": judged.energy_truth,
-        "energy_blind": found.energy_blind,
-        "replay": found.replay or None,
-        "looks": [f"{look.words}: energy {look.energy:.3g}, recovered {look.recovered}" for look in found.looks],
-        "extra": {**extra, **more},
+        "energy_blind": assessed.energy_blind,
+        "extra": {**extra, "matching": list(scores.matching.partner)},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.target import Target
@@ -26,4 +26,19 @@ class Probe(Protocol):
 
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
         """`target` is a copy of its own, on the device that the case runs on."""
+        ...
+
+
+class MessageProbe(Probe, Protocol):
+    """A probe of an audit: an attack, the candidate game, or the check of a message."""
+
+    kind: ClassVar[str]
+    """That of its records: `attack`, `game` or `certificate`."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]: ...
+
+    @property
+    def played(self) -> object:
+        """What decides the figures, for the key of a case."""
         ...

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedglass.core.identity import digest, of_tensor
+from fedglass.rounds.truth import Examples
 
 MOST_NUMBERS = 2**24
 """Pixels of all class means together, beyond which there are none: they go to every worker."""
 PICTURES = 64
 """Pictures that are kept, from which decoys are drawn."""
+POOL = 10_000
+"""Examples that are kept for the candidate game."""
 AT_ONCE = 1024
 """Images that are added up at once."""
 
@@ -34,6 +37,8 @@ class Public:
     pictures: Tensor  # (m, c, h, w)
     images: int
     """How many there are."""
+    examples: Examples | None = None
+    """They themselves, for the candidate game; at most some thousands."""
     identity: str = ""
     """A hash of a set that was given; empty for what no client has of a federation's own, which the plan decides."""
 
@@ -55,6 +60,7 @@ class Public:
             {int(kind): mean.float().view(shape) for kind, mean in zip(kinds, means, strict=True)} if few else {},
             images[chosen[spread]],
             len(chosen),
+            Examples(images[chosen[:POOL]], labels[chosen[:POOL]]),
         )
 
     @classmethod
@@ -62,7 +68,7 @@ class Public:
         """A set that the adversary has: it decides what is said beside every score, and so the keys."""
         found = cls.of(images, labels)
         identity = digest("public", of_tensor(images), of_tensor(labels))
-        return cls(found.mean, found.of_class, found.pictures, found.images, identity)
+        return replace(found, identity=identity)
 
     @property
     def words(self) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from fedglass.audit.declared import Heard
 from fedglass.audit.public import Public
-from fedglass.audit.repeats import between
 from fedglass.audit.target import Said, Section, Target, TargetInfo, further, infos_of, target_of
 from fedglass.audit.words import knowledge_in_words
 from fedglass.core.errors import UsageError
@@ -17,7 +18,7 @@ from fedglass.core.words import some
 from fedglass.fl.protection import Protection
 from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Transcript
-from fedglass.rounds.truth import Truths
+from fedglass.rounds.truth import Examples, Truths
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import Knows, Seen, View
@@ -48,6 +49,10 @@ class Recorded:
     """By round and client, what the server has got of those that nobody has asked about: noise may repeat there."""
     overlooked: tuple[str, ...] = ()
     """Clients that took part and that none of the views shows."""
+    dishonest: tuple[str, ...] = ()
+    """Clients that do not do what is declared, where that is known by name."""
+    simulated: bool = False
+    """Whether the messages were made by what is declared, in this audit."""
     dealt: bool = False
     """Whether nobody has said how many examples each client has, and their sum was dealt out as evenly as it goes."""
 
@@ -102,22 +107,20 @@ class Recorded:
             yield view.see(self.transcript, self.knows, self.truths)
 
     def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target]:
-        return [self._target(view) for view in self.views]
+        return [self.target(view) for view in self.views]
 
-    def _target(self, view: View) -> Target:
+    def target(self, view: View) -> Target:
+        """Return what one view makes of the recording."""
         if not isinstance(view, Together):
             return self._single(view)
         first, *later = map(self._single, view.ordered)
         whole = target_of(self.transcript, view, self.knows, self.truths)
-        bare = [each.bare for each in (first, *later)]
         return replace(
             first,
             observation=whole.observation,
             further=self._further(view, first),
             batch_statistics=any(each.batch_statistics for each in (first, *later)),
-            bare=None if bare[0] is None or None in bare else replace(bare[0], also=tuple(b for b in bare[1:] if b)),
             also=tuple(later),
-            alike=tuple(dict.fromkeys(words for each in (first, *later) for words in each.alike)),
         )
 
     def _further(self, view: View, found: Target) -> int:
@@ -131,26 +134,41 @@ class Recorded:
         """Files may have been edited or exchanged: what made a message is played again, whatever they say of it."""
         found = target_of(self.transcript, view, self.knows, self.truths)
         seen, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
-        heard = Heard(self.transcript, index, replace(seen, observation=found.observation), found.defended)
-        declared = None if self.truths is None else heard.declared(self.truths, self.defences)
+        heard = Heard(self.transcript, index, replace(seen, observation=found.observation))
+        pool = self._pool(heard)
         return replace(
             found,
-            public=self.public,
+            public=self.public if self.public is not None or pool is None else Public.of(pool.images, pool.labels),
+            pool=pool,
             further=self._further(view, found),
-            declared=declared,
-            statement=heard.statement(),
+            declared=None if self.truths is None else heard.declared(self.truths, self.defences),
+            statement=heard.statement(self.defences),
+            protections=heard.protections(self.defences),
+            unnamed=heard.unnamed(self.defences) and not self.simulated,
+            dishonest=self._dishonest(heard),
+            simulated=self.simulated,
             doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),
             overlooked=self.overlooked,
             beside=tuple(each for name in seen.behind for each in self.beside.get((index, name), ())),
             reserved=tuple(each for name in seen.behind for each in self.reserved.get((index, name), ())),
-            unplayable=heard.unplayable(self.defences),
-            bare=heard.bare(declared) if declared is not None and found.defended else None,
-            alike=self._alike(view, found) if found.defended else (),
+            others={} if self.simulated else self._others(view, found),
         )
 
-    def _alike(self, view: View, found: Target) -> tuple[str, ...]:
-        """The other messages that the same adversary sees, and that hold the same noise."""
-        return tuple(between(found.observation.update, self._others(view, found)))
+    def _dishonest(self, heard: Heard) -> bool:
+        """Return whether a client behind the message may not have done what is declared."""
+        if self.simulated:
+            return any(person.name in self.dishonest for person in heard.people)
+        return bool(self.transcript.terms.behaviours)
+
+    def _pool(self, heard: Heard) -> Examples | None:
+        """Return the public examples and those of clients that are not in the message."""
+        behind = {person.name for person in heard.people}
+        own = {} if self.truths is None else self.truths.examples
+        parts = [examples for name, examples in own.items() if name not in behind]
+        parts += [self.public.examples] if self.public is not None and self.public.examples is not None else []
+        if not parts:
+            return None
+        return Examples(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
 
     def _others(self, view: View, found: Target) -> dict[str, Params]:
         """A server sees everybody's; who sees aggregates alone sees those of other rounds."""

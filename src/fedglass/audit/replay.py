@@ -1,14 +1,15 @@
 """Does the declared training produce the message? The owner of the data can play it again and compare.
 
-The order of the batches is not recorded: several are played, and a message that lies as near to them as they lie to
-each other is explained. One full batch has no order, and leaves rounding alone. Nor are a defence's random numbers:
-where the defence is declared with its options it is played too, and its noise must be that of the message. Entries
-that rounding decides are left out, and where these are many, nothing can be told.
+Where the order of the batches was not recorded, several are played, and a message that lies as near to them as they
+lie to each other is explained. One full batch has no order, and leaves rounding alone. Entries that rounding decides
+are left out, and where these are many, nothing can be told. What a defence adds at random is no part of this: it is
+tested by what the replay without it leaves (`checks.residual`).
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.audit.misdeclared import NORMALISATIONS, other_trainings
-from fedglass.audit.noise import Fit, noise_fit
 from fedglass.audit.rounding import PLAYS, nudged, undecided
 from fedglass.core.params import Params
 from fedglass.core.rng import stream
@@ -38,16 +38,9 @@ MOST_UNDECIDED = 0.25
 """The share of a message beyond which nothing is told by what rounding does not decide of it."""
 MOST_STEPS = 2000
 """Local steps beyond which a training is not played again."""
+SECONDS = 10.0
+"""How long other trainings are tried in the place of a declared one that does not give the message."""
 PLAIN = Protection()
-NOISE: dict[Fit, str] = {
-    "as declared": "no more than its noise",
-    "too little": "too little noise in the message: correct the options in recording.defended",
-    "too much": "noise that is not enough to explain it: correct recording.training or recording.defended",
-    "other data": "more of other data in the message than chance: correct recording.truth or recording.training",
-    "another kind": "noise of another distribution in the message: correct the name in recording.defended",
-    "too few weights": "too few weights to tell whether the message holds the declared noise",
-}
-"""How the noise of a message fits, as the rest of a sentence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,15 +79,15 @@ class Declared:
     parts: tuple[Part, ...]
     """Combined as their numbers of examples weigh."""
     round: int = 0
+    own: int = 0
+    """How many parts at the end are the adversary's own: their noise is no secret to it."""
+    combined_by_mean: bool = True
+    """False: another rule combined the parts, so that a replay cannot give the message."""
 
     @property
     def bare(self) -> Declared:
         """The same without what protects it."""
         return replace(self, parts=tuple(replace(part, protection=PLAIN) for part in self.parts))
-
-    @property
-    def protected(self) -> bool:
-        return any(part.protection != PLAIN for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -108,8 +101,6 @@ class Replay:
     explained: bool
     other: str = ""
     """What would explain the message in its place, in words with the line of the plan; empty where nothing would."""
-    noise: Fit = "as declared"
-    """That of the message, where the declared defence makes any."""
     undecided: float = 0.0
     """The share of the entries that rounding decides, which are not compared."""
     apart: float = 0.0
@@ -118,18 +109,15 @@ class Replay:
     @property
     def untold(self) -> bool:
         """Whether nothing speaks against the declared training, and too little for it."""
-        near = self.residual <= self.bound and self.noise == "as declared"
-        return near and not self.explained and self.undecided > MOST_UNDECIDED
+        return self.residual <= self.bound and not self.explained and self.undecided > MOST_UNDECIDED
 
     @property
     def words(self) -> str:
         if self.untold:
             return (
                 f"rounding decides {self.undecided:.0%} of what the declared training makes of the true data: a "
-                "replay can not tell whether it gives the message"
+                "replay cannot tell whether it gives the message"
             )
-        if self.noise != "as declared":
-            return f"replayed on the true data, the declared training and defence leave {NOISE[self.noise]}"
         if self.explained:
             rest = f", but for {self.undecided:.1%} of its entries, which rounding decides" if self.undecided else ""
             return f"replayed on the true data, the declared training gives the message up to {self.residual:.2g}{rest}"
@@ -137,33 +125,42 @@ class Replay:
 
 
 def played(declared: Declared) -> Params | None:
-    """The message of the declared training itself, undefended; None where it is too long or diverges."""
-    declared = declared.bare
-    if _too_long(declared):
+    """Return what the declared clients send together; None where it is too long or diverges."""
+    if too_long(declared):
         return None
     tensors = zip(declared.before.items(), message_of(declared, 0), strict=True)
     update = {name: tensor.to(before.dtype) for (name, before), tensor in tensors}
     return update if all(bool(torch.isfinite(tensor).all()) for tensor in update.values()) else None
 
 
-def _too_long(declared: Declared) -> bool:
+def too_long(declared: Declared) -> bool:
+    """Return whether a training has too many local steps to be played again."""
     return any(part.steps > MOST_STEPS for part in declared.parts)
 
 
-def replay(declared: Declared) -> Replay | None:
-    """Play the declared training again, and what is often done in its place; None where it is too long."""
+def replay(declared: Declared, seconds: float = SECONDS) -> Replay | None:
+    """Play the declared training again, and what is often done in its place; None where it is too long.
+
+    Others are tried for some seconds at the most.
+    """
     found = as_declared(declared)
     if found is None or found.explained:
         return found
+    end = time.monotonic() + seconds
     found = _beyond_rounding(declared)
     if found.explained or found.untold:
         return found
-    return replace(found, other=next((words for words, other in _others(declared) if _explains(other)), ""))
+    for words, other in _others(declared):
+        if time.monotonic() > end:
+            break
+        if _explains(other):
+            return replace(found, other=words)
+    return found
 
 
 def as_declared(declared: Declared) -> Replay | None:
     """Play the declared training again, and nothing else, to the last entry; None where it is too long."""
-    return None if _too_long(declared) else _played(declared)
+    return None if too_long(declared) else _played(declared)
 
 
 def _explains(other: Declared) -> bool:
@@ -189,7 +186,7 @@ def _played(declared: Declared, left: Sequence[Tensor] = ()) -> Replay:
     `left` are the entries of each that are not compared.
     """
     message = _message(declared)
-    tries = [message_of(declared, order) for order in range(1 if _has_no_order(declared) else ORDERS)]
+    tries = [message_of(declared, order) for order in range(1 if has_no_order(declared) else ORDERS)]
     worst, apart, entries = Replay(0.0, ROUNDING, explained=True), 0.0, 0
     for i in sorted({*_moved(declared), *_expected(declared, tries)}):
         whole, played = message[i], [each[i] for each in tries]
@@ -201,11 +198,7 @@ def _played(declared: Declared, left: Sequence[Tensor] = ()) -> Replay:
         apart, entries = apart + found.apart * whole.numel(), entries + whole.numel()
         if found.residual / found.bound >= worst.residual / worst.bound:
             worst = found
-    worst = replace(worst, apart=apart / max(entries, 1))
-    if not declared.protected or not _draws(declared):
-        return worst
-    noise = noise_fit(message, tries, message_of(declared.bare, 0))
-    return replace(worst, explained=worst.explained and noise == "as declared", noise=noise)
+    return replace(worst, apart=apart / max(entries, 1))
 
 
 def _expected(declared: Declared, tries: Sequence[Sequence[Tensor]]) -> list[int]:
@@ -220,12 +213,6 @@ def _expected(declared: Declared, tries: Sequence[Sequence[Tensor]]) -> list[int
         for i, before in enumerate(declared.before.values())
         if all(each[i] > max(FAINT * _norm(before), faint) for each, faint in zip(sizes, least, strict=True))
     ]
-
-
-def _draws(declared: Declared) -> bool:
-    """Whether the defence is random: the same batches give another message then."""
-    pairs = zip(message_of(declared, 0), message_of(declared, 0, draw=ORDERS), strict=True)
-    return any(float((one - other).norm()) > FAINT * float(one.norm()) for one, other in pairs)
 
 
 def _compared(message: Tensor, tries: Sequence[Tensor]) -> Replay:
@@ -259,8 +246,9 @@ def _norm(tensor: Tensor) -> float:
     return float(tensor.norm())
 
 
-def _has_no_order(declared: Declared) -> bool:
-    return not declared.protected and all(part.has_no_order for part in declared.parts)
+def has_no_order(declared: Declared) -> bool:
+    """Return whether there is nothing to draw: all orders were recorded, or there is only one."""
+    return all(part.has_no_order for part in declared.parts)
 
 
 def message_of(declared: Declared, order: int, draw: int | None = None) -> list[Tensor]:
@@ -270,7 +258,7 @@ def message_of(declared: Declared, order: int, draw: int | None = None) -> list[
     for i, part in enumerate(declared.parts):
         network = Network(declared.model, declared.buffers, part.training.batch_norm)
         start = [declared.before[name] for name in network.names]
-        batches = _batches(part, stream(order, "replay", i))
+        batches = batches_of(part, order, i)
         inputs = declared.whitening.whiten(part.images)
         noise, leaving = (stream(order if draw is None else draw, use, i) for use in ("noise", "release"))
         after = train(network, start, inputs, part.labels, batches, part.training, part.protection.gradient, noise)
@@ -281,17 +269,17 @@ def message_of(declared: Declared, order: int, draw: int | None = None) -> list[
     return total
 
 
-def _batches(part: Part, generator: torch.Generator) -> Iterable[Batch]:
-    """The recorded ones, or a draw of those that the declared training makes."""
+def batches_of(part: Part, order: int = 0, place: int = 0) -> Iterable[Batch]:
+    """Return the recorded batches, or a draw of those that the declared training of the part at `place` makes."""
     if part.order is None:
-        return schedule(part.training, len(part.labels), generator)
+        return schedule(part.training, len(part.labels), stream(order, "replay", place))
     each = len(part.training.batches(len(part.labels)))
     return [Batch(i // each, torch.tensor(rows), i % each) for i, rows in enumerate(part.order)]
 
 
 def _others(declared: Declared) -> Iterator[tuple[str, Declared]]:
     """What is often declared wrongly, each with the line that would say it rightly."""
-    if declared.protected:
+    if any(part.protection != PLAIN for part in declared.parts):
         yield "it is not defended at all: set recording.defended = false", declared.bare
     for words, change in other_trainings(declared.parts[0].training):
         yield words, replace(declared, parts=tuple(replace(p, training=change(p.training)) for p in declared.parts))

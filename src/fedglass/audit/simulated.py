@@ -9,7 +9,8 @@ import torch
 
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
 from fedglass.audit.public import Public
-from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, further, infos_of, target_of
+from fedglass.audit.recorded import Recorded
+from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, infos_of
 from fedglass.audit.utility import accuracy, after
 from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
@@ -17,6 +18,8 @@ from fedglass.core.identity import digest, identity_text, of_tensor
 from fedglass.core.notes import AFTER_ROUND
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.types import Training
+from fedglass.fl.protection import Protection
+from fedglass.rounds.behaviour.honest import Honest
 from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.transcript import Message, Round, Transcript
@@ -75,30 +78,33 @@ class Simulated:
 
     def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Unseen]:
         transcript, last = self._played(progress, answers)
-        truths, utility = self.truths(), self._utility(last, progress, answers)
+        utility = self._utility(last, progress, answers)
         then = {i: self._utility_after(transcript.rounds[i]) for i in {view.rounds()[-1] for view in self.views}}
-        bare, attendance = self._bare(transcript, answers), self.federation.attendance(self.rounds)
+        recorded = self.recorded(transcript)
 
         def target(view: View) -> Target | Unseen:
             try:
-                found = target_of(transcript, view, self.knows, truths)
-                without = None if bare is None else view.see(bare, self.knows, truths).observation
+                found = recorded.target(view)
             except UsageError as error:  # what the rule let through is known only now
                 return Unseen(str(error))
-            more = further(view, found.behind, attendance, self.views)
-            now = {**utility, **then[view.rounds()[-1]]}
-            found = replace(found, utility=now, bare=without, public=self.public, simulated=True)
-            return replace(found, swept=self.swept, further=more)
+            return replace(found, utility={**utility, **then[view.rounds()[-1]]}, swept=self.swept)
 
         return [target(view) for view in self.views]
 
-    def _bare(self, transcript: Transcript, answers: Answers) -> Transcript | None:
-        """The same rounds, each from the same model, as they would have been without defences; None without any."""
-        if not any(map(defences_of, self.federation.clients)):
-            return None
-        bare = replace(self.federation, clients=[undefended(client) for client in self.federation.clients])
-        rounds = {index: bare.again(index, past, answers) for index, past in transcript.rounds.items()}
-        return replace(transcript, rounds=rounds)
+    def recorded(self, transcript: Transcript) -> Recorded:
+        """Return the same as a recording whose messages are known to have been made as declared."""
+        clients = self.federation.clients
+        return Recorded(
+            transcript,
+            self.truths(),
+            self.views,
+            self.knows,
+            public=self.public,
+            defences={client.name: Protection(client.gradient, client.release) for client in clients},
+            everywhere=self.federation.attendance(self.rounds),
+            dishonest=tuple(client.name for client in clients if type(client.behaviour) is not Honest),
+            simulated=True,
+        )
 
     def transcript(self, progress: Said = lambda done, total: None) -> Transcript:
         """What is said in the rounds that the views look at."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,11 +15,13 @@ from fedglass.audit.replay import Declared
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
+from fedglass.core.params import Params
 from fedglass.core.statistics import moved_others
 from fedglass.core.types import BatchNorm, Observation
+from fedglass.fl.protection import Protection
 from fedglass.rounds.client import Answers, one_by_one
 from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
-from fedglass.rounds.truth import Truth, Truths
+from fedglass.rounds.truth import Examples, Truth, Truths
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.together import Together
 from fedglass.rounds.views.view import Knows, Named, Seen, View
@@ -43,18 +45,18 @@ class Target:
     """How good the model is that the federation trained."""
     defences: tuple[str, ...] | None = None
     """What protects the message, and what that promises; None where it is not known."""
-    defended: bool | None = None
-    """Whether a defence, or the company of others, protects the message; None where nobody knows."""
-    bare: Observation | None = None
-    """The same message without the defences, where it can be had: a defence is credited only by comparison."""
     simulated: bool = False
     """Whether the message was made by the declared training itself, in this audit."""
     declared: Declared | None = None
     """What is said to have made a recorded message, to be played again."""
     statement: Statement | None = None
     """The same without the data, to be checked for contradictions."""
-    unplayable: str = ""
-    """What of a recorded message can not be played again, in words."""
+    protections: tuple[Protection, ...] = ()
+    """What is said to protect each of the clients of `statement`; empty where nobody says."""
+    unnamed: bool = False
+    """Whether something protects a client of which nobody has said what."""
+    dishonest: bool = False
+    """Whether a client behind the message does not do what is declared, such as a poisoner."""
     doubts: tuple[str, ...] = ()
     """What was recorded of the message and is not as it was said, found by looking at the message alone."""
     behind: tuple[str, ...] = ()
@@ -78,8 +80,10 @@ class Target:
     """Clients of the same federation that nobody has looked at, and nobody has left out."""
     reserved: tuple[str, ...] = ()
     """What a recorder saw of the training that can not be played again, in words."""
-    alike: tuple[str, ...] = ()
-    """Other messages that hold the same noise as this one, in words."""
+    others: Mapping[str, Params] = field(default_factory=dict)
+    """Other messages that the same adversary sees, in which the same noise would show."""
+    pool: Examples | None = None
+    """Examples of the same kind that were not trained on: candidates, and what gradients have in common."""
     beside: tuple[str, ...] = ()
     """What a client sent beside the arrays of the model, by name."""
 
@@ -96,6 +100,10 @@ class Target:
         told = self.truth is not None and not self.simulated and Fact.EXAMPLES in seen.facts
         own = told and seen.knows.examples != len(self.known_truth.labels)
         return own or any(each.miscounted for each in self.also)
+
+    def without(self, *, pool: bool, others: bool) -> Target:
+        """Return the target without what a probe has no use for: it travels to every worker."""
+        return replace(self, pool=None if pool else self.pool, others={} if others else self.others)
 
     def target(self) -> Target:
         """Itself: it need not be made."""
@@ -228,7 +236,6 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         None if truths is None else truths.behind(seen.behind, view.rounds()[-1], seen.own),
         terms.class_names,
         defences=None if protected is None else tuple(together(protected)),
-        defended=True if len(seen.behind) > 1 else None if protected is None else any(protected.values()),
         behind=seen.behind,
         participants=tuple(p.name for p in past.participants),
         kept=past.kept,

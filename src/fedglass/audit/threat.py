@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fedglass.audit.audit import Job
-from fedglass.audit.looks import cost_of
 from fedglass.audit.target import Section
 from fedglass.audit.words import learned_in_words
 from fedglass.metrics.catalogue import why_not
@@ -24,27 +23,28 @@ def threat_model(job: Job) -> list[Section]:
 def _judgement(job: Job) -> list[str]:
     gate = job.gate
     allowed = "any image" if gate.max_share == 0 else f"more than {gate.max_share:.0%} of the images"
-    lines = [f"The audit fails (exit code 1) when an attack recovers {allowed}: {gate.rule}."]
-    if gate.inconclusive_fails:
-        lines.append("An inconclusive audit counts as not completed (exit code 3).")
-    else:
-        lines.append("An inconclusive audit passes (exit code 0), as gate.inconclusive_fails = false chooses.")
+    lines = [
+        f"LEAK (exit code 1): an attack recovers {allowed}: {gate.rule}, and better than every blind guess.",
+        "EXPOSED (exit code 1): the message names its records among 1,000 candidates more often than "
+        f"{gate.max_singling_out:.0%} of the time, and more often than records that were not used.",
+        "CLEAR (exit code 0): a certificate bounds the success of any adversary in naming a record among 1,000 by "
+        f"{gate.max_success:.1%}.",
+        f"INCONCLUSIVE (exit code {3 if gate.inconclusive_fails else 0}): everything else.",
+    ]
+    if gate.trust_declared:
+        lines.append("Declared trainings and defences are believed where nothing tests them (gate.trust_declared).")
     lines.append(f"Metrics: {', '.join(job.metrics)}.")
     return lines + [f"{name} is left out: {why}" for name, why in _left_out(job).items()]
 
 
 def _cost(job: Job) -> str:
-    """What is done about images that an attack does not recover, which may take several times as long as the attack."""
-    most = max((cost_of(attack, job.effort) for attack in job.attacks.values()), key=lambda cost: cost.runs)
-    if not most.looks:
-        return 'Images that are not recovered are not looked at again (effort "quick"): absence is seldom shown so.'
-    length = "full" if job.effort.share == 1 else f"{job.effort.share:g} of the"
-    tried = f" ({most.on_decoys} of {length} length on decoys, which choose the prior)" if most.on_decoys else ""
-    return (
-        f"Images that are not recovered are looked at up to {most.looks} more times (effort "
-        f'"{job.effort.value}"): at most {most.runs} further runs per case{tried}, and one without the defence where '
-        "there is one."
-    )
+    """Say what runs beside the attacks that were named."""
+    first = "Exact attacks, the candidate game and the check of each message run first."
+    if not job.chosen:
+        return first
+    minutes = job.effort.minutes(False) if job.minutes is None else job.minutes
+    limit = "without a time limit" if minutes is None or job.everything else f"for {minutes:g} minutes at the most"
+    return f"{first} Searches follow {limit}, and stop when one has shown a leak (--all runs them to their end)."
 
 
 def _left_out(job: Job) -> dict[str, str]:

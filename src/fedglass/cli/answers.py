@@ -9,21 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from fedglass.ledger.records import RECORDS, REPORT, SUMMARY, Record
-from fedglass.verdict.gate import Gate, Verdict
+from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.judge import Verdict
 from fedglass.verdict.summary import Group
 
 
 def of_verdict(verdict: Verdict) -> dict[str, Any]:
     """The answer itself, and what a pipeline would exit with."""
-    return {"state": verdict.state, "exit_code": verdict.exit_code, "sentence": verdict.sentence}
+    interval = {"at_least": verdict.at_least, "at_most": verdict.at_most, "sentence": verdict.interval}
+    return {
+        "state": verdict.state,
+        "exit_code": verdict.exit_code,
+        "sentence": verdict.sentence,
+        "interval": interval,
+        "next_step": verdict.step,
+        "limits": list(verdict.limits),
+    }
 
 
-def of_records(records: Sequence[Record], planned: int | None) -> dict[str, Any]:
-    """How many cases have run, and the flags that they carry; `planned` is None where nobody knows."""
+def of_records(records: Sequence[Record], planned: int | None, gate: Gate) -> dict[str, Any]:
+    """How many cases have run, and the doubts that they carry; `planned` is None where nobody knows."""
     failed = sum(record.status == "failed" for record in records)
-    counts = Counter((flag.name, flag.severity) for record in records for flag in record.flags)
-    flags = [{"name": name, "severity": how, "cases": cases} for (name, how), cases in counts.most_common()]
-    return {"cases": {"planned": planned, "run": len(records), "failed": failed}, "flags": flags}
+    counts = Counter((flag.kind, flag.severity) for record in records for flag in flags_of(record, gate))
+    doubts = [{"kind": kind, "severity": how, "cases": cases} for (kind, how), cases in counts.most_common()]
+    return {"cases": {"planned": planned, "run": len(records), "failed": failed}, "doubts": doubts}
 
 
 def of_attacks(groups: Sequence[Group]) -> list[dict[str, Any]]:

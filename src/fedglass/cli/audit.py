@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fedglass.audit.audit import Job, Result
 
 DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
+EFFORTS = click.Choice(["quick", "standard", "thorough"])
 
 
 @click.command(short_help="Run a plan and write the report.")
@@ -37,6 +39,11 @@ DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 @click.option(
     "--weights", type=click.Path(path_type=Path), help="Safetensors with what of a bundle's model never travels."
 )
+@click.option("--effort", type=EFFORTS, help="How long searches may take on a recorded folder.  [default: standard]")
+@click.option(
+    "--minutes", type=click.FloatRange(min=0), help="The same as a limit in minutes, for all searches together."
+)
+@click.option("--all", "everything", is_flag=True, help="Run all searches to their end, even after the verdict.")
 @code_option
 @answering
 @click.pass_context
@@ -50,12 +57,18 @@ def audit(
     model: str | None,
     truth: Path | None,
     weights: Path | None,
+    effort: str | None,
+    minutes: float | None,
+    everything: bool,
     folders: tuple[Path, ...],
     output: Output,
 ) -> None:
-    """Play the attacks of PLAN and judge what they recovered.
+    """Run the attacks of PLAN and judge what they recovered.
 
-    PLAN may be the folder of a recorded federation (docs/bundles.md): the attacks are then those that its facts allow.
+    Exact attacks, the candidate game and the certificate of each message come first and take seconds.
+
+    PLAN may be the folder of a recorded federation (docs/bundles.md). The audit then chooses the searches itself, and
+    stops them when one has shown a leak or their time is over (--minutes, --all).
 
     The directory holds records.jsonl (one line per case), summary.json, the reconstructions and report.html.
     If the audit is stopped, even by a power cut, the same command continues where it was.
@@ -72,7 +85,7 @@ def audit(
       fedglass audit recorded/ -o out
 
     \b
-    Exit codes: 0 gate passed, 1 gate failed, 2 bad usage or plan, 3 could not complete or could not tell.
+    Exit codes: 0 CLEAR, 1 LEAK or EXPOSED, 2 bad usage or plan, 3 INCONCLUSIVE or not complete.
     """
     directory = place or Path("audits") / (plan.resolve().name if plan.is_dir() else plan.stem)
     if not resume:
@@ -94,8 +107,23 @@ def audit(
     else:
         (parsed, text), folder = read_plan(plan), plan.resolve().parent
     announce(parsed, output)
-    result = perform(compile_plan(parsed, folder, text), directory, hands, device, output)
+    job = compile_plan(parsed, folder, text)
+    if plan.is_dir():
+        job = _of_folder(job, effort, minutes, everything)
+    elif effort is not None or minutes is not None or everything:
+        raise UsageError(
+            "--effort, --minutes and --all belong to a recorded folder: attacks that a plan names always run."
+        )
+    result = perform(job, directory, hands, device, output)
     ctx.exit(result.verdict.exit_code)
+
+
+def _of_folder(job: Job, effort: str | None, minutes: float | None, everything: bool) -> Job:
+    """Return the job of a recorded folder, whose attacks nobody has named."""
+    from fedglass.audit.effort import Effort
+
+    told = job.effort if effort is None else Effort(effort)
+    return replace(job, effort=told, minutes=minutes, everything=everything, chosen=frozenset(job.attacks))
 
 
 def _refuse_bundles(plan: Path, directory: Path) -> None:
@@ -116,7 +144,8 @@ def _plan_of(bundle: Path, model: str | None, truth: Path | None, weights: Path 
     made = draft(bundle, model=model, truth=truth, weights=weights)
     if made.chosen is None:
         raise UsageError(made.problem)
-    output.note(f"Attacks that the facts of {bundle} allow: {', '.join(made.chosen.attacks)}.")
+    names = ", ".join(made.chosen.attacks)
+    output.note(f"Searches that the facts of {bundle} allow: {names or 'none; exact attacks are run'}.")
     for name, reason in made.chosen.left.items():
         output.note(f"Left out: {name}: {reason}")
     for reason in made.unseen:
@@ -156,7 +185,7 @@ def answer_of(result: Result, device: str) -> dict[str, object]:
 
     return {
         **of_verdict(result.verdict),
-        **of_records(result.records, result.summary.planned),
+        **of_records(result.records, result.summary.planned, result.summary.judged_by()),
         "gate": of_gate(result.summary.judged_by()),
         "attacks": of_attacks(result.summary.attacks),
         "device": device,

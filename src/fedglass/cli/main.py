@@ -79,10 +79,10 @@ def cli() -> None:
 
     \b
     Exit codes:
-      0  the gate passed, and absence of leakage was shown
-      1  the gate failed: private images were recovered
+      0  CLEAR: a certificate covers every audited record
+      1  LEAK or EXPOSED: images were recovered, or records are singled out
       2  the command or the plan is wrong
-      3  the audit could not complete, or could not tell (unless inconclusive_fails = false)
+      3  INCONCLUSIVE (unless inconclusive_fails = false), or the audit could not complete
     """
 
 

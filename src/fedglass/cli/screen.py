@@ -16,15 +16,17 @@ from fedglass.cli.bars import Bars
 from fedglass.cli.plain import plain
 from fedglass.core.scale import scale_of
 from fedglass.ledger.records import REPORT, Record
+from fedglass.verdict.doubts import flags_of
 from fedglass.verdict.gate import is_mute
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.texts import flag as flag_of
 
-STYLES = {"leak": "bold red", "clear": "bold green", "inconclusive": "bold yellow", "incomplete": "bold yellow"}
-TITLES = {
-    "leak": "LEAK FOUND",
-    "clear": "NO LEAK FOUND",
-    "inconclusive": "INCONCLUSIVE",
-    "incomplete": "AUDIT INCOMPLETE",
+STYLES = {
+    "leak": "bold red",
+    "exposed": "bold red",
+    "clear": "bold green",
+    "inconclusive": "bold yellow",
+    "incomplete": "bold yellow",
 }
 
 
@@ -45,7 +47,10 @@ class Screen(Bars):
     def planned(self, cases: int, done: int) -> None:
         if done:
             self._line(f"{done} of {cases} {self.cases} are done already.", "dim")
-        self.whole = self.bars.add_task(f"{cases} {self.cases}", total=cases, completed=done)
+        if self.whole is None:
+            self.whole = self.bars.add_task(f"{cases} {self.cases}", total=cases, completed=done)
+        else:  # searches follow what always runs
+            self.bars.update(self.whole, total=cases, completed=done, description=f"{cases} {self.cases}")
 
     def trained(self, name: str, done: int, total: int) -> None:
         if name not in self.training:
@@ -79,9 +84,21 @@ def outcome_in_words(record: Record) -> str:
         if not is_mute(record)
         and (known := [v for v in ImageScores.of(record).values(name, scale_of(name)) if v is not None])
     ]
-    flags = [flag.name for flag in record.flags if flag.severity != "info"]
+    flags = [flag.name for flag in map(flag_of, record.doubts) if flag.severity != "info"]
     noted = f" [{', '.join(flags)}]" if flags else ""
-    return f"{'best ' + ', '.join(scores) if scores else 'not scored'}, {record.seconds:.0f} s{noted}"
+    return f"{'best ' + ', '.join(scores) if scores else _evidence_in_words(record)}, {record.seconds:.0f} s{noted}"
+
+
+def _evidence_in_words(record: Record) -> str:
+    """A game, a certificate or an exact attack in a phrase."""
+    if record.game is not None:
+        named = round(record.game.top1 * record.game.records)
+        return f"{named} of {record.game.records} records named among {record.game.candidates}"
+    if record.certificate is not None:
+        return f"success at most {record.certificate.worst:.2%}"
+    if record.kind == "attack":
+        return "nothing was read" if not record.labels_recovered else "not scored"
+    return "no certificate" if record.kind == "certificate" else "not played"
 
 
 def utility_in_words(records: Sequence[Record]) -> list[str]:
@@ -96,16 +113,20 @@ def utility_in_words(records: Sequence[Record]) -> list[str]:
 
 
 def say_result(result: Result, device: str) -> None:
-    """The verdict, the flags behind it and the report's place, on stdout."""
+    """The verdict, the doubts behind it and the report's place, on stdout."""
     console = Console(highlight=False)
     verdict = result.verdict
-    console.print(Text(TITLES[verdict.state], style=STYLES[verdict.state]))
-    console.print(Text(plain(verdict.sentence)), soft_wrap=True)
+    console.print(Text(verdict.title.upper(), style=STYLES[verdict.state]))
+    for line in (verdict.sentence, verdict.interval, *verdict.limits):
+        console.print(Text(plain(line)), soft_wrap=True)
+    if verdict.step:
+        console.print(Text(plain(f"Next step: {verdict.step}")), soft_wrap=True)
     for line in utility_in_words(result.records):
         console.print(Text(plain(line)), soft_wrap=True)
-    counts = Counter(flag.name for record in result.records for flag in record.flags)
+    gate = result.summary.judged_by()
+    counts = Counter(flag.name for record in result.records for flag in flags_of(record, gate))
     if counts:
         said = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
-        console.print(Text(f"Flags, explained in the report: {said}", style="dim"), soft_wrap=True)
+        console.print(Text(f"Doubts, explained in the report: {said}", style="dim"), soft_wrap=True)
     console.print(Text(f"Device: {device}", style="dim"))
     console.print(Text(plain(f"Report: {result.directory / REPORT}")), soft_wrap=True)

@@ -9,7 +9,6 @@ PLAN = """\
 title = "My first audit"
 seed = 0         # the same plan and seed give the same records
 repeats = 1      # how often each attack is played, from different starts
-effort = "standard"  # images that are not recovered are looked at up to 3 more times; "quick": none, "thorough": 7
 
 # ---- What is audited: a federation to simulate ... -------------------------------------------------------------
 [federation]
@@ -96,7 +95,7 @@ iterations = 60
 # refine = { name = "ddrm", model = "glyphs", factor = 2 }  # `fedglass list refinements`; the model may be a folder of
 #                          # yours, made by `fedglass train diffusion`
 
-# ---- Where the limit lies ---------------------------------------------------------------------------------------
+# ---- When the audit fails, and when it passes ------------------------------------------------------------------------
 [metrics]
 names = ["psnr", "ssim", "rmse", "lpips"]
 
@@ -104,7 +103,10 @@ names = ["psnr", "ssim", "rmse", "lpips"]
 metric = "psnr"            # an image counts as recovered when its PSNR
 threshold = 20.0           # is above 20 dB (below, for lpips and rmse);
 max_share = 0.0            # the audit fails when an attack recovers more than this share of the images
-inconclusive_fails = true  # an audit that can not tell exits with 3; false: with 0, and the report says so
+max_singling_out = 0.1     # ... or when a message names its records among 1,000 candidates more often than this
+max_success = 0.05         # it passes only if a certificate bounds any adversary's success in naming a record by this
+trust_declared = false     # true: a certificate may rest on declared noise that nothing can test
+inconclusive_fails = true  # an audit that cannot tell exits with 3; false: with 0, and the report says so
 """
 
 DEMO = """\
@@ -162,7 +164,6 @@ PEER_DEMO = """\
 # The second plan of `fedglass demo`: a client reads its peers.
 title = "Demo: a client reads its peers"
 seed = 0
-effort = "quick"
 
 [[federation]]
 name = "four clients, one character each"

@@ -357,3 +357,9 @@ class Reconstruction:
     """That of the refined images: one that no longer explains the message is imagination."""
     film: Film | None = None
     """How the refined images came about, where a refinement shows it."""
+    method: str = ""
+    """The exact method that read the images; empty where a search found them, or nothing was read."""
+    explains: bool = False
+    """Whether the images of an exact method were verified to explain the message."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Exact method -> why it does not apply, or that it found nothing."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.isolation import oracle_facts
 from fedglass.audit.machine import one_thread
-from fedglass.audit.replay import as_declared
+from fedglass.audit.replay import as_declared, too_long
 from fedglass.core.params import Params
 from fedglass.guard.clock import Clock, OutOfTime
-from fedglass.guard.noise import escaped, repeated
+from fedglass.guard.noise import missing_noise
 from fedglass.guard.outbound import Outbound
 from fedglass.guard.protected import Protected
 from fedglass.guard.quick_attack import attacks_for, read
@@ -51,23 +51,26 @@ def examine(errand: Errand, seconds: float) -> Examined:
 
 
 def _explained(errand: Errand, found: Examined, clock: Clock) -> Examined:
-    """Whether the declared training on the examples gives the message: only then is it known what is in it."""
-    replayed = as_declared(errand.out.declared(errand.protected.protection))
-    if replayed is None:
+    """Whether the declared training on the examples gives the message: only then is it known what is in it.
+
+    Under noise that is asked of what the replay leaves.
+    """
+    declared = errand.out.declared(errand.protected.protection)
+    if too_long(declared):
         return replace(found, reasons=(Reason.TOO_LARGE,))
-    told = replace(found, residual=replayed.residual, noise=replayed.noise if errand.protected.noisy else None)
-    if replayed.explained:
-        return told
-    amiss = errand.protected.noisy and replayed.noise in ("too little", "another kind", "too few weights")
-    return replace(told, reasons=(Reason.NOISE if amiss else Reason.NOT_EXPLAINED,))
+    if errand.protected.noisy:
+        return found
+    replayed = as_declared(declared)
+    assert replayed is not None, "what is too long was refused"
+    told = replace(found, residual=replayed.residual)
+    return told if replayed.explained else replace(told, reasons=(Reason.NOT_EXPLAINED,))
 
 
 def _noisy(errand: Errand, found: Examined, clock: Clock) -> Examined:
     if not errand.protected.noisy:
         return found
     declared = errand.out.declared(errand.protected.protection)
-    lacking = escaped(errand.out, declared, errand.protected)
-    lacking = lacking or repeated(declared, errand.protected, errand.last)
+    lacking = missing_noise(errand.out, declared, errand.protected, errand.last)
     return replace(found, escaped=lacking, reasons=(Reason.NOISE,) if lacking else ())
 
 

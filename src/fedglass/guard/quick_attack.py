@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.audit.assessment import Question, shown_by
+from fedglass.audit.assessment import Assessment, Question, assess
 from fedglass.audit.isolation import isolated
-from fedglass.audit.looks import Effort
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.rng import derive
@@ -23,7 +22,6 @@ from fedglass.core.types import Observation
 from fedglass.guard.clock import Clock, OutOfTime
 from fedglass.guard.outbound import Outbound
 from fedglass.recipes.catalogue import recipe
-from fedglass.verdict.findings import Findings
 from fedglass.verdict.gate import Gate
 
 METRICS = ("psnr", "ssim")
@@ -61,8 +59,10 @@ def read(
         for start, (name, attack) in itertools.product(range(starts + 1), attacks.items()):
             run = attack.shortened(FIRST) if start == 0 else attack
             found = one_run(run, seen, Target(seen, truth), gate, derive(seed, name, start), clock)
-            shown = sum(found.recovered) + gate.partly(found.scores) + found.altered
-            tally = Read(name, start, shown, _best(found))
+            hits = gate.hits(found.scores)
+            altered = sum(seen and not hit for seen, hit in zip(found.otherwise, hits, strict=True))
+            shown = sum(hits) + gate.partly(found.scores) + altered
+            tally = Read(name, start, shown, _best(found, gate))
             if best is None or (tally.shown, tally.best or 0.0) > (best.shown, best.best or 0.0):
                 best = tally
             best = Read(best.attack, start, best.shown, best.best)
@@ -74,17 +74,15 @@ def read(
     return best if best is not None and (best.shown or best.starts) else None
 
 
-def one_run(attack: AnyAttack, seen: Observation, target: Target, gate: Gate, seed: int, clock: Clock) -> Findings:
+def one_run(attack: AnyAttack, seen: Observation, target: Target, gate: Gate, seed: int, clock: Clock) -> Assessment:
     """What one run of an attack shows of the private images."""
     alone = isolated(seen, attack, CPU)
     found = attack.run(alone, seed, clock)
     metrics = tuple(dict.fromkeys((*METRICS, gate.metric)))
     assert target.truth is not None, "a guard has the truth"
-    asked = Question(attack, target, target.truth, found, metrics, gate, seed, Effort.QUICK, clock)
-    return shown_by(asked, alone, found)
+    return assess(Question(attack, replace(target, observation=alone), target.truth, found, metrics, seed))
 
 
-def _best(found: Findings) -> float | None:
-    scale = found.gate.scale
-    known = [v for v in found.scores.values(found.gate.metric, scale) if v is not None]
-    return scale.best(known) if known else None
+def _best(found: Assessment, gate: Gate) -> float | None:
+    known = [v for v in found.scores.values(gate.metric, gate.scale) if v is not None]
+    return gate.scale.best(known) if known else None

@@ -58,10 +58,8 @@ class Examined:
     reasons: tuple[Reason, ...] = ()
     residual: float | None = None
     """|replayed - message| / |message|."""
-    noise: str | None = None
-    """How the message's noise fits what is declared; None where none is declared."""
     escaped: tuple[str, ...] = ()
-    """Tensors that the declared noise is not in, or where it repeats."""
+    """Where the declared noise is missing or repeats: tensors, or tests that the message fails as a whole."""
     p_value: float | None = None
     """Of the true examples' rank among decoys, if the message told nothing; None where it was not asked."""
     decoys: int = 0

@@ -25,6 +25,7 @@ from pydantic import (
 
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.files import write_atomic
+from fedglass.ledger.doubts import Doubt
 
 if sys.platform != "win32":
     import fcntl
@@ -35,19 +36,14 @@ SUMMARY, REPORT, PICTURES = "summary.json", "report.html", "pictures"
 EXACT_PSNR = 100.0
 """Decibels that stand for the infinite PSNR of an exact copy, the one infinity that is a result."""
 
-Severity = Literal["info", "warning", "serious"]
+BASE_RATE = 1e-3
+"""Success in naming a record among 1,000 without the message: certificates and games are stated beside it."""
+SCHEMA = 2
+"""Of records and summaries: output folders of another version are refused, and their files stay."""
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Flag(_Frozen):
-    """Something the reader must know about a record; serious: it can not show that nothing leaks."""
-
-    name: str
-    severity: Severity
-    text: str
 
 
 class Picture(_Frozen):
@@ -76,10 +72,78 @@ class Picture(_Frozen):
         return value
 
 
-class Record(_Frozen):
-    """What one attack recovered in one case. JSON knows no NaN and no infinity: they become null."""
+class Game(_Frozen):
+    """The candidate game: how often the message names the record that was trained on among others."""
 
-    schema_version: Literal[1] = 1
+    records: int
+    candidates: int
+    """In each game, the record among them."""
+    top1: float
+    low: float
+    high: float
+    """Limits of the rate, corrected over the messages of the audit."""
+    control: str = ""
+    """How records were had that were not trained on: `held_out` or `counterfactual`; empty where none could be."""
+    control_top1: float | None = None
+    control_low: float | None = None
+    control_high: float | None = None
+    rank_p: list[float] = Field(default_factory=list)
+    """Of each record, (1 + candidates that score higher) / (1 + candidates)."""
+    control_rank_p: list[float] = Field(default_factory=list)
+    same_source: bool = True
+    """False: the candidates are images of another kind, so that the game decides nothing."""
+    statistic: str = ""
+    directions: int = 0
+    """Principal directions of public gradients that were projected out."""
+    public: int = 0
+    """Public gradients that these directions come from."""
+    scores: list[float] = Field(default_factory=list)
+    control_scores: list[float] = Field(default_factory=list)
+    candidate_quantiles: list[float] = Field(default_factory=list)
+
+
+class Certificate(_Frozen):
+    """An upper bound on the success of any adversary in naming a record, under assumptions that are listed."""
+
+    method: Literal["record", "accountant"]
+    accounting: str
+    """`gaussian`, `laplacian`, or `composed_gaussian` (DP-SGD without amplification), or `pld`."""
+    success: list[float]
+    """Of each audited record, at a base rate of 1/1000, over all rounds that are covered."""
+    mu: list[float] = Field(default_factory=list)
+    """Of each record, its distance in units of the noise; empty where the noise is not Gaussian."""
+    rounds: int = 1
+    """Rounds that are covered."""
+    planned: int | None = None
+    success_planned: float | None = None
+    """Of the worst record after the planned rounds, where these are more than those covered."""
+    advantage: float | None = None
+    """Of the worst record: true positive rate minus false positive rate of the best test."""
+    epsilon: float | None = None
+    delta: float | None = None
+    client_mu: float | None = None
+    """The same distance where all records of a client are absent at once."""
+    adversary: dict[str, float] = Field(default_factory=dict)
+    """Success of the simulated optimal adversary among 2, 10, 100, 1,000 candidates: shown, never deciding."""
+    expected_psnr: float | None = None
+    """Expected PSNR of the best estimate without a prior, where the message is one clipped gradient."""
+    assumptions: dict[str, str] = Field(default_factory=dict)
+    """Assumption -> how it is known: `construction`, `tested` or `declared`."""
+
+    @property
+    def worst(self) -> float:
+        """The largest success over the audited records."""
+        return max(self.success)
+
+
+class Record(_Frozen):
+    """What came of one case: an attack, a candidate game, or the check of a message with its certificate.
+
+    JSON knows no NaN and no infinity: they become null.
+    """
+
+    schema_version: Literal[2] = 2
+    kind: Literal["attack", "game", "certificate"] = "attack"
     key: str = Field(pattern=r"^[0-9A-Za-z_-]{1,80}$")
     """Hash of the case; also the name of its files."""
     attack: str
@@ -104,6 +168,10 @@ class Record(_Frozen):
     """Of images that a learned model refined: what its controls reach, by name, metric and image."""
     identity_kept: list[bool] = Field(default_factory=list)
     """Per image, whether the refined one is still nearest to the true image that the raw one was nearest to."""
+    shown_otherwise: list[bool] = Field(default_factory=list)
+    """Per image, whether some reconstruction shows it in another contrast, as a negative, mirrored or moved."""
+    blends: list[list[int]] = Field(default_factory=list)
+    """Per image, the private images whose mean the reconstruction shows; empty where it shows one alone."""
     skipped_metrics: dict[str, str] = Field(default_factory=dict)
     """Metric -> why it was left out."""
     labels_true: list[int] = Field(default_factory=list)
@@ -117,7 +185,13 @@ class Record(_Frozen):
     energy_blind: float | None = None
     trace: list[float] = Field(default_factory=list)
     """Thinned energy curve, finite values only."""
-    flags: list[Flag] = Field(default_factory=list)
+    method: str = ""
+    """The exact method that read the images; empty where a search found them, or nothing was read."""
+    explains: bool = False
+    """Whether the images of an exact method were verified to explain the message."""
+    game: Game | None = None
+    certificate: Certificate | None = None
+    doubts: list[Doubt] = Field(default_factory=list)
     knows: dict[str, str] = Field(default_factory=dict)
     """Knowledge in plain words; a fact that no real adversary has says `oracle`."""
     oracle: bool = False
@@ -133,12 +207,6 @@ class Record(_Frozen):
     """Per image and metric, what the best of several guesses without the message reaches."""
     blind_by: dict[str, list[str]] = Field(default_factory=dict)
     """Per image and metric, which guess that is; empty where nobody kept it."""
-    absence: str | None = None
-    """In which of the two ways it was shown that what was not recovered does not leak; null where it was not shown."""
-    replay: str | None = None
-    """What came of playing the declared training again on the true data; null where that could not be done."""
-    looks: list[str] = Field(default_factory=list)
-    """Further runs of the attack, from other starts or with weaker priors, in words."""
     behaviours: list[str] = Field(default_factory=list)
     """What participants do that are not honest, in words: poison is no defence."""
     participants: list[str] = Field(default_factory=list)
@@ -229,6 +297,7 @@ class RecordFile:
         try:
             return Record.model_validate_json(line)
         except ValidationError as error:
+            refuse_other_version(self.path.parent, _version_in(line))
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "line"
             raise AuditError(
@@ -243,7 +312,7 @@ def claim(directory: Path, digest: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         _check_owner(directory, digest)
         # Written even where it is already ours: that is how we learn that we may write.
-        write_atomic(directory / CLAIM, json.dumps({"schema_version": 1, "plan_digest": digest}) + "\n")
+        write_atomic(directory / CLAIM, json.dumps({"schema_version": SCHEMA, "plan_digest": digest}) + "\n")
     except OSError as error:
         raise unwritable(directory, error) from error
 
@@ -269,9 +338,29 @@ def claimed_digest(directory: Path) -> str | None:
     except (ValueError, RecursionError):
         content = None
     digest = content.get("plan_digest") if isinstance(content, dict) else None
+    if isinstance(content, dict):
+        refuse_other_version(directory, content.get("schema_version"))
     if not isinstance(digest, str):
         raise UsageError(f"{path} is damaged (expected an object with plan_digest): choose another directory.")
     return digest
+
+
+def refuse_other_version(directory: Path, version: object) -> None:
+    """Refuse an output directory whose files another version of fedglass wrote."""
+    if isinstance(version, int) and version != SCHEMA:
+        raise UsageError(
+            f"Another version of fedglass wrote {directory} (schema {version}, this one writes {SCHEMA}): choose "
+            "another directory with -o. Its files stay as they are."
+        )
+
+
+def _version_in(line: bytes) -> object:
+    """Return the schema version that a line of JSON states, or None."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content.get("schema_version") if isinstance(content, dict) else None
 
 
 def _check_owner(directory: Path, digest: str) -> None:

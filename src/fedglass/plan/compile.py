@@ -12,7 +12,7 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Job
-from fedglass.audit.looks import Effort
+from fedglass.audit.effort import Effort
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Source

@@ -103,8 +103,6 @@ def attacks_for(sources: Sequence[Recorded]) -> Chosen:
             left[name] = reason
         else:
             attacks.append(name)
-    if not attacks:
-        raise UsageError(f"No attack can be played on every message: {next(iter(left.values()))}")
     others = {name: _labels(name, seen) for name in attacks}
     return Chosen(tuple(attacks), left, {name: found for name, found in others.items() if found})
 

@@ -103,19 +103,26 @@ class MetricsTable(Table):
 
 
 class GateTable(Table):
-    """Where the limit lies."""
+    """Pass and fail criteria."""
 
     metric: Name = "psnr"
     """By which an image counts as recovered."""
     threshold: Finite = 20.0
-    """Beyond which it does: above for PSNR and SSIM, below for LPIPS and RMSE."""
+    """An image counts as recovered above this value (PSNR, SSIM) or below it (LPIPS, RMSE)."""
     max_share: float = 0.0
     """The audit fails when an attack recovers more than this share of the images."""
     inconclusive_fails: bool = True
-    """Whether an audit that can not tell exits with 3; if false it exits with 0, and the report says so."""
+    """Whether an audit that cannot tell exits with 3; if false it exits with 0, and the report says so."""
+    max_singling_out: float = 0.1
+    """The audit fails when a message names its records among 1,000 candidates more often than this."""
+    max_success: float = 0.05
+    """An audit passes only if a certificate bounds the success of any adversary in naming a record among 1,000 by
+    this."""
+    trust_declared: bool = False
+    """Whether a certificate may rest on declared noise that nothing can test; the report says so."""
 
     def value(self) -> Gate:
-        return Gate(self.metric, self.threshold, self.max_share, self.inconclusive_fails)
+        return Gate(**dict(self))
 
 
 def _kind_of_recording(table: Any) -> str:
@@ -139,7 +146,7 @@ class Plan(Table):
     repeats: Repeats = 1
     """How often each attack is played, from different starts."""
     effort: Literal["quick", "standard", "thorough"] = "standard"
-    """How often images that are not recovered are looked at again: other starts, and other priors, chosen on decoys."""
+    """How long searches may take that the audit of a recorded folder chooses itself; attacks named here always run."""
     federation: Annotated[list[FederationTable], Field(max_length=100)] = []
     """What is simulated; one table or several."""
     recording: Annotated[list[AnyRecording], Field(max_length=1000)] = []
@@ -148,8 +155,8 @@ class Plan(Table):
     """Who attacks."""
     defences: Defences = []
     """What protects the clients, one after another."""
-    attacks: Annotated[list[AttackTable], Field(min_length=1, max_length=100)]
-    """What is played."""
+    attacks: Annotated[list[AttackTable], Field(max_length=100)] = []
+    """Searches that are run, beside the exact attacks, the candidate game and the certificate of every audit."""
     metrics: MetricsTable = MetricsTable()
     """What is measured."""
     gate: GateTable = GateTable()

@@ -6,8 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedglass.ledger.records import Flag, Record, Severity
+from fedglass.ledger.records import Record
 from fedglass.report.names import count
+from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.texts import Flag, Severity
 
 TONES: dict[Severity, str] = {"serious": "leak", "warning": "inconclusive", "info": ""}
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
@@ -20,6 +23,7 @@ class FlagGroup:
 
     name: str
     severity: Severity
+    question: str
     tone: str
     anchor: str
     text: str
@@ -38,45 +42,37 @@ class Label:
     anchor: str
 
 
-def flag_groups(records: Sequence[Record]) -> list[FlagGroup]:
-    """The flags of all records, the serious ones first."""
-    groups: dict[tuple[str, Severity], list[tuple[str, Record]]] = {}
+def flag_groups(records: Sequence[Record], gate: Gate) -> list[FlagGroup]:
+    """Return the doubts of all records, the serious ones first, each explained once."""
+    groups: dict[str, list[tuple[Flag, Record]]] = {}
     for record in records:
-        for flag in record.flags:
-            groups.setdefault((flag.name, flag.severity), []).append((flag.text, record))
-    order, anchors = list(TONES), _anchors(records)
+        for flag in flags_of(record, gate):
+            groups.setdefault(flag.kind, []).append((flag, record))
+    order = list(TONES)
     return [
         FlagGroup(
-            name=name,
-            severity=severity,
-            tone=TONES[severity],
-            anchor=anchors[name, severity],
-            text=(merged := _merged([text for text, _ in found]))[0],
+            name=(first := found[0][0]).name,
+            severity=first.severity,
+            question=first.question.value,
+            tone=TONES[first.severity],
+            anchor=anchor(kind),
+            text=(merged := _merged([flag.whole for flag, _ in found]))[0],
             more=merged[1:],
             cases=f"{len({r.key for _, r in found})} of {count(len(records), 'case')}",
             attacks=list(dict.fromkeys(r.attack for _, r in found)),
         )
-        for (name, severity), found in sorted(groups.items(), key=lambda item: order.index(item[0][1]))
+        for kind, found in sorted(groups.items(), key=lambda item: order.index(item[1][0][0].severity))
     ]
 
 
-def flag_labels(record: Record, groups: Sequence[FlagGroup]) -> list[Label]:
-    """The flags of one record."""
-    where = {(group.name, group.severity): group.anchor for group in groups}
-    return [Label(f.name, TONES[f.severity], where[f.name, f.severity]) for f in record.flags]
+def flag_labels(record: Record, gate: Gate) -> list[Label]:
+    """Return the doubts of one record."""
+    return [Label(flag.name, TONES[flag.severity], anchor(flag.kind)) for flag in flags_of(record, gate)]
 
 
-def next_step(records: Sequence[Record]) -> str:
-    """What to do about the first serious flag, which is what its text ends with; empty without one."""
-    texts = [flag.text for record in records for flag in record.flags if flag.severity == "serious"]
-    return _sentences(texts[0])[-1] if texts else ""
-
-
-def _anchors(records: Sequence[Record]) -> dict[tuple[str, Severity], str]:
-    """Numbered, since two names may be alike but for signs that no address can hold."""
-    flags: list[Flag] = [flag for record in records for flag in record.flags]
-    kinds = dict.fromkeys((flag.name, flag.severity) for flag in flags)
-    return {kind: f"flag-{number}" for number, kind in enumerate(kinds, 1)}
+def anchor(kind: str) -> str:
+    """Return the address of an explanation on the page."""
+    return f"doubt-{kind.replace('_', '-')}"
 
 
 def _merged(texts: Sequence[str]) -> list[str]:

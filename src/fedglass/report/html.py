@@ -9,28 +9,26 @@ from pathlib import Path
 from fedglass.ledger.records import REPORT, Picture, Record, claimed_digest
 from fedglass.report import sections
 from fedglass.report.audited import judged_by, records_of
-from fedglass.report.flags import FlagGroup, Label, flag_groups, flag_labels, next_step
+from fedglass.report.flags import Label, flag_groups, flag_labels
 from fedglass.report.glossary import Glossary
 from fedglass.report.heading import ended, plan_text, title_of
 from fedglass.report.names import Names, count, short_names
+from fedglass.report.outcomes import outcomes_of
 from fedglass.report.page import Pair, Table, render, write_page
 from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
 from fedglass.report.sweeps import sweep_figures
 from fedglass.report.threat import threat_model
 from fedglass.report.whose import whose_images
-from fedglass.verdict.gate import HIDDEN, Gate
+from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.judge import judge
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
 
 WORST = 12
 FILM = "the way of the refinement"
-TITLES = {
-    "leak": "Leak found",
-    "clear": "No leak found",
-    "inconclusive": "Inconclusive",
-    "incomplete": "Audit incomplete",
-}
+TONES = {"exposed": "leak", "clear": "clear"}
+"""Colours of what came of a game or a certificate."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +56,23 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
     """The page as text."""
     gate, missing, told = judged_by(directory, len(records))
     scales, names = scales_of(records, told), short_names(records)
-    verdict, groups = gate.judge(records, missing), by_attack(records, gate)
+    verdict, groups = judge(records, gate, missing), by_attack(records, gate)
     views, album = by_view(records, gate), Album(directory)
     worst = _worst(records, gate, scales, album, names)
     found, more_found = _found(records, album, names)
     energies, more_energies = sections.energy_figures(records, groups, names)
     utility, utility_plot = sections.utility_table(views or groups, gate, names)
-    plan, flags = plan_text(directory), flag_groups(records)
-    evidence = _all_evidence(records, gate, scales, album, names, flags)
+    plan, flags = plan_text(directory), flag_groups(records, gate)
+    evidence = _all_evidence(records, gate, scales, album, names)
     glossary = Glossary.of(scales)
     return render(
         "audit.html",
         title=title_of(plan),
         ended=ended(directory, records),
         verdict=verdict,
-        verdict_title=TITLES[verdict.state],
+        verdict_title=verdict.title,
         facts=_facts(records, gate),
-        advice=next_step(records) if verdict.state in ("inconclusive", "incomplete") else "",
+        advice=verdict.step,
         gate=gate,
         worst=worst,
         found=found,
@@ -108,7 +106,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
 def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
     tallies = gate.tally(records)
     done = sum(record.status == "done" for record in records)
-    facts = [("attacks", str(len({r.attack for r in records}))), ("cases run", f"{done} of {len(records)}")]
+    facts = [("attacks", str(len({r.attack for r in attacks_in(records)}))), ("cases run", f"{done} of {len(records)}")]
     if tallies:
         worst = tallies[0]
         best = gate.scale.best(t.best for t in tallies)
@@ -179,9 +177,7 @@ def _guess(case: Case, gate: Gate) -> list[str]:
     return [f"without the message: {gate.scale.show(value)}{f' ({name})' if name else ''}"]
 
 
-def _all_evidence(
-    records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names, flags: Sequence[FlagGroup]
-) -> list[Evidence]:
+def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names) -> list[Evidence]:
     """Every record in full, the one with the most leaked image first, those without a score last."""
     cases: dict[str, list[Case]] = {}
     for case in rank(records, gate):
@@ -193,7 +189,7 @@ def _all_evidence(
         score, tone = _score(record, gate)
         shown = [(c, c.picture) for c in cases.get(record.key, []) if c.picture is not None]
         pairs = [_pair(c, picture, gate, scales, album, _image(c)) for c, picture in shown]
-        labels, facts = flag_labels(record, flags), _record_facts(record)
+        labels, facts = flag_labels(record, gate), _record_facts(record)
         pairs = pairs or _unscored(record, album)
         found.append(Evidence(record, _at(names[record.view], record.round), score, tone, labels, pairs, facts))
     return found
@@ -207,9 +203,10 @@ def _score(record: Record, gate: Gate) -> tuple[str, str]:
     """What came of a record in a phrase, and its colour."""
     values = [v for v in gate.scores(record) if v is not None]
     hits = sum(gate.hits(ImageScores.of(record)))
-    doubtful = any(flag.severity == "serious" for flag in record.flags)
-    score = f"{hits} of {len(values)} recovered"
-    tone = "leak" if hits else "inconclusive" if doubtful or record.absence is None else "clear"
+    score, tone = f"{hits} of {len(values)} recovered", "leak" if hits else "inconclusive"
+    if record.status == "done" and record.kind != "attack":
+        outcome = outcomes_of([record], gate)[0]
+        return outcome.sentence, TONES.get(outcome.kind, "inconclusive")
     if values:
         score += f", best {gate.scale.show(gate.scale.best(values))}"
     else:
@@ -268,10 +265,7 @@ def _record_facts(record: Record) -> Table:
     rows = [["case", record.key], ["seed", str(record.seed)], ["time", f"{record.seconds:.1f} s"]]
     rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
     rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
-    absence = f"{HIDDEN} from {record.attack}" if record.absence == HIDDEN else record.absence or "not shown"
-    said = {"absence of leakage": absence, "declared training": record.replay}
-    rows += [[name, words] for name, words in said.items() if words and record.status == "done"]
-    rows += [["looked again", look] for look in record.looks]
+    rows += [["exact method", f"{record.method}{', verified' if record.explains else ''}"]] if record.method else []
     rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
     if record.identity_kept:
         kept = f"{sum(record.identity_kept)} of {len(record.identity_kept)} refined images"

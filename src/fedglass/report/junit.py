@@ -1,6 +1,6 @@
 """Records as JUnit XML, for pipelines that show tests: one test case a record.
 
-A leak is a failure, a failed case an error, and a case that can not tell is skipped.
+A leak and an exposed record are failures, a failed case is an error, and a message without certificate is skipped.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from fedglass.report.audited import judged_by, records_of
 from fedglass.report.outcomes import Kind, Outcome, outcomes_of, unfinished
 from fedglass.report.page import write_page
+from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.gate import Gate
 
-ELEMENTS: dict[Kind, str] = {"leak": "failure", "failed": "error", "inconclusive": "skipped"}
+ELEMENTS: dict[Kind, str] = {"leak": "failure", "exposed": "failure", "failed": "error", "inconclusive": "skipped"}
 
 
 def write_junit(directory: Path, path: Path) -> Path:
     """Write the records of an audit directory as JUnit XML, and return the path."""
     records = records_of(directory)
     gate, missing, _ = judged_by(directory, len(records))
-    return write_page(path, junit(outcomes_of(records, gate), unfinished(missing, records)))
+    return write_page(path, junit(outcomes_of(records, gate), gate, unfinished(missing, records)))
 
 
-def junit(outcomes: Sequence[Outcome], lacking: str = "") -> str:
+def junit(outcomes: Sequence[Outcome], gate: Gate, lacking: str = "") -> str:
     """The document; `lacking` says why the records are not all, which is an error too."""
     root = Element("testsuites", name="fedglass")
     for attack in dict.fromkeys(outcome.record.attack for outcome in outcomes):
         suite = SubElement(root, "testsuite", name=legal(attack))
         for outcome in outcomes:
             if outcome.record.attack == attack:
-                _case(suite, outcome)
+                _case(suite, outcome, gate)
     if lacking:
         suite = SubElement(root, "testsuite", name="audit")
         case = SubElement(suite, "testcase", classname="fedglass.audit", name="every planned case has run", time="0")
@@ -51,8 +53,9 @@ def legal(text: str) -> str:
     return "".join(c if c in "\t\n\r" or any(a <= ord(c) <= b for a, b in ranges) else "?" for c in text)
 
 
-def _case(suite: Element, outcome: Outcome) -> None:
+def _case(suite: Element, outcome: Outcome, gate: Gate) -> None:
     record = outcome.record
+    doubts = [f"{flag.severity}: {flag.name}: {flag.whole}" for flag in flags_of(record, gate)]
     case = SubElement(
         suite,
         "testcase",
@@ -62,10 +65,9 @@ def _case(suite: Element, outcome: Outcome) -> None:
     )
     if outcome.kind in ELEMENTS:
         said = SubElement(case, ELEMENTS[outcome.kind], type=outcome.kind, message=legal(outcome.sentence))
-        said.text = legal("\n".join(f"{flag.severity}: {flag.name}: {flag.text}" for flag in record.flags))
-    elif record.flags:
-        told = [outcome.sentence, *(f"{flag.severity}: {flag.name}: {flag.text}" for flag in record.flags)]
-        SubElement(case, "system-out").text = legal("\n".join(told))
+        said.text = legal("\n".join(doubts))
+    elif doubts:
+        SubElement(case, "system-out").text = legal("\n".join([outcome.sentence, *doubts]))
 
 
 def _count(suite: Element) -> None:

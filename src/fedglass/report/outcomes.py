@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedglass.ledger.records import Record
+from fedglass.verdict.doubts import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 
-Kind = Literal["leak", "failed", "inconclusive", "allowed", "clear"]
-"""`allowed`: images were recovered, but no larger share of them than the gate allows the attack."""
+Kind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
+"""`allowed`: images were recovered, but no larger share of them than the gate allows the attack. `none`: an attack that
+recovered nothing, which by itself proves nothing."""
 
 _FOLDERS = re.compile(r"(?<![\w/:.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:\"']+[/\\])+")
 
@@ -33,7 +35,7 @@ class Outcome:
 
 def outcomes_of(records: Sequence[Record], gate: Gate) -> list[Outcome]:
     """What came of every record, in their order."""
-    guilty = {tally.attack for tally in gate.tally(records) if tally.share > gate.max_share}
+    guilty = {tally.attack for tally in gate.tally(records) if tally.share > gate.max_share and not tally.oracle}
     return [_outcome(record, gate, record.attack in guilty) for record in records]
 
 
@@ -59,7 +61,14 @@ def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
     if record.status == "failed":
         return Outcome(record, "failed", f"The case failed: {without_folders(record.error or '')}")
     if is_mute(record):
-        return Outcome(record, "inconclusive", _serious(record))
+        return Outcome(record, "inconclusive", serious_text(record, gate))
+    if record.kind == "game":
+        return _game(record, gate)
+    if record.kind == "certificate":
+        return _certificate(record, gate)
+    if record.explains and not record.oracle and not any(gate.hits(ImageScores.of(record))):
+        read = len(record.labels_recovered)
+        return Outcome(record, "leak", f"{record.attack} read {read} images that explain the message.")
     values = [value for value in gate.scores(record) if value is not None]
     hits = sum(gate.hits(ImageScores.of(record)))
     if hits:
@@ -67,15 +76,28 @@ def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
         said = f"{record.attack} recovered {hits} of {len(values)} private images ({gate.rule}; best {best})."
         allowed = f" The gate allows {gate.max_share:.0%} of an attack's images."
         return Outcome(record, "leak", said) if guilty else Outcome(record, "allowed", said + allowed)
-    if len(values) < max(1, len(gate.scores(record))):
-        why = record.skipped_metrics.get(gate.metric, "") or _serious(record)
+    if not gate.judged(record):
+        why = record.skipped_metrics.get(gate.metric, "") or serious_text(record, gate)
         return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
-    doubts = gate.unshown(record)
-    if doubts:
-        why = _serious(record) or f"Absence of leakage is not shown ({', '.join(doubts)})."
-        return Outcome(record, "inconclusive", why)
-    return Outcome(record, "clear", f"{record.attack} recovered no private image ({gate.rule}).")
+    return Outcome(record, "none", f"{record.attack} recovered no private image ({gate.rule}).")
 
 
-def _serious(record: Record) -> str:
-    return " ".join(f"{flag.name}: {flag.text}" for flag in record.flags if flag.severity == "serious")
+def _game(record: Record, gate: Gate) -> Outcome:
+    game = record.game
+    if game is None:
+        return Outcome(record, "none", " ".join(flag.whole for flag in flags_of(record, gate)))
+    named = round(game.top1 * game.records)
+    said = f"The message names {named} of {game.records} records among {game.candidates} candidates."
+    return Outcome(record, "exposed" if gate.exposes(record) else "none", said)
+
+
+def _certificate(record: Record, gate: Gate) -> Outcome:
+    doubts = serious_text(record, gate)
+    if doubts or record.certificate is None:
+        return Outcome(record, "inconclusive", doubts or "There is no certificate.")
+    return Outcome(record, "clear", f"Success of any adversary: at most {gate.allowed(record):.2%}.")
+
+
+def serious_text(record: Record, gate: Gate) -> str:
+    """Return the serious doubts of a record in words."""
+    return " ".join(f"{flag.name}: {flag.whole}" for flag in flags_of(record, gate) if flag.severity == "serious")

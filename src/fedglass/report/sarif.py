@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedglass import __version__
-from fedglass.ledger.records import PLAN, Record, Severity
+from fedglass.ledger.records import PLAN, Record
 from fedglass.report.audited import judged_by, records_of
+from fedglass.report.flags import anchor
 from fedglass.report.outcomes import Kind, Outcome, outcomes_of, unfinished, without_folders
 from fedglass.report.page import write_page
-from fedglass.verdict.gate import Gate, Verdict
+from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.judge import Verdict, judge
+from fedglass.verdict.texts import Severity
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS: dict[Severity, str] = {"info": "note", "warning": "warning", "serious": "error"}
 KINDS: dict[Kind, tuple[str, str, str]] = {
     "leak": ("leak", "error", "An attack recovered private images from a message."),
+    "exposed": ("exposed", "error", "A message singles out the records that were trained on."),
     "allowed": ("leak-allowed", "warning", "An attack recovered private images, but no more than the gate allows."),
     "failed": ("case-failed", "error", "A case of the audit could not be played to its end."),
-    "inconclusive": ("inconclusive", "error", "A case can not show that nothing leaks."),
+    "inconclusive": ("inconclusive", "error", "Nothing bounds what a message tells."),
 }
 """Rule, level and description of what is a finding by itself."""
 
@@ -52,7 +56,7 @@ def write_sarif(directory: Path, path: Path) -> Path:
 def sarif(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> dict[str, Any]:
     """The log of one run; `missing` counts the planned cases that have not run (None: unknown)."""
     outcomes = outcomes_of(records, gate)
-    findings = [finding for outcome in outcomes for finding in _findings(outcome)]
+    findings = [finding for outcome in outcomes for finding in _findings(outcome, gate)]
     rules = {finding.rule: finding for finding in reversed(findings)}
     order = sorted(rules)
     driver = {
@@ -62,7 +66,7 @@ def sarif(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> dic
     }
     run = {
         "tool": {"driver": driver},
-        "invocations": [_invocation(gate.judge(records, missing), outcomes, unfinished(missing, records))],
+        "invocations": [_invocation(judge(records, gate, missing), outcomes, unfinished(missing, records))],
         "results": [_result(finding, order.index(finding.rule)) for finding in findings],
         "columnKind": "unicodeCodePoints",
     }
@@ -79,20 +83,16 @@ def message(text: str) -> dict[str, str]:
     return {"text": plain.replace("[", "\\[").replace("]", "\\]")}
 
 
-def _findings(outcome: Outcome) -> Iterator[Finding]:
-    record = outcome.record
-    # Where a serious flag says why a case can not tell, the flag is the finding.
-    told = outcome.kind == "inconclusive" and any(flag.severity == "serious" for flag in record.flags)
+def _findings(outcome: Outcome, gate: Gate) -> Iterator[Finding]:
+    record, flags = outcome.record, flags_of(outcome.record, gate)
+    # Where a serious doubt says why a case cannot tell, the doubt is the finding.
+    told = outcome.kind == "inconclusive" and any(flag.severity == "serious" for flag in flags)
     if outcome.kind in KINDS and not told:
         rule, level, description = KINDS[outcome.kind]
         yield Finding(rule, level, description, outcome.sentence, record, outcome.title)
-    for flag in record.flags:
-        description = f"The flag “{flag.name}” of a case: when its figures may mislead."
-        yield Finding(f"flag-{_slug(flag.name)}", LEVELS[flag.severity], description, flag.text, record, outcome.title)
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
+    for flag in flags:
+        description = f"{flag.question.value} Doubt: {flag.name}."
+        yield Finding(anchor(flag.kind), LEVELS[flag.severity], description, flag.whole, record, outcome.title)
 
 
 def _rule(finding: Finding) -> dict[str, Any]:

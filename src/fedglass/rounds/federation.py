@@ -171,7 +171,11 @@ class Federation:
             for i, c in looked_at
         }
         taken = {(i, c.name): rows for i, c in looked_at if (rows := _taken(batches[i, c.name], len(c.labels)))}
-        return Truths({c.name: Examples(c.images, c.labels) for c in self.clients}, labels, taken)
+        order = {
+            (i, c.name): tuple(tuple(torch.arange(len(c.labels))[batch.rows].tolist()) for batch in batches[i, c.name])
+            for i, c in looked_at
+        }
+        return Truths({c.name: Examples(c.images, c.labels) for c in self.clients}, labels, taken, order)
 
     def participant(self, client: Client) -> Participant:
         """A client as all others know it."""

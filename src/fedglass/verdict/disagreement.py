@@ -9,9 +9,9 @@ from fedglass.core.scale import Scale, scale_of
 from fedglass.verdict.images import Values
 
 
-def _verdict(scale: Scale, value: float) -> bool | None:
+def _verdict(scale: Scale, value: float | None) -> bool | None:
     """Recovered, not recovered, or no say."""
-    if scale.sure is None or math.isnan(value):
+    if value is None or scale.sure is None or math.isnan(value):
         return None
     no, yes = scale.sure
     if scale.beyond(value, yes):

@@ -1,28 +1,25 @@
-"""From records to a verdict: did an adversary recover private images, and can the audit tell?"""
+"""The gate: when an image counts as recovered, and how much an adversary may learn."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
-from fedglass.ledger.records import Record
+from fedglass.ledger.doubts import Doubt, Kind, doubt
+from fedglass.ledger.records import BASE_RATE, Record
 from fedglass.verdict.images import ImageScores
 
-NO_MESSAGE = ("zero update", "non-finite update")
-"""Flags of a case in which no attack could be played."""
-HIDDEN, CHOICE = "a defence hides it", "the message leaves a choice"
-"""The two ways in which absence is shown."""
-REMEDIES = (
-    "raise the client's learning rate, or check that the client trained and what was recorded",
-    "lower the client's learning rate",
-)
-"""What to do about each of them."""
-
-State = Literal["leak", "clear", "inconclusive", "incomplete"]
+State = Literal["leak", "exposed", "clear", "inconclusive", "incomplete"]
+MUTE = (Kind.ZERO_UPDATE, Kind.NON_FINITE_UPDATE)
+"""Doubts of a case in which there was no message to attack."""
+FEW = 8
+"""Records below which a rate has no useful interval, so that the ranks of single records decide."""
+RARE = 1e-3
+"""The level of a single record's rank, and of the test whether a game refutes a certificate."""
 
 
 @dataclass(frozen=True)
@@ -45,39 +42,24 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The answer in plain words; `passed` is None where the audit could not tell."""
-
-    passed: bool | None
-    lead: str
-    caveat: str
-    """What must be said with it, such as that oracle knowledge was used; often empty."""
-    exit_code: Literal[0, 1, 3]
-    state: State
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.lead} {self.caveat}".rstrip()
-
-
-@dataclass(frozen=True)
 class Gate:
-    """Fails when any attack recovers more than a share of the images.
+    """What an audit is judged by, once, at its end.
 
-    An image is recovered when its metric lies beyond the threshold: above it for PSNR and SSIM, below it for
-    LPIPS and RMSE, and for any other metric on the side that its scale calls leaking; of an image that was refined,
-    that of the raw or of the refined one. A serious flag (the attack
-    itself went wrong) makes a pass inconclusive, and so does anything of which absence was not shown; unless
-    `inconclusive_fails` is false such an audit counts as not completed.
-
-    >>> Gate().judge([]).sentence
-    'The audit could not complete: no case has run.'
+    An image is recovered when its metric lies beyond the threshold: above it for PSNR and SSIM, below it for LPIPS and
+    RMSE, and for any other metric on the side that its scale calls leaking; of an image that was refined, that of the
+    raw or of the refined one. It must also be ahead of every guess without the message.
     """
 
     metric: str = "psnr"
     threshold: float = 20.0
     max_share: float = 0.0
     inconclusive_fails: bool = True
+    max_singling_out: float = 0.1
+    """The rate of naming a record among 1,000 candidates beyond which a message exposes its records."""
+    max_success: float = 0.05
+    """The success in naming a record among 1,000 that a certificate may allow any adversary."""
+    trust_declared: bool = False
+    """Whether a declared training and noise are believed where nothing can test them."""
     known: Scale | None = field(default=None, repr=False, compare=False)
     """The metric's scale where it is told, as in a summary; it is looked up by the metric's name otherwise."""
 
@@ -92,6 +74,13 @@ class Gate:
             raise UsageError(
                 f"gate.max_share must be a share of the images in [0, 1), got {self.max_share:g}; write 25 % as 0.25."
             )
+
+        for name in ("max_singling_out", "max_success"):
+            if not BASE_RATE <= getattr(self, name) < 1:
+                raise UsageError(
+                    f"gate.{name} must be at least {BASE_RATE:g} (a blind guess among 1,000) and below 1, got "
+                    f"{getattr(self, name):g}."
+                )
 
     @cached_property
     def scale(self) -> Scale:
@@ -143,7 +132,7 @@ class Gate:
         refined: dict[str, int] = {}
         owners: dict[str, list[Hashable]] = {}
         oracle = {record.attack for record in records if record.oracle}
-        for record in records:
+        for record in attacks_in(records):
             found = [v for v in self.scores(record) if v is not None]
             if record.status == "done" and found and not is_mute(record):
                 scores.setdefault(record.attack, []).extend(found)
@@ -159,117 +148,49 @@ class Gate:
         sign = 1 if self.scale.higher_leaks else -1
         return sorted(tallies, key=lambda t: (-t.share, -sign * t.best, t.attack))
 
-    def judge(self, records: Sequence[Record], missing: int | None = 0) -> Verdict:
-        """The verdict; `missing` counts the planned cases that have not run (None: unknown, but some).
-
-        A leak that was found stays found, so it outranks an audit that is not complete.
-        """
-        tallies = self.tally(records)
-        problems = self._problems(records, missing)
-        if any(t.share > self.max_share for t in tallies):
-            told = "It was given oracle knowledge, which a real adversary lacks." if tallies[0].oracle else ""
-            also = f"The audit is also incomplete: {'; '.join(problems)}." if problems else ""
-            return Verdict(False, self._leak_sentence(tallies), f"{told} {also}".strip(), 1, "leak")
-        if problems:
-            lead = f"The audit could not complete: {'; '.join(problems)}."
-            return Verdict(None, lead, "", 3, "incomplete")
-        lead, doubt = self._pass_sentence(tallies), _doubt([*map(self.unshown, records)])
-        if not doubt:
-            return Verdict(True, lead, _against(records), 0, "clear")
-        if self.inconclusive_fails:
-            return Verdict(None, lead, doubt, 3, "inconclusive")
-        return Verdict(True, lead, doubt, 0, "inconclusive")
-
-    def _problems(self, records: Sequence[Record], missing: int | None) -> list[str]:
-        """Why the records can not show that nothing leaks; empty when they are complete."""
-        total, problems = len(records), []
-        if not records:
-            problems.append("no case has run")
-        failed = [r for r in records if r.status == "failed"]
-        if failed:
-            why = f"{failed[0].attack}: {_short(failed[0].error or '')}"
-            problems.append(f"{len(failed)} of {_count(total, 'case')} failed ({why})")
-        blank = [r for r in records if r.status == "done" and not self._judged(r)]
-        if blank:
-            why = _short(blank[0].skipped_metrics.get(self.metric, "no score for some image"))
-            problems.append(f"{self.scale.title} is missing in {len(blank)} of {_count(total, 'case')} ({why})")
-        mute = [r for r in records if is_mute(r)]
-        if mute:
-            found = {flag.name for r in mute for flag in r.flags}
-            known = {name: fix for name, fix in zip(NO_MESSAGE, REMEDIES, strict=True) if name in found}
-            where = f"in {len(mute)} of {_count(total, 'case')} ({', '.join(known)})"
-            problems.append(f"there was nothing to attack {where}: {'; '.join(known.values())}")
-        if missing is None:
-            problems.append("it was stopped before its end; run it again to continue")
-        elif missing > 0:
-            problems.append(f"{_count(missing, 'planned case')} not run yet; run it again to continue")
-        return problems
-
-    def unshown(self, record: Record) -> list[str]:
-        """What keeps a record from showing that nothing leaks: every pass must have been shown."""
-        serious = [flag.name for flag in record.flags if flag.severity == "serious"]
-        # The flags are those of the gate that the audit was run with, which may have been another.
-        scores = ImageScores.of(record)
-        doubts = {
-            "partly recognisable": sum(scores.near(self.metric, self.scale, self.threshold)),
-            "no better than guessing": self.guessed(scores),
-            "refined image fails its controls": self.imagined(scores),
-        }
-        serious += [name for name, count in doubts.items() if count and name not in serious]
-        if serious or all(self.hits(scores)):
-            return serious
-        if record.absence is None:
-            return ["absence not shown"]
-        return [] if self._covers(record) else ["absence was shown for another gate, audit again in a new directory"]
-
-    def _covers(self, record: Record) -> bool:
-        """Whether what was shown for the gate that the audit was run with is shown for this one.
-
-        Further runs were judged by that gate: what they showed may lie beyond a threshold that is easier to cross.
-        """
-        then = record.extra.get("gate")
-        if not isinstance(then, dict):
-            return True
-        threshold = then.get("threshold")
-        if then.get("metric") != self.metric or not isinstance(threshold, int | float):
+    def exposes(self, record: Record) -> bool:
+        """Return whether a candidate game names records beyond what the gate and its control allow."""
+        game = record.game
+        if game is None or not game.same_source or not game.control or game.control_high is None:
             return False
-        return not self.scale.beyond(threshold, self.threshold)
+        if game.records >= FEW:
+            return game.low > max(self.max_singling_out, game.control_high)
+        first = min(game.rank_p, default=1.0) <= RARE
+        return first and min(game.control_rank_p, default=0.0) > RARE
 
-    def _judged(self, record: Record) -> bool:
+    def certifies(self, record: Record) -> bool:
+        """Return whether a certificate bounds every audited record as the gate demands."""
+        found = record.certificate
+        return found is not None and bool(found.success) and self.allowed(record) <= self.max_success
+
+    @staticmethod
+    def allowed(record: Record) -> float:
+        """Return the largest success that a record's certificate allows, over all planned rounds; 1 without one."""
+        found = record.certificate
+        if found is None or not found.success:
+            return 1.0
+        return max(found.worst, found.worst if found.success_planned is None else found.success_planned)
+
+    def doubts_of_certificate(self, record: Record) -> Iterator[Doubt]:
+        """Say where a certificate allows more than the gate does."""
+        if record.certificate is not None and not self.certifies(record):
+            yield doubt(Kind.WEAK_CERTIFICATE, success=self.allowed(record), allowed=self.max_success)
+
+    def judged(self, record: Record) -> bool:
+        """Return whether every image of an attack has a score, or nobody could give it one."""
+        if record.method or any(each.kind in UNSCORED for each in record.doubts):
+            return True
         values = self.scores(record)
         return bool(values) and None not in values
 
-    def _leak_sentence(self, tallies: Sequence[Tally]) -> str:
-        worst, guilty = tallies[0], sum(t.recovered > 0 for t in tallies)
-        score = f"({self.rule}; best {self.scale.show(worst.best)})"
-        found = f"recovered {worst.recovered} of {_count(worst.images, 'image')} {score}"
-        if len(tallies) > 1:
-            sentence = f"{guilty} of {len(tallies)} attacks recovered private images: the worst, {worst.attack}, "
-            sentence += found
-        else:
-            sentence = f"{worst.attack} {found.replace(' image', ' private image', 1)}"
-        if worst.repeated:
-            sentence += ", where an image that is in several messages counts in each"
-        if worst.refined:
-            sentence += f", {worst.refined} of them only after refinement"
-        if self.max_share > 0:
-            sentence += f", more than the {self.max_share:.0%} that the gate allows"
-        return f"{sentence}."
 
-    def _pass_sentence(self, tallies: Sequence[Tally]) -> str:
-        worst, best = tallies[0], self.scale.show(tallies[0].best)
-        if worst.recovered:
-            return (
-                f"No attack recovered more than the {self.max_share:.0%} of images that the gate allows: "
-                f"the worst, {worst.attack}, recovered {worst.recovered} of {worst.images} "
-                f"({self.rule}; best {best})."
-            )
-        if len(tallies) == 1:
-            return f"{worst.attack} recovered no private image ({self.rule}); its best was {best}."
-        return (
-            f"None of the {len(tallies)} attacks recovered a private image ({self.rule}); the closest, "
-            f"{worst.attack}, reached {best}."
-        )
+UNSCORED = (Kind.NO_TRUTH, Kind.NO_EXACT_METHOD, Kind.OUT_OF_TIME)
+"""Doubts of an attack that leaves images without a score, and is no failure."""
+
+
+def attacks_in(records: Iterable[Record]) -> list[Record]:
+    """Return the records of attacks, as against games and certificates."""
+    return [record for record in records if record.kind == "attack"]
 
 
 def _owned(record: Record) -> Iterator[Hashable]:
@@ -285,31 +206,4 @@ def _twice(owned: Sequence[Hashable]) -> bool:
 
 def is_mute(record: Record) -> bool:
     """Whether there was no message that an attack could have been played on."""
-    return any(flag.name in NO_MESSAGE for flag in record.flags)
-
-
-def _against(records: Sequence[Record]) -> str:
-    """Against whom a defence, or company, was shown to hide images: another attack may read what these do not."""
-    names = list(dict.fromkeys(record.attack for record in records if record.absence == HIDDEN))
-    if not names:
-        return ""
-    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return f"That protection hides them is shown against {listed} alone."
-
-
-def _doubt(doubts: Sequence[Sequence[str]]) -> str:
-    """Why a pass does not show that nothing leaks, or nothing; from what is against each record."""
-    flagged = [names for names in doubts if names]
-    if not flagged:
-        return ""
-    named = ", ".join(sorted({name for names in flagged for name in names}))
-    return f"Yet absence of leakage is not shown in {len(flagged)} of {_count(len(doubts), 'case')} ({named})."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _short(text: str, limit: int = 160) -> str:
-    line = " ".join(text.split()).rstrip(".")
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return any(each.kind in MUTE for each in record.doubts)

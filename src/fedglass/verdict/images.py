@@ -49,11 +49,15 @@ class ImageScores:
     """What each control of a learned refinement reaches, by its name; empty where there was none."""
     kept: Sequence[bool] = ()
     """Which refined images still show what the raw ones show."""
+    blends: Sequence[Sequence[int]] = ()
+    """By image, the private images whose mean its reconstruction shows; empty where it shows one alone."""
 
     @classmethod
     def of(cls, record: Record) -> ImageScores:
         kept = record.identity_kept
-        return cls(record.metrics, record.metrics_raw, record.blind, record.blind_by, record.controls, kept)
+        return cls(
+            record.metrics, record.metrics_raw, record.blind, record.blind_by, record.controls, kept, record.blends
+        )
 
     def values(self, metric: str, scale: Scale) -> list[float | None]:
         """What each image is judged by."""
@@ -104,7 +108,21 @@ class ImageScores:
     def recovered(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
         """Which images lie beyond a threshold and clearly ahead of every guess without the message."""
         lead = 0.0 if scale.sure is None else LEAD * abs(scale.sure[1] - scale.sure[0])
-        return self.earned(metric, scale, threshold, lead)
+        return self._one_of_each_blend(self.earned(metric, scale, threshold, lead), self.values(metric, scale), scale)
+
+    def _one_of_each_blend(self, hits: list[bool], values: Sequence[float | None], scale: Scale) -> list[bool]:
+        """Return the hits, of which blends of the same images keep the best alone."""
+        counted = list(hits)
+        taken: list[set[int]] = []
+        sign = -1 if scale.higher_leaks else 1
+        order = sorted((i for i, hit in enumerate(hits) if hit), key=lambda i: sign * (values[i] or 0.0))
+        for i in order:
+            members = set(self.blends[i]) if i < len(self.blends) else set()
+            if members and any(members & other for other in taken):
+                counted[i] = False
+            elif members:
+                taken.append(members)
+        return counted
 
     def earned(self, metric: str, scale: Scale, threshold: float, lead: float = 0.0) -> list[bool]:
         """Which images lie beyond a threshold and are ahead of every guess without the message by more than `lead`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,8 +16,9 @@ from fedglass.core.errors import AuditError, FedglassError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.core.scale import Scale, scale_of
 from fedglass.ledger.records import Picture, Record
-from fedglass.verdict.gate import Gate
+from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.judge import judge
 
 T = TypeVar("T")
 RESAMPLES = 2000
@@ -90,13 +92,13 @@ class Case(_Frozen):
 class Summary(_Frozen):
     """`summary.json`: derived from the records and the gate alone, so it can always be made again."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     gate: dict[str, str | float | bool]
     scales: dict[str, Scale] = Field(default_factory=dict)
     """How the metrics read, so that a report needs nothing of what computed them."""
     planned: int
     cases: int
-    verdict: dict[str, str | bool | int | None]
+    verdict: dict[str, str | bool | int | float | list[str] | None]
     attacks: list[Group]
     views: list[Group] = Field(default_factory=list)
     """The same by view, where an attack was played in more than one."""
@@ -117,13 +119,13 @@ def summarise(
 ) -> Summary:
     """The summary; `planned` is the number of cases in the plan, where more were planned than have run."""
     total = len(records) if planned is None else planned
-    verdict = gate.judge(records, missing=max(0, total - len(records)))
+    verdict = judge(records, gate, missing=max(0, total - len(records)))
     return Summary(
-        gate={name: getattr(gate, name) for name in ("metric", "threshold", "max_share", "inconclusive_fails")},
+        gate={each.name: getattr(gate, each.name) for each in fields(gate) if each.compare},
         scales={**(scales or {}), gate.metric: gate.scale},
         planned=total,
         cases=len(records),
-        verdict={"sentence": verdict.sentence, **vars(verdict)},
+        verdict={"sentence": verdict.sentence, **vars(verdict), "limits": list(verdict.limits)},
         attacks=by_attack(records, gate),
         views=by_view(records, gate),
         worst=rank(records, gate)[:WORST],
@@ -155,14 +157,16 @@ def _looked_up(metric: str) -> Scale:
 
 def by_attack(records: Sequence[Record], gate: Gate) -> list[Group]:
     """One group per attack, the one that leaked most first."""
-    groups = [_group(name, None, chosen, gate) for (name,), chosen in _split(records, lambda r: (r.attack,))]
+    parts = _split(attacks_in(records), lambda r: (r.attack,))
+    groups = [_group(name, None, chosen, gate) for (name,), chosen in parts]
     return sorted(groups, key=lambda g: _leakage(g, gate), reverse=True)
 
 
 def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
     """One group per attack and view, empty unless some attack was played in several views."""
-    parts = _split(records, lambda r: (r.attack, r.view))
-    if len(parts) == len({record.attack for record in records}):
+    attacks = attacks_in(records)
+    parts = _split(attacks, lambda r: (r.attack, r.view))
+    if len(parts) == len({record.attack for record in attacks}):
         return []
     return [_group(attack, view, chosen, gate) for (attack, view), chosen in parts]
 

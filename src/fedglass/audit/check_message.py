@@ -1,0 +1,199 @@
+"""The check of a message: is it what it is said to be, is everything in view, and what bounds what it tells?
+
+Done once for each message, whatever attacks are run on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fedglass.attack.parts import Progress
+from fedglass.audit.certificate import (
+    Bound,
+    bound_of,
+    certificate_of,
+    declared_bound,
+    models_of,
+    total_std,
+    without_noise,
+)
+from fedglass.audit.consistency import contradictions
+from fedglass.audit.play_attack import state_of
+from fedglass.audit.probe import Finding
+from fedglass.audit.replay import ORDERS, Declared, has_no_order, message_of, replay, too_long
+from fedglass.audit.target import Target
+from fedglass.checks.residual import SPREAD, Refutation, Residual, refutations, spread_of
+from fedglass.checks.rounding_cells import grid_of
+from fedglass.core.params import Params, subtract
+from fedglass.defend.noise_model import NoiseModel
+from fedglass.ledger.doubts import Doubt, Kind, doubt
+from fedglass.ledger.records import Certificate
+
+NO_TRAINING = "Say how the clients trained: recording.training."
+TOO_LONG = "The training is too long to be run again."
+OTHER_RULE = "A rule other than the mean combined the updates, and only a mean is run again."
+NOT_HONEST = "Some participants are not honest, and what they do is not run again."
+UNKNOWN_ORDER = "The order of the batches was not recorded, and changes the message by more than the noise allows."
+CHANGED_LATER = "Something is done to the noisy result, or the noise is added in several local steps."
+
+
+@dataclass(frozen=True)
+class CheckMessage:
+    """Checks one message and states its certificate."""
+
+    kind: ClassVar[str] = "certificate"
+    metrics: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def played(self) -> CheckMessage:
+        """What decides the figures, for the key of a case."""
+        return self
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        unsound = state_of(target.observation)
+        if unsound is not None:
+            return _finding([doubt(unsound)])
+        doubts = [*_coverage(target)]
+        messages = (target, *target.also)
+        claims = [each.declared for each in messages if each.declared is not None]
+        replays: list[dict[str, Any]] = []
+        if not target.simulated:
+            doubts += [each for one in messages for each in _as_declared(one, replays)]
+        certificate = None
+        if target.truth is None:
+            doubts.append(doubt(Kind.NO_TRUTH))
+            certificate = _without_truth(target, doubts)
+        elif len(claims) == len(messages):
+            certificate = _certificate(target, claims, doubts)
+        return _finding(doubts, certificate, {"replay": replays} if replays else {})
+
+
+def _finding(
+    doubts: Sequence[Doubt], certificate: Certificate | None = None, extra: dict[str, Any] | None = None
+) -> Finding:
+    unique = list({each.model_dump_json(): each for each in doubts}.values())
+    fields: dict[str, Any] = {"kind": "certificate", "doubts": unique, "certificate": certificate}
+    return Finding({**fields, "extra": extra or {}})
+
+
+def _coverage(target: Target) -> Iterator[Doubt]:
+    """Say what left and no certificate covers."""
+    if target.batch_statistics:
+        yield doubt(Kind.STATISTICS_SENT)
+    if target.overlooked:
+        yield doubt(Kind.CLIENTS_NOT_AUDITED, clients=[repr(name) for name in target.overlooked])
+    if target.unread:
+        yield doubt(Kind.EXTRA_PAYLOAD, names=list(target.unread))
+    if target.miscounted and target.truth is not None:
+        stated, true = target.observation.knows.examples, len(target.truth.labels)
+        yield doubt(Kind.WRONG_COUNT, stated=stated, true=true)
+
+
+def _as_declared(target: Target, replays: list[dict[str, Any]]) -> Iterator[Doubt]:
+    """Say what of one recorded message is not as declared."""
+    if target.unnamed:
+        yield doubt(Kind.DEFENCE_NOT_NAMED)
+    found = [*target.doubts]
+    explained = False
+    claim = target.declared
+    if claim is None:
+        if target.truth is not None:
+            yield doubt(Kind.NOT_REPLAYED, why=" ".join([NO_TRAINING, *target.reserved]))
+    elif target.dishonest or not claim.combined_by_mean:
+        yield doubt(Kind.NOT_REPLAYED, why=NOT_HONEST if target.dishonest else OTHER_RULE)
+    elif any(isinstance(model, NoiseModel) for model in models_of(claim.parts)):
+        yield from _noise_as_declared(target, claim)
+        explained = True  # what the noise leaves is tested as a whole
+    else:
+        outcome = replay(claim)
+        if outcome is None or (outcome.untold and not target.unnamed):
+            yield doubt(Kind.NOT_REPLAYED, why=TOO_LONG if outcome is None else f"{outcome.words}.")
+        else:
+            explained = outcome.explained
+            replays.append({"residual": outcome.residual, "explained": explained})
+            if not explained and not target.unnamed:
+                found.append(outcome.words + (f"; what explains it: {outcome.other}" if outcome.other else ""))
+                found += target.reserved
+    if not explained and target.statement is not None:
+        found += contradictions(target.statement)
+    if found:
+        yield doubt(Kind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(found)))
+
+
+def _noise_as_declared(target: Target, claim: Declared) -> Iterator[Doubt]:
+    """Test whether what a replay without noise leaves of the message is the declared noise."""
+    models = [model for model in models_of(claim.parts) if isinstance(model, NoiseModel)]
+    laws = {model.law for model in models}
+    std = total_std(claim, hidden=False) if laws == {"gaussian"} else None
+    if laws == {"laplacian"} and len(claim.parts) == 1:
+        std = models[0].std
+    if not all(model.testable for model in models) or not std:
+        yield doubt(Kind.NOISE_NOT_TESTABLE, why=CHANGED_LATER)
+        return
+    if too_long(claim):
+        yield doubt(Kind.NOISE_NOT_TESTABLE, why=TOO_LONG)
+        return
+    plain = without_noise(claim)
+    orders = 1 if has_no_order(claim) else ORDERS - 1
+    replays = [_named(plain, message_of(plain, order)) for order in range(orders)]
+    if not all(bool(torch.isfinite(tensor).all()) for each in replays for tensor in each.values()):
+        yield doubt(Kind.NOT_AS_DECLARED, found="replayed on the true data, the declared training diverges")
+        return
+    if len(replays) > 1 and spread_of(replays, std) > SPREAD:
+        yield doubt(Kind.NOISE_NOT_TESTABLE, why=UNKNOWN_ORDER)
+        return
+    found = _refuted(target, claim, replays[0], std, models[0])
+    if found:
+        tests = dict.fromkeys(each.test.replace("_", " ") for each in found)
+        yield doubt(Kind.NOISE_REFUTED, tests=list(tests), p=min(each.p for each in found))
+
+
+def _refuted(target: Target, claim: Declared, plain: Params, std: float, model: NoiseModel) -> tuple[Refutation, ...]:
+    update = {name: tensor.cpu() for name, tensor in claim.update.items()}
+    before = {name: claim.before[name].cpu() for name in update}
+    half = grid_of(update.values()) in (torch.float16, torch.bfloat16)
+    message = update if half else {name: before[name] + update[name] for name in update}
+    residual = subtract({name: tensor.double() for name, tensor in update.items()}, plain)
+    others = {name: other for name, other in target.others.items() if all(key in other for key in residual)}
+    given = Residual(residual, std, model.law, message=message, before=before, weights_sent=not half, others=others)
+    return refutations(given)
+
+
+def _named(claim: Declared, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(zip(claim.before, (tensor.double().cpu() for tensor in tensors), strict=True))
+
+
+def _certificate(target: Target, claims: Sequence[Declared], doubts: list[Doubt]) -> Certificate | None:
+    """Return the certificate of a message whose data are known, and append why it does not hold."""
+    if target.dishonest:
+        doubts.append(doubt(Kind.DEFENCE_NOT_BOUNDED, defence="a client that is not honest", why=""))
+        return None
+    bound = bound_of(claims)
+    if not isinstance(bound, Bound):
+        if not any(each.kind is Kind.DEFENCE_NOT_NAMED for each in doubts):
+            doubts.append(bound)
+        return None
+    certificate = certificate_of(bound, target.further)
+    if certificate is None:
+        doubts.append(doubt(Kind.MORE_ROUNDS, rounds=target.further))
+        certificate = certificate_of(bound, 0)
+    known = "construction" if target.simulated else "tested"
+    if any(each.kind is Kind.NOISE_NOT_TESTABLE for each in doubts):
+        known = "declared"
+    told = {"noise": known, "training": known, "unpredictable noise": "declared"}
+    return None if certificate is None else certificate.model_copy(update={"assumptions": told})
+
+
+def _without_truth(target: Target, doubts: list[Doubt]) -> Certificate | None:
+    """Return what the declaration alone bounds; it counts only where the gate trusts declarations."""
+    if target.statement is None or not target.protections or target.unnamed:
+        return None
+    found = declared_bound(target.protections, target.statement.trainings, 1 + len(target.also) + target.further)
+    if isinstance(found, Doubt):
+        doubts.append(found)
+        return None
+    return found.model_copy(update={"assumptions": dict.fromkeys(("noise", "training"), "declared")})

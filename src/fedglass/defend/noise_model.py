@@ -1,0 +1,132 @@
+"""What noise a protection adds, where that can be bounded: a deterministic map, then noise that ignores the data.
+
+Only built-in parts are known well enough. What is applied to the noisy result without looking at the data keeps every
+bound. A part of another make, noise whose size or place depends on the data, and noise that repeats are not bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedglass.core.optimisers import SGD
+from fedglass.core.types import Training
+from fedglass.defend.clip import Clip
+from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.defend.laplacian_noise import LaplacianNoise
+from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.defend.per_example import PerExample
+from fedglass.defend.random_pruning import RandomPruning
+from fedglass.fl.local import MeanGradient
+from fedglass.fl.protection import Protection
+from fedglass.fl.release import AsIs, Chain, Release
+
+AFTER: tuple[type, ...] = (Clip, MagnitudePruning, RandomPruning, GaussianNoise, LaplacianNoise)
+"""What may be done to the noisy result: none of them looks at the data."""
+Law = Literal["gaussian", "laplacian"]
+
+
+@dataclass(frozen=True)
+class NoiseModel:
+    """Noise that a client adds to what a deterministic map makes of its data."""
+
+    law: Law
+    std: float
+    """Standard deviation at every entry of the update; of several noisy steps it is not known, and 0."""
+    plain: Protection
+    """The deterministic map alone: the protection without its noise."""
+    per_round: float | None = None
+    """The largest distance, in units of the noise, that one record makes in one round, whatever the data; Gaussian."""
+    testable: bool = True
+    """Whether the message is the deterministic map's result plus the noise, so that a residual shows it."""
+    additive: bool = True
+    """False for several noisy local steps, which only the accountant bounds."""
+
+
+@dataclass(frozen=True)
+class NoBound:
+    """Why a protection has no bound."""
+
+    defence: str
+    """What it is; empty where there is no noise at all."""
+    why: Literal["", "own", "repeats", "mixed", "steps"] = ""
+
+
+def noise_model(protection: Protection, training: Training, examples: int) -> NoiseModel | NoBound:
+    """Return the noise of a protection of such a training, or why it has no bound."""
+    release = release_parts(protection.release)
+    inside = _inside(protection, training, examples)
+    if isinstance(inside, NoBound) and inside.defence:
+        return inside
+    if isinstance(inside, NoiseModel):
+        strange = next((part for part in release if type(part) not in AFTER), None)
+        if strange is not None:
+            return NoBound(repr(strange), "own")
+        return inside if not release else replace(inside, testable=False)
+    return _released(protection, release)
+
+
+def _inside(protection: Protection, training: Training, examples: int) -> NoiseModel | NoBound:
+    """Return the noise that is added inside of the local steps."""
+    gradient, steps = protection.gradient, training.local_steps(examples)
+    if type(gradient) is MeanGradient:
+        return NoBound("")
+    size = examples if training.batch_size is None else min(training.batch_size, examples)
+    linear = isinstance(training.optimiser, SGD) and not training.optimiser.nesterov and training.clip is None
+    if type(gradient) is DPSGD:
+        if gradient.noise_multiplier == 0:
+            return NoBound("")
+        bound = math.sqrt(training.passes(examples)) / gradient.noise_multiplier
+        plain = replace(protection, gradient=replace(gradient, noise_multiplier=0.0))
+        if steps > 1 or not linear:
+            return NoiseModel("gaussian", 0.0, plain, bound, testable=False, additive=False)
+        return NoiseModel("gaussian", training.lr * gradient.noise_multiplier * gradient.clip / size, plain, bound)
+    if type(gradient) is PerExample and type(gradient.defence) is GaussianNoise:
+        if steps > 1 or not linear:
+            return NoBound(repr(gradient), "steps")
+        std = training.lr * gradient.defence.std / math.sqrt(size)
+        return NoiseModel("gaussian", std, replace(protection, gradient=MeanGradient())) if std else NoBound("")
+    return NoBound(repr(gradient), "own")
+
+
+def _released(protection: Protection, parts: Sequence[Release]) -> NoiseModel | NoBound:
+    """Return the noise that is added to the update as it leaves."""
+    strange = next((part for part in parts if type(part) not in AFTER), None)
+    if strange is not None:
+        return NoBound(repr(strange), "own")
+    place = next((i for i, part in enumerate(parts) if _spread(part) > 0), None)
+    if place is None:
+        return NoBound("")
+    before, noise = parts[:place], parts[place]
+    random = next((part for part in before if type(part) is RandomPruning), None)
+    if random is not None:
+        return NoBound(repr(random), "mixed")
+    law: Law = "gaussian" if type(noise) is GaussianNoise else "laplacian"
+    run = [noise]
+    if law == "gaussian":
+        for part in parts[place + 1 :]:
+            if type(part) is not GaussianNoise:
+                break
+            run.append(part)
+    std = math.hypot(*map(_spread, run))
+    norms = [part.norm for part in before if isinstance(part, Clip)]
+    bound = min(norms) / std if norms and law == "gaussian" else None
+    plain = replace(protection, release=Chain(tuple(before)) if before else AsIs())
+    return NoiseModel(law, std, plain, bound, testable=place + len(run) == len(parts))
+
+
+def _spread(part: Release) -> float:
+    """Return the standard deviation that a part adds; 0 for one that adds no noise."""
+    if isinstance(part, GaussianNoise):
+        return part.std
+    return math.sqrt(2) * part.scale if isinstance(part, LaplacianNoise) else 0.0
+
+
+def release_parts(release: Release) -> list[Release]:
+    """Return what is done to a leaving update, one part after another."""
+    if isinstance(release, Chain):
+        return [part for inner in release.releases for part in release_parts(inner)]
+    return [] if isinstance(release, AsIs) else [release]

@@ -1,0 +1,81 @@
+"""What a reader must know beside the figures of a record: identifiers and numbers, never sentences.
+
+`verdict.texts` maps each kind to its question, its severity, its text and what to do about it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+
+class Kind(enum.StrEnum):
+    """A reason to read a figure with care, or to trust a certificate less."""
+
+    # Is the message what it is said to be?
+    ZERO_UPDATE = "zero_update"
+    NON_FINITE_UPDATE = "non_finite_update"
+    NOT_AS_DECLARED = "not_as_declared"
+    NOT_REPLAYED = "not_replayed"
+    WRONG_COUNT = "wrong_count"
+    # Is everything that left in view?
+    STATISTICS_SENT = "statistics_sent"
+    MORE_ROUNDS = "more_rounds"
+    CLIENTS_NOT_AUDITED = "clients_not_audited"
+    EXTRA_PAYLOAD = "extra_payload"
+    # Is the protection what it is said to be?
+    NO_NOISE = "no_noise"
+    DEFENCE_NOT_NAMED = "defence_not_named"
+    DEFENCE_NOT_BOUNDED = "defence_not_bounded"
+    NOISE_REFUTED = "noise_refuted"
+    NOISE_NOT_TESTABLE = "noise_not_testable"
+    WEAK_CERTIFICATE = "weak_certificate"
+    CERTIFICATE_REFUTED = "certificate_refuted"
+    DECLARATION_TRUSTED = "declaration_trusted"
+    # Does the message single out its records?
+    NO_CANDIDATES = "no_candidates"
+    FEW_CANDIDATES = "few_candidates"
+    OTHER_DOMAIN = "other_domain"
+    NO_CONTROL = "no_control"
+    LOW_POWER = "low_power"
+    GAME_NOT_PLAYED = "game_not_played"
+    # Did the attack have a fair chance?
+    NO_EXACT_METHOD = "no_exact_method"
+    NON_FINITE_STOP = "non_finite_stop"
+    WRONG_LABELS = "wrong_labels"
+    LABELS_TAKEN_AS_DISTINCT = "labels_taken_as_distinct"
+    SEARCH_FAILED = "search_failed"
+    ATTACK_IS_BLIND = "attack_is_blind"
+    OTHER_IMAGES_FIT = "other_images_fit"
+    ORACLE_USED = "oracle_used"
+    OUT_OF_TIME = "out_of_time"
+    # What do the pictures show?
+    PARTLY_RECOGNISABLE = "partly_recognisable"
+    SHOWN_OTHERWISE = "shown_otherwise"
+    NO_BETTER_THAN_GUESS = "no_better_than_guess"
+    FAILS_CONTROLS = "fails_controls"
+    REFINEMENT_UNEXPLAINED = "refinement_unexplained"
+    METRICS_DISAGREE = "metrics_disagree"
+    BLEND = "blend"
+    LOW_THRESHOLD = "low_threshold"
+    NO_TRUTH = "no_truth"
+
+
+class Doubt(BaseModel):
+    """One reason, with the figures and names that its sentence is filled with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Kind
+    details: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+def doubt(kind: Kind, **details: Any) -> Doubt:
+    """Return a doubt with these details.
+
+    >>> doubt(Kind.WRONG_LABELS, labels=2)
+    Doubt(kind=<Kind.WRONG_LABELS: 'wrong_labels'>, details={'labels': 2})
+    """
+    return Doubt(kind=kind, details=details)

@@ -1,0 +1,95 @@
+"""The doubts of a record: those that were stored with it, and those that follow from its figures and the gate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fedglass.core.notes import TAKEN_AS_DISTINCT
+from fedglass.ledger.doubts import Doubt, Kind, doubt
+from fedglass.ledger.records import Record
+from fedglass.verdict.disagreement import contradiction, opposite_order
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
+from fedglass.verdict.texts import Flag, Severity, flag
+
+CLEARLY = 0.1
+"""By which share the true data's energy must undercut the reconstruction's for the search to have failed."""
+DISTINCT = 0.01
+"""By which share it must undercut that of a grey image for the attack to see the true data at all."""
+ORDER: tuple[Severity, ...] = ("serious", "warning", "info")
+
+
+def doubts_of(record: Record, gate: Gate) -> list[Doubt]:
+    """Return all doubts of a record as this gate judges it."""
+    if record.status == "failed":
+        return []
+    derived = [*_of_search(record, gate), *_of_pictures(record, gate)] if record.kind == "attack" else []
+    return [*record.doubts, *derived, *(gate.doubts_of_certificate(record) if record.kind == "certificate" else [])]
+
+
+def flags_of(record: Record, gate: Gate) -> list[Flag]:
+    """Return the doubts of a record in words, the serious ones first."""
+    flags = [flag(each) for each in doubts_of(record, gate)]
+    return sorted(flags, key=lambda each: ORDER.index(each.severity))
+
+
+def _of_search(record: Record, gate: Gate) -> Iterator[Doubt]:
+    """Say why a search did not find the images, as its energies tell."""
+    hits = gate.hits(ImageScores.of(record))
+    notes = record.extra.get("notes")
+    if isinstance(notes, list) and "non-finite" in notes:
+        yield doubt(Kind.NON_FINITE_STOP)
+    if isinstance(notes, list) and TAKEN_AS_DISTINCT in notes and record.label_errors != 0:
+        yield doubt(Kind.LABELS_TAKEN_AS_DISTINCT)
+    if not hits or all(hits):
+        return
+    if record.label_errors:
+        yield doubt(Kind.WRONG_LABELS, labels=record.label_errors)
+    truth, blind, found = record.energy_truth, record.energy_blind, record.energy
+    if truth is None or blind is None:
+        return
+    if not undercuts(truth, blind, DISTINCT):
+        yield doubt(Kind.ATTACK_IS_BLIND, truth=truth, blind=blind)
+    elif found is None or undercuts(truth, found, CLEARLY):
+        yield doubt(Kind.SEARCH_FAILED, truth=truth, found=math.inf if found is None else found)
+    else:
+        yield doubt(Kind.OTHER_IMAGES_FIT, truth=truth, found=found)
+
+
+def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
+    """Say where a number judges a picture wrongly, or a picture would."""
+    scores = ImageScores.of(record)
+    hits = gate.hits(scores)
+    counts = {
+        Kind.PARTLY_RECOGNISABLE: gate.partly(scores),
+        Kind.SHOWN_OTHERWISE: sum(seen and not hit for seen, hit in zip(record.shown_otherwise, hits, strict=False)),
+        Kind.FAILS_CONTROLS: gate.imagined(scores),
+        Kind.BLEND: sum(map(bool, record.blends)),
+    }
+    for kind, images in counts.items():
+        if images:
+            yield doubt(kind, images=images)
+    guessed = gate.guessed(scores)
+    if guessed:
+        names = [name for name in dict.fromkeys(record.blind_by.get(gate.metric, [])) if name]
+        yield doubt(Kind.NO_BETTER_THAN_GUESS, images=guessed, guesses=names or ["such as the best flat colour"])
+    yield from _of_refinement(record)
+    how = contradiction(record.metrics) or opposite_order(record.metrics)
+    if how is not None:
+        yield doubt(Kind.METRICS_DISAGREE, how=how)
+
+
+def _of_refinement(record: Record) -> Iterator[Doubt]:
+    """Say where a refined image no longer explains the message: half of what the raw one explains must be left."""
+    before, after, blind = record.energy, record.energy_refined, record.energy_blind
+    if before is None or not record.metrics_raw:
+        return
+    limit = (before + blind) / 2 if blind is not None and blind > before else before + abs(before)
+    if after is None or after > limit:
+        yield doubt(Kind.REFINEMENT_UNEXPLAINED, before=before, after=math.inf if after is None else after)
+
+
+def undercuts(lower: float, other: float, share: float) -> bool:
+    """Return whether one energy lies below another by more than a share of it."""
+    return other - lower > share * abs(other)
