@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedglass.attack.exact.method import Search
-from fedglass.attack.exact.rows import Rows, entry_error, one_input, rank_of, row_ratios, stacked
-from fedglass.attack.exact.sparse import sparse_inputs
+from fedglass.attack.exact.rows import Rows, entry_error, one_input, row_ratios, spectrum, stacked
+from fedglass.attack.exact.sparse import Layer, sparse_inputs
 from fedglass.core.optimisers import SGD, Move
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation
@@ -102,27 +102,31 @@ def dense_inputs(
     search: Search,
     error: tuple[Tensor, Tensor] | None = None,
     relu: bool = True,
+    after: tuple[Tensor, Tensor] | None = None,
 ) -> DenseInputs:
     """Return candidates for the inputs of a dense layer: by division, by rows that agree, and by SPEAR behind a ReLU.
 
     `count` is the number of examples. `error` is the rounding of the update's and the bias's entries; where it is
-    left out it is taken from their types.  # update (h, d), bias (h,)
+    left out it is taken from their types. Units that are on before and off `after`, or the reverse, may be both.
+    # update (h, d), bias (h,); after: weight (h, d) and bias (h,)
     """
     errors = error or (entry_error(update, weight_before), entry_error(bias, bias_before))
-    sent = stacked(update, bias, *errors)
     if count == 1:
-        found = one_input(sent)
-        details: dict[str, float | int | str] = {"rows": int(found.votes), "rank": 1}
-        return DenseInputs(found.inputs[None], torch.tensor([found.votes]), 1, found.clean, found.residual, details)
-    rows = row_ratios(update, bias, errors)
-    rank = rank_of(sent, count)
-    layer = (weight_before.double(), bias_before.double())
-    if relu and rank == count:
-        solved = sparse_inputs(sent, layer, rank, rows, search)
+        found = one_input(stacked(update, bias, *errors, pruned=True))
+        told: dict[str, float | int | str] = {"rows": found.votes, "rank": 1}
+        return DenseInputs(found.inputs[None], torch.tensor([found.votes]), 1, found.clean, found.residual, told)
+    sent, rows = stacked(update, bias, *errors), row_ratios(update, bias, errors)
+    clear = spectrum(sent, count)
+    told = {"rank": clear.rank, "groups": len(rows.inputs)}
+    if relu and clear.rank == count:
+        layer = Layer((weight_before.double(), bias_before.double()), after)
+        solved = sparse_inputs(sent, clear, layer, rows, search)
         if solved.complete or len(solved.inputs) > len(rows.inputs):
             votes = torch.zeros(len(solved.inputs), dtype=torch.int64)
-            return DenseInputs(solved.inputs, votes, rank, solved.complete, solved.residual, solved.details)
-    return DenseInputs(rows.inputs, rows.votes, rank, False, rows.residual, {"rank": rank, "groups": len(rows.inputs)})
+            return DenseInputs(
+                solved.inputs, votes, count, solved.complete, solved.residual, {**told, **solved.details}
+            )
+    return DenseInputs(rows.inputs, rows.votes, clear.rank, False, rows.residual, told)
 
 
 def decay_factor(observation: Observation) -> float:

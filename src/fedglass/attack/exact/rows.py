@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fedglass.core.rng import stream
 
 AGREE = 6.0
 """Standard deviations of rounding within which two rows agree: rounding is bounded, so more than 6 never occurs."""
@@ -18,6 +20,14 @@ GRID = 1024
 """The most levels of a quantiser that is looked for, 10 bits: single precision does not tell much finer ones."""
 ON_GRID = 0.01
 """How far from a whole number of steps a value may lie, in steps: single precision keeps well below."""
+STANDS_OUT = 3.0
+"""How many times the largest singular value of pure rounding one must have to count."""
+BESIDE = 8
+"""Singular values that are computed beyond those asked for, as Halko et al. (2011) advise."""
+ITERATIONS = 4
+"""Of the subspace iteration: what stands out by a factor of 3 is then separated by 3^8."""
+MERGED = 1e-3
+"""Relative distance below which two groups of rows give the same input."""
 PRUNED = 4.0
 """Pruning is supposed where there are this many times as many zeros as entries next to zero, which rounding gives."""
 ROUNDS = 100
@@ -38,6 +48,21 @@ class Sent:
     def noise(self) -> Tensor:
         """The rounding of each row's entries, root mean square.  # (h,)"""
         return self.error.square().mean(1).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """The part of [U | v] that is no rounding, by its singular values."""
+
+    left: Tensor  # (h, rank)
+    values: Tensor  # (rank,)
+    right: Tensor  # (rank, d + 1)
+    share: float
+    """What is left besides, relative to the rounding that was expected; at most 1."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,30 +145,31 @@ def stacked(
     return Sent(matrix, errors, torch.cat(kept, 1), bias is not None)
 
 
-def rank_of(sent: Sent, most: int | None = None) -> int:
-    """Return how many singular values stand out of the rounding, at most `most`."""
-    values = torch.linalg.svdvals(sent.matrix)
-    floor = noise_value(sent)
+def spectrum(sent: Sent, most: int | None = None) -> Spectrum:
+    """Return the singular values of [U | v] that stand out of the rounding, at most `most`, and their vectors."""
+    left, values, right = _singular(sent.matrix, most)
+    h, d = sent.matrix.shape
+    size = float(sent.error.square().mean().sqrt())
+    floor = size * (math.sqrt(h) + math.sqrt(d))
     if most is not None and most < len(values):
         floor = max(floor, float(values[most]))
-    return min(int((values > 3 * floor).sum()), len(values) if most is None else most)
+    rank = min(int((values > STANDS_OUT * floor).sum()), len(values) if most is None else most)
+    rest = float(sent.matrix.square().sum()) - float(values[:rank].square().sum())
+    seen = math.sqrt(max(rest, 0.0) / max(1, (h - rank) * (d - rank)))
+    return Spectrum(left[:, :rank], values[:rank], right[:rank], min(1.0, seen / size) if size and seen else 1.0)
 
 
-def noise_value(sent: Sent) -> float:
-    """Return the largest singular value that rounding alone would have."""
-    h, d = sent.matrix.shape
-    return float(sent.error.square().mean().sqrt()) * (math.sqrt(h) + math.sqrt(d))
-
-
-def measured(sent: Sent, rank: int) -> Sent:
-    """Return the same with the rounding that the other singular values show, where that is less than expected."""
-    h, d = sent.matrix.shape
-    values = torch.linalg.svdvals(sent.matrix)
-    if rank >= len(values):
-        return sent
-    left = float(values[rank:].square().sum() / ((h - rank) * (d - rank)))
-    share = math.sqrt(left) / float(sent.error.square().mean().sqrt())
-    return replace(sent, error=sent.error * min(1.0, share)) if math.isfinite(share) and share > 0 else sent
+def _singular(matrix: Tensor, most: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The first singular values and vectors; some more than `most`, by iterating on a subspace."""
+    if most is None or 4 * (most + BESIDE) >= min(matrix.shape):
+        found = torch.linalg.svd(matrix, full_matrices=False)
+        return found.U, found.S, found.Vh
+    draws = torch.randn(matrix.shape[1], most + BESIDE, generator=stream(0, "spectrum"), dtype=matrix.dtype)
+    basis = torch.linalg.qr(matrix @ draws).Q
+    for _ in range(ITERATIONS):
+        basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
+    found = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+    return basis @ found.U, found.S, found.Vh
 
 
 def row_ratios(update: Tensor, bias: Tensor, errors: tuple[Tensor, Tensor]) -> Rows:
@@ -158,8 +184,9 @@ def row_ratios(update: Tensor, bias: Tensor, errors: tuple[Tensor, Tensor]) -> R
     size = ratios.square().mean(1).sqrt()
     rows = torch.nonzero((v != 0) & (spread <= ROUGH * size) & (size > 0))[:, 0]
     ratios, spread = ratios[rows], spread[rows]
-    groups = _groups(ratios, spread)
-    inputs = [_direction(moved[rows[group]], v[rows[group]]) for group in groups]
+    groups, inputs = _merged(
+        [(group, _direction(moved[rows[group]], v[rows[group]])) for group in _groups(ratios, spread)]
+    )
     joined = torch.cat([rows[group] for group in groups]) if groups else rows[:0]
     total = float(moved.square().sum())
     left = 1 - float(moved[joined].square().sum()) / total if total else 0.0
@@ -253,6 +280,15 @@ def _groups(ratios: Tensor, spread: Tensor) -> list[Tensor]:
         if len(group) > 1:
             groups.append(group)
     return sorted(groups, key=len, reverse=True)
+
+
+def _merged(groups: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Groups and their inputs; a smaller group whose input is nearly that of a larger one is left out."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    for group, found in groups:
+        if all(float((found - other).norm()) > MERGED * float(other.norm()) for _, other in kept):
+            kept.append((group, found))
+    return [group for group, _ in kept], [found for _, found in kept]
 
 
 def _kept(values: Tensor, error: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedglass.attack.exact.method import Search
-from fedglass.attack.exact.rows import Rows, Sent, measured
+from fedglass.attack.exact.rows import Rows, Sent, Spectrum
 from fedglass.attack.exact.verify import layer_explained
 
 DRAWS = 4096
@@ -27,18 +27,27 @@ FEW = 16
 LOOSE, TIGHT = 40.0, 8.0
 """Standard deviations of rounding below which an entry of L q counts as zero: before and after q is fitted to all of
 its zero rows, since the kernel of b - 1 rows magnifies their rounding."""
-SAME = 1e-5
-"""1 - |cosine| below which two columns are one: refitted columns agree to 1e-9 in single precision."""
 APART = 1e-3
-"""The share of a column that must lie outside of those chosen before it."""
+"""The share of a column that must lie outside of those with more zeros."""
+CONFIRMED = 3
+"""Rows that must agree on an input for it to be taken for known in the second try."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The weights of a ReLU layer, with the biases as a last column."""
+
+    before: tuple[Tensor, Tensor]
+    after: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
     """What the search found."""
 
-    inputs: Tensor  # (m, d)
+    inputs: Tensor  # (m, d); only those that no unit contradicts, where it is not complete
     complete: bool
+    """Whether they explain the whole layer."""
     residual: float
     details: Mapping[str, float | int | str]
 
@@ -61,114 +70,131 @@ class _Factors:
         scale: Tensor = (columns / self.values).norm(dim=1)
         return self.noise[:, None] * scale
 
+    def by_chance(self, columns: Tensor, times: float) -> Tensor:
+        """More zeros than this are not met by chance in a search.  # (n, b) -> (n,)
+
+        The density of a coordinate of a random direction in b dimensions is sqrt(b / 2 pi) at zero.
+        """
+        rank = len(self.values)
+        relative = times * self.rounding(columns) / self.left.norm(dim=1)[:, None]
+        mean: Tensor = (relative * math.sqrt(2 * rank / math.pi)).clamp(max=1.0).sum(0)
+        return mean + 6 * mean.sqrt() + 3 + rank - 1
+
 
 @dataclass(eq=False)
-class _Found:
-    """Sparse columns that the search has met."""
+class _Basis:
+    """The sparsest independent columns that the search has met.
+
+    A sum of two true columns is sparse too, but it has fewer zeros than either: it goes as soon as both are there.
+    """
 
     columns: list[Tensor] = field(default_factory=list)
     zeros: list[int] = field(default_factory=list)
 
-    def add(self, column: Tensor, zeros: int) -> bool:
-        """Whether it is a new one."""
-        if self.columns:
-            known = torch.stack(self.columns)
-            if float((known @ column).abs().max()) > 1 - SAME:
-                return False
-        self.columns.append(column)
-        self.zeros.append(zeros)
+    def offer(self, column: Tensor, zeros: int) -> bool:
+        """Whether the column is taken: it must not depend on those that have as many zeros."""
+        if not self.wants(column[None], torch.tensor([zeros]))[0]:
+            return False
+        everyone = sorted([*zip(self.zeros, self.columns, strict=True), (zeros, column)], key=lambda pair: -pair[0])
+        self.columns, self.zeros = [], []
+        for count, each in everyone:
+            if self.wants(each[None], torch.tensor([count]))[0]:
+                self.columns.append(each)
+                self.zeros.append(count)
         return True
 
-    def independent(self, rank: int) -> Tensor | None:
-        """The sparsest columns that are independent: a sum of two true ones has fewer zeros than either.  # (b, b)"""
-        chosen: list[Tensor] = []
-        basis: list[Tensor] = []
-        for i in sorted(range(len(self.columns)), key=lambda i: -self.zeros[i]):
-            rest = self.columns[i].clone()
-            for direction in basis:
-                rest = rest - (rest @ direction) * direction
-            if float(rest.norm()) > APART:
-                chosen.append(self.columns[i])
-                basis.append(rest / rest.norm())
-            if len(chosen) == rank:
-                return torch.stack(chosen, 1)
-        return None
+    def wants(self, columns: Tensor, zeros: Tensor) -> Tensor:
+        """Which columns lie outside of the span of those that have at least as many zeros.  # (n, b), (n,) -> (n,)"""
+        rest = columns
+        for count, direction in zip(self.zeros, self._directions(), strict=True):
+            rest = torch.where((zeros <= count)[:, None], rest - (rest @ direction)[:, None] * direction, rest)
+        outside: Tensor = rest.norm(dim=1)
+        return outside > APART
+
+    def _directions(self) -> list[Tensor]:
+        if not self.columns:
+            return []
+        return list(torch.linalg.qr(torch.stack(self.columns, 1)).Q.T)
 
 
-def sparse_inputs(
-    sent: Sent,
-    layer: tuple[Tensor, Tensor],
-    rank: int,
-    rows: Rows,
-    search: Search,
-    after: tuple[Tensor, Tensor] | None = None,
-) -> Sparse:
+def sparse_inputs(sent: Sent, found: Spectrum, layer: Layer, rows: Rows, search: Search) -> Sparse:
     """Return the inputs that explain a ReLU layer's update, searched until they do or until the time is over.
 
     Inputs that several rows agree on are taken for known at first, which shortens the search; where the rest does not
-    fit to them, they were mixtures, and the search begins without them.  # layer: weight (h, d) and bias (h,) before
+    fit to them, some were mixtures, and the search begins with fewer or without.
     """
     begin = time.monotonic()
-    sent = measured(sent, rank)
-    factors = _factors(sent, rank)
-    best = Sparse(sent.matrix.new_zeros(0, sent.matrix.shape[1] - 1), False, math.inf, {})
-    known = _coordinates(factors, rows.inputs)
-    tries = [known] if len(known) == 0 else [known, known[:0]] if len(known) <= rank else [known[:0]]
-    for number, given in enumerate(tries):
-        share = (number + 1) / len(tries)
-        tried = _search(sent, factors, layer, given, search, begin + share * search.seconds, after)
-        if tried.complete:
-            return _told(tried, begin, rank, len(given))
-        best = min(best, tried, key=lambda each: each.residual)
-    return _told(best, begin, rank, 0)
+    factors = _factors(sent, found)
+    tries = _tries(_coordinates(factors, rows.inputs), rows.votes, found.rank)
+    best: Sparse | None = None
+    for number, known in enumerate(tries):
+        end = begin + search.seconds * (number + 1) / len(tries)
+        tried = _search(_Problem(sent, factors, layer, known), search.generator, end)
+        if best is None or tried.complete or len(tried.inputs) > len(best.inputs):
+            best = tried
+        if best.complete:
+            break
+    assert best is not None, "there is always one try"
+    told = {"rank": found.rank, "tries": number + 1, "seconds": round(time.monotonic() - begin, 3)}
+    return Sparse(best.inputs, best.complete, best.residual, {**best.details, **told})
 
 
-def _told(found: Sparse, begin: float, rank: int, known: int) -> Sparse:
-    more = {"rank": rank, "known": known, "seconds": round(time.monotonic() - begin, 3)}
-    return Sparse(found.inputs, found.complete, found.residual, {**found.details, **more})
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    sent: Sent
+    factors: _Factors
+    layer: Layer
+    known: Tensor  # (m, b), coordinates of inputs that are taken for known
 
 
-def _factors(sent: Sent, rank: int) -> _Factors:
-    noise = sent.noise
-    alive = sent.matrix.norm(dim=1) > LOOSE / 4 * noise * math.sqrt(sent.matrix.shape[1])
-    left, values, right = torch.linalg.svd(sent.matrix[alive], full_matrices=False)
-    return _Factors(left[:, :rank], values[:rank, None] * right[:rank], noise[alive], values[:rank])
+def _tries(known: Tensor, votes: Tensor, rank: int) -> list[Tensor]:
+    """Which inputs are taken for known, one try after another: all, those of several rows, none."""
+    sets = [known, known[votes >= CONFIRMED], known[:0]]
+    fit = [each for each in sets if len(each) <= rank]
+    return [each for i, each in enumerate(fit) if i == 0 or len(each) < len(fit[i - 1])]
+
+
+def _factors(sent: Sent, found: Spectrum) -> _Factors:
+    noise = sent.noise * found.share
+    alive = sent.matrix.norm(dim=1) > TIGHT * noise * math.sqrt(sent.matrix.shape[1])
+    # The rows that are left out are nothing but rounding, so that the others keep the singular vectors.
+    return _Factors(found.left[alive], found.values[:, None] * found.right, noise[alive], found.values)
 
 
 def _coordinates(factors: _Factors, inputs: Tensor) -> Tensor:
     """Inputs in the coordinates in which rows of L are written, unit length.  # (m, d) -> (m, b)"""
-    if not len(inputs):
-        return inputs.new_zeros(0, len(factors.values))
     beside = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
-    found = beside @ factors.right.T / factors.values.square()
-    return normalize(found, dim=1)
+    return normalize(beside @ factors.right.T / factors.values.square(), dim=1)
 
 
-def _search(
-    sent: Sent,
-    factors: _Factors,
-    layer: tuple[Tensor, Tensor],
-    known: Tensor,
-    search: Search,
-    end: float,
-    after: tuple[Tensor, Tensor] | None,
-) -> Sparse:
+def _search(problem: _Problem, generator: torch.Generator, end: float) -> Sparse:
     """Draw rows until the columns that their kernels give explain the layer."""
-    rank, found, draws = len(factors.values), _Found(), 0
-    best = Sparse(sent.matrix.new_zeros(0, sent.matrix.shape[1] - 1), False, math.inf, {"draws": 0})
+    factors, basis, draws = problem.factors, _Basis(), 0
+    rank, width = len(factors.values), problem.sent.matrix.shape[1] - 1
+    best = Sparse(problem.sent.matrix.new_zeros(0, width), False, math.inf, {"draws": 0})
     while True:
-        fresh = torch.cat([_draw(factors, others, search.generator) for others in _each_left_out(known)])
-        draws += len(fresh)
-        if len(fresh) and _note(factors, fresh, found):
-            columns = found.independent(rank)
-            if columns is not None:
-                inputs = _inputs(factors, columns)
-                checked = layer_explained(sent.matrix, inputs, *layer, sent.error, after)
-                best = Sparse(inputs, checked.complete, checked.residual, {"draws": draws, "wrong": checked.wrong})
-                if checked.complete:
-                    return Sparse(inputs, True, checked.residual, best.details)
-        if time.monotonic() > end:
-            return best
+        for others in _each_left_out(problem.known):
+            kernels = _draw(factors, others, generator)
+            draws += len(kernels)
+            if _note(factors, kernels, basis) and len(basis.columns) == rank:
+                tried = _explained(problem, torch.stack(basis.columns, 1), draws)
+                if tried.complete:
+                    return tried
+                best = tried if len(tried.inputs) >= len(best.inputs) else best
+            if time.monotonic() > end:
+                return best
+        if len(problem.known) == rank and len(basis.columns) == rank:
+            return best  # nothing was drawn: there is nothing else to find
+
+
+def _explained(problem: _Problem, columns: Tensor, draws: int) -> Sparse:
+    """The inputs that belong to these columns, and whether they explain the layer."""
+    inputs = _inputs(problem.factors, columns)
+    layer = problem.layer
+    checked = layer_explained(problem.sent.matrix, inputs, *layer.before, problem.sent.error, layer.after)
+    told = {"draws": draws, "contradicted": int(checked.wrong.count_nonzero())}
+    right = inputs if checked.complete else inputs[checked.wrong == 0]
+    return Sparse(right, checked.complete, checked.residual, told)
 
 
 def _each_left_out(known: Tensor) -> list[Tensor]:
@@ -184,7 +210,7 @@ def _draw(factors: _Factors, known: Tensor, generator: torch.Generator) -> Tenso
     if not 0 <= take < h:
         return factors.left.new_zeros(0, rank)
     count = min(DRAWS, FEW << take) if take else 1
-    unit = factors.left / factors.left.norm(dim=1, keepdim=True)
+    unit = normalize(factors.left, dim=1)
     places = torch.rand(count, h, generator=generator).topk(take, dim=1).indices
     last = torch.randn(count, 1, rank, generator=generator, dtype=unit.dtype)
     whole = torch.cat([known.expand(count, *known.shape), unit[places], last], 1)
@@ -195,38 +221,27 @@ def _draw(factors: _Factors, known: Tensor, generator: torch.Generator) -> Tenso
     return normalize(kernels, dim=1)
 
 
-def _note(factors: _Factors, kernels: Tensor, found: _Found) -> bool:
+def _note(factors: _Factors, kernels: Tensor, basis: _Basis) -> bool:
     """Whether one of the kernels is a sparse column that was not known."""
     counts = factors.zeros(kernels, LOOSE).sum(0)
-    rank = len(factors.values)
-    candidates = kernels[counts > _by_chance(factors, kernels, LOOSE) + rank - 1]
+    enough = counts > factors.by_chance(kernels, LOOSE)
     new = False
-    for column in candidates:
-        fitted, zeros = _fitted(factors, column)
-        if zeros > float(_by_chance(factors, fitted[None], TIGHT)[0]) + rank - 1:
-            new |= found.add(fitted, zeros)
+    while bool((enough := enough & basis.wants(kernels, counts)).any()):
+        best = int(torch.where(enough, counts, -1).argmax())
+        enough[best] = False
+        column, zeros = _fitted(factors, kernels[best])
+        if zeros > float(factors.by_chance(column[None], TIGHT)[0]):
+            new |= basis.offer(column, zeros)
     return new
-
-
-def _by_chance(factors: _Factors, kernels: Tensor, times: float) -> Tensor:
-    """More zeros than this are not met by chance in a search.  # (n,)
-
-    The density of a coordinate of a random direction in b dimensions is sqrt(b / 2 pi) at zero.
-    """
-    rank = len(factors.values)
-    relative = times * factors.rounding(kernels) / factors.left.norm(dim=1)[:, None]
-    mean: Tensor = (relative * math.sqrt(2 * rank / math.pi)).clamp(max=1.0).sum(0)
-    return mean + 6 * mean.sqrt() + 3
 
 
 def _fitted(factors: _Factors, column: Tensor) -> tuple[Tensor, int]:
     """The column that fits all of its zero rows best, and how many it has."""
-    times = LOOSE
     for times in (LOOSE, LOOSE / 2, TIGHT, TIGHT):
         zero = factors.zeros(column[None], times)[:, 0]
         if int(zero.sum()) < len(column) - 1:
             break
-        rows = factors.left[zero] / factors.noise[zero, None].clamp(min=torch.finfo(torch.float64).tiny)
+        rows = factors.left[zero] / factors.noise[zero, None]
         column = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, 0]
     return column, int(factors.zeros(column[None], TIGHT).sum())
 
