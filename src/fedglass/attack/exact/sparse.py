@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ FEW = 16
 LOOSE, TIGHT = 40.0, 8.0
 """Standard deviations of rounding below which an entry of L q counts as zero: before and after q is fitted to all of
 its zero rows, since the kernel of b - 1 rows magnifies their rounding."""
+GLANCE = 64
+"""Rows that a kernel is first looked at in: a true column is zero in a quarter of them or more."""
 APART = 1e-3
 """The share of a column that must lie outside of those with more zeros."""
 CONFIRMED = 3
@@ -64,6 +66,13 @@ class _Factors:
     def zeros(self, columns: Tensor, times: float) -> Tensor:
         """Which entries of L q are zero but for rounding.  # (n, b) -> (h, n)"""
         return (self.left @ columns.T).abs() <= times * self.rounding(columns)
+
+    def worth_a_look(self, columns: Tensor) -> Tensor:
+        """Which columns have more zeros in some of the rows than those that they were made of.  # (n, b) -> (n,)"""
+        every = max(1, len(self.left) // GLANCE)
+        some = replace(self, left=self.left[::every], noise=self.noise[::every])
+        made = columns.shape[1] * len(some.left) / len(self.left)
+        return some.zeros(columns, LOOSE).sum(0) > made + 3 * math.sqrt(made)
 
     def rounding(self, columns: Tensor) -> Tensor:
         """The rounding of L q: coordinates of small singular values are rounded most.  # (n, b) -> (h, n)"""
@@ -211,7 +220,7 @@ def _draw(factors: _Factors, known: Tensor, generator: torch.Generator) -> Tenso
         return factors.left.new_zeros(0, rank)
     count = min(DRAWS, FEW << take) if take else 1
     unit = normalize(factors.left, dim=1)
-    places = torch.rand(count, h, generator=generator).topk(take, dim=1).indices
+    places = _places(count, take, h, generator)
     last = torch.randn(count, 1, rank, generator=generator, dtype=unit.dtype)
     whole = torch.cat([known.expand(count, *known.shape), unit[places], last], 1)
     right = torch.zeros(count, rank, dtype=unit.dtype)
@@ -221,8 +230,18 @@ def _draw(factors: _Factors, known: Tensor, generator: torch.Generator) -> Tenso
     return normalize(kernels, dim=1)
 
 
+def _places(count: int, take: int, h: int, generator: torch.Generator) -> Tensor:
+    """Sets of different rows: an order of all rows is cut into as many as it gives.  # (count, take)"""
+    if not take:
+        return torch.zeros(count, 0, dtype=torch.int64)
+    each = h // take
+    orders = torch.rand(math.ceil(count / each), h, generator=generator).argsort(1)[:, : each * take]
+    return orders.reshape(-1, take)[:count]
+
+
 def _note(factors: _Factors, kernels: Tensor, basis: _Basis) -> bool:
     """Whether one of the kernels is a sparse column that was not known."""
+    kernels = kernels[factors.worth_a_look(kernels)]
     counts = factors.zeros(kernels, LOOSE).sum(0)
     enough = counts > factors.by_chance(kernels, LOOSE)
     new = False
