@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedglass.core.assignment import squared_distances
+from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.errors import DataError
 from fedglass.core.rng import stream
 from fedglass.metrics.matching import Matching, match, match_by_psnr
@@ -91,6 +91,20 @@ def test_broken_reconstructions_are_taken_last(rule):
     assert rule(guess, truth).partner == (4, 3, 2)
     assert sorted(rule(guess[:3], truth).partner) == [0, 1, 2]
     assert rule(guess[:3], truth).partner[2] == 2
+
+
+@BOTH
+def test_the_pairing_is_that_of_each_pair_computed_by_itself(rule):
+    truth = torch.rand(40, 3, 8, 8, generator=stream(3, "many"))
+    guess = (truth + torch.randn(truth.shape, generator=stream(3, "noise")))[:35].flip(0)
+    guess[:5] = truth[:5]
+    guess[5, 0, 0, 0], guess[6], guess[7, 1], guess[8] = torch.nan, torch.nan, torch.inf, 1e9
+    cost = {match: mse, match_by_psnr: lambda a, b: -psnr(a, b)}[rule]
+    table = torch.stack([cost(g.expand_as(truth), truth) for g in guess])
+    partner: list[int | None] = [None] * 40
+    for row, column in enumerate(assign(table).tolist()):
+        partner[column] = row
+    assert rule(guess, truth).partner == tuple(partner)
 
 
 def test_wrong_shapes_are_refused():

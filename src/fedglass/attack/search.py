@@ -142,11 +142,11 @@ class SearchByOwn:
 
 def own_error(images: Tensor, own: Tensor) -> float:
     """Mean squared error of the adversary's own images, each beside one of the reconstructed ones."""
-    distances = squared_distances(own.to(images), images.clamp(0, 1))  # (own, n)
-    if distances.shape[0] > distances.shape[1]:
+    if len(own) > len(images):
         return math.inf
-    partner = assign(distances)
-    return float(distances.cpu().gather(1, partner[:, None]).mean())
+    mine, shown = own.to(images), images.clamp(0, 1)  # (own, c, h, w), (n, c, h, w)
+    partner = assign(squared_distances(mine, shown)).to(shown.device)
+    return float((mine.double() - shown[partner].double()).square().flatten(1).mean(1).mean())
 
 
 def supposing(observation: Observation, lr: float, examples: int) -> Observation:

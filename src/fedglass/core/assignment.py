@@ -36,7 +36,7 @@ def assign(cost: Tensor) -> Tensor:
     """
     table = torch.nan_to_num(cost, nan=1e30, posinf=1e30).cpu()
     lowest = table.min(1)
-    if int((table == lowest.values[:, None]).sum()) == len(table) == len(lowest.indices.unique()):
+    if int((table == lowest.values[:, None]).sum()) == len(table) == len(set(lowest.indices.tolist())):
         return lowest.indices  # each row has one cheapest partner, and no two rows the same
     # Imported here: it takes longer than most audits of one image need for their pairing.
     from scipy.optimize import linear_sum_assignment
@@ -54,4 +54,4 @@ def _to_each(image: Tensor, others: Tensor) -> Tensor:
 
 def _repeats(squares: Tensor) -> bool:
     """Whether two images may be the same: their costs then tie, and the last bits decide who is paired with whom."""
-    return len(squares.unique()) < len(squares)
+    return len(set(squares.tolist())) < len(squares)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.core.assignment import assign
+from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.errors import DataError
-from fedglass.metrics.images import batch, originals
-from fedglass.metrics.psnr import psnr
+from fedglass.metrics.images import LIMIT, batch, originals
+from fedglass.metrics.psnr import decibels
 from fedglass.metrics.rmse import mse
 
 
@@ -53,7 +53,7 @@ def match(reconstructed: Tensor, original: Tensor) -> Matching:
     >>> match(torch.cat([b, a]), torch.cat([a, b])).partner
     (1, 0)
     """
-    return _optimal(mse, reconstructed, original)
+    return _optimal(lambda noise: noise, reconstructed, original)
 
 
 def match_by_psnr(reconstructed: Tensor, original: Tensor) -> Matching:
@@ -61,10 +61,11 @@ def match_by_psnr(reconstructed: Tensor, original: Tensor) -> Matching:
 
     It prefers one very good pair to two fair ones more than `match` does.
     """
-    return _optimal(lambda guess, truth: -psnr(guess, truth), reconstructed, original)
+    return _optimal(lambda noise: -decibels(noise), reconstructed, original)
 
 
-def _optimal(cost: Callable[[Tensor, Tensor], Tensor], reconstructed: Tensor, original: Tensor) -> Matching:
+def _optimal(cost: Callable[[Tensor], Tensor], reconstructed: Tensor, original: Tensor) -> Matching:
+    """The pairing of least total cost, which is a function of the MSE."""
     guess, truth = batch("reconstructed", reconstructed), originals(original)
     if guess.shape[1:] != truth.shape[1:]:
         raise DataError(
@@ -73,8 +74,20 @@ def _optimal(cost: Callable[[Tensor, Tensor], Tensor], reconstructed: Tensor, or
         )
     if len(guess) == 0:
         return Matching((None,) * len(truth))
-    table = torch.stack([cost(image.expand_as(truth), truth) for image in guess])  # (m, n)
-    return Matching(_partners(table))
+    return Matching(_partners(cost(_errors(guess, truth))))
+
+
+def _errors(guess: Tensor, truth: Tensor) -> Tensor:
+    """`mse` of every pair: one product for sound images, and one image after another where pixels are broken.
+
+    # (m, c, h, w), (n, c, h, w) -> (m, n)
+    """
+    sound = torch.isfinite(guess).flatten(1).all(1)
+    table = truth.new_empty(len(guess), len(truth))
+    table[sound] = squared_distances(guess[sound].clamp(-LIMIT, LIMIT), truth)
+    for i in (~sound).nonzero().flatten().tolist():
+        table[i] = mse(guess[i].expand_as(truth), truth)
+    return table
 
 
 def _partners(table: Tensor) -> tuple[int | None, ...]:

@@ -28,7 +28,15 @@ def psnr(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
     """
     if not 0 < peak < math.inf:
         raise UsageError(f"Expected peak as a positive number, got {peak}.")
-    noise = mse(reconstructed, original, peak)
+    return decibels(mse(reconstructed, original, peak), peak)
+
+
+def decibels(noise: Tensor, peak: float = 1.0) -> Tensor:
+    """10 log10(peak^2 / noise) of mean squared errors, at most `CAP`.
+
+    >>> decibels(torch.tensor([0.0, 0.01]))
+    tensor([100.,  20.])
+    """
     # An error of zero is replaced before the logarithm, which would answer infinity.
     return (10 * torch.log10(peak**2 / noise.clamp_min(peak**2 * 1e-30))).clamp_max(CAP)
 
