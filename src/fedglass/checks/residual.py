@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedglass.checks.rounding_cells import Array, Law, as_array, cell, draw_in_c
 from fedglass.core.errors import UsageError
 from fedglass.core.params import Params
 from fedglass.core.rng import stream
+from fedglass.core.words import some
 
 LEVEL = 1e-3
 """The chance that noise as declared is refuted, over all tests of one message."""
@@ -31,6 +32,8 @@ POOLED = 64
 """Entries below which tensors are tested together: fewer cannot be told from chance."""
 SPREAD = 0.1
 """Spread of replays, in std, from which on the residual is not the noise and nothing can be tested."""
+FAR = 1e6
+"""Deviations at which entries are cut off, so that squares stay finite: no noise is as large."""
 SEEDS = (
     *range(10_000),
     12_345,
@@ -85,6 +88,9 @@ class Residual:
                 raise UsageError(f"{words} must have the shape (n, {entries}), got {tuple(rows.shape)}.")
         if self.sent_dtype is not None and self.message is None:
             raise UsageError("sent_dtype tells how a message was rounded: pass the message too.")
+        unlike = [n for n, r in self.residual.items() if self.message is not None and not _fits(self.message, n, r)]
+        if unlike:
+            raise UsageError(f"The message does not fit its residual at {some(unlike)}: pass what was sent, by name.")
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def refutations(given: Residual, level: float = LEVEL) -> tuple[Refutation, ...]
     broken = [name for name, tensor in given.residual.items() if not torch.isfinite(tensor).all()]
     if broken:
         return tuple(Refutation("finite", name, 0.0, {}) for name in broken)
-    ran = list(_outcomes(given))
+    ran = list(_outcomes(_with_dtype(given)))
     corrected = [(test, tensor, outcome.p * len(ran), outcome.details) for test, tensor, outcome in ran]
     return tuple(Refutation(*each) for each in corrected if each[2] < level)
 
@@ -121,8 +127,13 @@ def spread_of(replays: Sequence[Params], std: float) -> float:
 
 def rounding_of(given: Residual) -> float:
     """Return the median width of the message's rounding cells, relative to std; beyond 1 rounding hides the noise."""
-    cells = _cells(given)
-    return float(np.median(tests.flat([below + above for below, above in cells.values()]))) / given.std
+    cells = _cells(_with_dtype(given))
+    widths = [below + above for below, above in cells.values()]
+    return float(np.median(tests.flat(widths))) / given.std if widths else 0.0
+
+
+def _fits(message: Params, name: str, residual: Tensor) -> bool:
+    return name in message and message[name].shape == residual.shape
 
 
 def _outcomes(given: Residual) -> Iterator[tuple[str, str, Outcome]]:
@@ -140,12 +151,13 @@ def _outcomes(given: Residual) -> Iterator[tuple[str, str, Outcome]]:
 
 
 def _of_entries(z: Array, x: Array, given: Residual) -> dict[str, Outcome | None]:
+    bits = round(-math.log2(torch.finfo(given.sent_dtype or torch.float64).eps))
     return {
         "std": tests.std(z),
         "distribution": tests.distribution(z),
         "largest_entry": tests.largest_entry(z),
         "small_entries": tests.small_entries(z),
-        "grid": tests.grid(x, given.std, given.law),
+        "grid": tests.grid(x, given.std, given.law, bits),
         "row_sums": tests.row_sums(z),
         "neighbours": tests.neighbours(z),
     }
@@ -184,17 +196,23 @@ def _drawn(given: Residual) -> dict[str, Array]:
     cells, drawn = _cells(given), {}
     for name, tensor in given.residual.items():
         if tensor.numel():
-            x = as_array(tensor.detach().cpu().double().numpy()) / given.std
+            x = np.clip(as_array(tensor.detach().cpu().double().numpy()) / given.std, -FAR, FAR)
             below, above = (side / given.std for side in cells[name]) if cells else (np.zeros_like(x), np.zeros_like(x))
             drawn[name] = draw_in_cell(x, below, above, given.law, stream(0, "rounding cell", name))
     return drawn
 
 
 def _cells(given: Residual) -> dict[str, tuple[Array, Array]]:
-    if given.message is None:
+    if given.message is None or given.sent_dtype is None:
         return {}
-    dtype = given.sent_dtype or grid_of(given.message[name] for name in given.residual)
-    return {name: cell(given.message[name], dtype) for name in given.residual}
+    return {name: cell(given.message[name], given.sent_dtype) for name in given.residual}
+
+
+def _with_dtype(given: Residual) -> Residual:
+    """Return it with the type that the message was rounded to, as its values show it."""
+    if given.message is None or given.sent_dtype is not None:
+        return given
+    return replace(given, sent_dtype=grid_of(given.message[name] for name in given.residual))
 
 
 def _reused(scores: Mapping[str, Array], others: Mapping[str, Params]) -> Iterator[Outcome]:

@@ -31,7 +31,7 @@ OF_LAW = 1e-2
 """What the law itself may add to that spectrum, where chance adds 1: at lower frequencies no step is looked for."""
 SIDE = 16
 """Of a matrix, from which on its spectrum and its pairs are tested."""
-MOST_ROWS, MOST_COLUMNS, MOST_LAGS = 512, 4096, 2**20
+MOST_ROWS, MOST_COLUMNS, MOST_ENTRIES = 512, 4096, 2**18
 """What is looked at of a large tensor, to bound time: any part of independent noise is independent noise."""
 TRACY_WIDOM = (46.446, 9.84801, 0.186054)
 """Shape, shift and scale of the gamma law that stands for that of Tracy and Widom of order 1 [Chiani, 2014]."""
@@ -43,8 +43,8 @@ RANK = 1e-10
 """Share of the largest eigenvalue from which on a direction counts as one."""
 CHUNK = 2**16
 """Columns of gradients that are held in double precision at once."""
-FAR = 30.0
-"""Deviations from which on cells have no probability in double precision; other tests find such entries."""
+CLOSE, FAR = 1e-9, 30.0
+"""Deviations between which small cells have a probability in double precision; other tests find what is beyond."""
 
 
 class Outcome(NamedTuple):
@@ -91,13 +91,24 @@ def small_entries(z: Array) -> Outcome | None:
     )
 
 
-def grid(x: Array, std: float, law: Law) -> Outcome | None:
-    """Test whether entries keep to numbers of few bits or to multiples of a step; `x` is in declared deviations."""
-    flat = x.reshape(-1)
-    near = flat[np.abs(flat) < FAR]
-    places = [(bits, unit) for bits in MANTISSAS for unit in (std, 1.0)]
-    few = [Outcome(_uniform(_place_in_cell(near, unit, bits, law)).p, {"mantissa_bits": bits}) for bits, unit in places]
-    return smallest([*few, _common_step(flat, law)])
+def grid(x: Array, std: float, law: Law, sent_bits: int) -> Outcome | None:
+    """Test whether entries keep to numbers of few bits or to multiples of a step; `x` is in declared deviations.
+
+    Noise may be drawn in the type of the message, which has `sent_bits` after the point: it is spread over the cells
+    of that type, and only coarser grids count.
+    """
+    flat = x.reshape(-1)[:MOST_ENTRIES]
+    _, exponent = np.frexp(np.abs(flat) * std)
+    share = np.random.default_rng(0).uniform(-0.5, 0.5, flat.size)
+    spread = flat + share * np.ldexp(1.0, exponent - 1 - sent_bits) / std
+    near = spread[(np.abs(spread) > CLOSE) & (np.abs(spread) < FAR)]
+    places = [(bits, unit) for bits in MANTISSAS if bits < sent_bits for unit in (std, 1.0)]
+    beyond = cdf(-np.abs(near), law)
+    few = [
+        Outcome(_uniform(_place_in_cell(near, beyond, unit, bits, law)).p, {"mantissa_bits": bits})
+        for bits, unit in places
+    ]
+    return smallest([*few, _common_step(spread, law)])
 
 
 def _uniform(u: Array) -> Outcome:
@@ -109,10 +120,11 @@ def _uniform(u: Array) -> Outcome:
     return Outcome(min(1.0, 2 * math.exp(-2 * u.size * distance**2)), {"distance": distance})
 
 
-def _place_in_cell(x: Array, unit: float, bits: int, law: Law) -> Array:
+def _place_in_cell(x: Array, beyond: Array, unit: float, bits: int, law: Law) -> Array:
     """Return how far through the cell of the nearest number of few bits each entry lies, in probability.
 
-    Independent and uniform in [0, 1] whatever the grid is; next to 0.5 where the noise was drawn on it.
+    Independent and uniform in [0, 1] whatever the grid is; next to 0.5 where the noise was drawn on it. `beyond` is
+    the probability of the tail from each entry on.
     """
     size = np.abs(x) * unit
     _, exponent = np.frexp(size)
@@ -123,16 +135,17 @@ def _place_in_cell(x: Array, unit: float, bits: int, law: Law) -> Array:
     above = np.where(steps == 2 ** (bits + 1), step, step / 2)
     low, high = ((steps * step + side) / unit for side in (-below, above))
     start, end = cdf(-low, law), cdf(-high, law)
-    return np.clip((start - cdf(-size / unit, law)) / (start - end), 0, 1)
+    return np.clip((start - beyond) / (start - end), 0, 1)
 
 
 def _common_step(x: Array, law: Law) -> Outcome:
-    """Test all steps at once: multiples of s are in phase at the frequency 1/s, the law's phases are uniform there.
+    """Test all steps at once.
 
-    By Rayleigh the power of n uniform phases over n exceeds t with chance exp(-t).
+    Multiples of a step are in phase at the frequency 1 / step, where the phases of the law are uniform: by Rayleigh
+    the power of n uniform phases over n exceeds t with chance exp(-t).
     """
     bins = BINS if x.size >= MANY else FEW_BINS
-    counts = np.bincount((np.floor(x / SPAN * bins).astype(np.int64)) % bins, minlength=bins)
+    counts = np.bincount((x / SPAN % 1 * bins).astype(np.int64) % bins, minlength=bins)
     spectrum = rfft(counts.astype(np.float64))
     first = math.ceil(_end_of_law(x.size, law) * SPAN / (2 * math.pi))
     power = (np.square(spectrum.real) + np.square(spectrum.imag))[first:] / x.size
@@ -189,7 +202,7 @@ def neighbours(z: Array) -> Outcome | None:
         ahead = np.moveaxis(z, axis, 0)
         if len(ahead) > 1:
             found.append(_products(np.sum(ahead[1:] * ahead[:-1]).reshape(1), as_array([ahead[1:].size])))
-    flat = z.reshape(-1)[:MOST_LAGS]
+    flat = z.reshape(-1)[:MOST_ENTRIES]
     if flat.size > 1:
         spectrum = rfft(flat, next_fast_len(2 * flat.size, real=True))
         products = as_array(irfft(np.square(np.abs(spectrum)), next_fast_len(2 * flat.size, real=True)))
