@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import scipy  # its parts are imported when they are first used
 import torch
 from torch import Tensor
 
@@ -38,10 +39,7 @@ def assign(cost: Tensor) -> Tensor:
     lowest = table.min(1)
     if int((table == lowest.values[:, None]).sum()) == len(table) == len(set(lowest.indices.tolist())):
         return lowest.indices  # each row has one cheapest partner, and no two rows the same
-    # Imported here: it takes longer than most audits of one image need for their pairing.
-    from scipy.optimize import linear_sum_assignment
-
-    rows, columns = linear_sum_assignment(table.numpy())
+    rows, columns = scipy.optimize.linear_sum_assignment(table.numpy())
     partner = torch.empty(cost.shape[0], dtype=torch.int64)
     partner[torch.as_tensor(rows)] = torch.as_tensor(columns)
     return partner

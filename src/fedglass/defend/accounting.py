@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr
+import scipy  # its parts are imported when they are first used
 
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
@@ -135,7 +134,7 @@ def clt_uniform_epsilon(mechanism: Mechanism, delta: float) -> float:
         return math.inf
     # exp(1/z^2) - 1 and what Phi lacks of 1 each by itself: for strong noise they cancel.
     above, below = math.expm1(z**-2), math.expm1(z**-2) + 1
-    excess = above - below * float(ndtr(-1.5 / z)) + 3 * float(ndtr(-0.5 / z)) - 1
+    excess = above - below * float(scipy.special.ndtr(-1.5 / z)) + 3 * float(scipy.special.ndtr(-0.5 / z)) - 1
     return _epsilon(mechanism.sample_rate * math.sqrt(2 * mechanism.steps * max(0.0, excess)), delta)
 
 
@@ -174,7 +173,7 @@ def noise_multiplier_for(
         return min(spent, 1e300) - epsilon
 
     low, high = _bracket(excess, -1.0, 1.0)
-    return math.exp(brentq(excess, low, high, xtol=1e-6))
+    return math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-6))
 
 
 def _bracket(excess: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
@@ -199,13 +198,13 @@ def _epsilon(mu: float, delta: float) -> float:
     high = 1.0
     while excess(high) > 0:
         high *= 2
-    return float(brentq(excess, 0.0, high, xtol=1e-10))
+    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-10))
 
 
 def _delta(mu: float, epsilon: float) -> float:
     """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), without overflow [Dong, Roth and Su, 2022, Corollary 2.13]."""
-    first = float(log_ndtr(-epsilon / mu + mu / 2))
-    second = epsilon + float(log_ndtr(-epsilon / mu - mu / 2))
+    first = float(scipy.special.log_ndtr(-epsilon / mu + mu / 2))
+    second = epsilon + float(scipy.special.log_ndtr(-epsilon / mu - mu / 2))
     return -math.exp(first) * math.expm1(min(0.0, second - first))
 
 
