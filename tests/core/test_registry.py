@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -112,6 +113,24 @@ def test_every_built_in_part_is_found_and_described(kind: str) -> None:
         assert entry.origin == "built in"
     assert list(found) == [entry.name for entry in entries(kind)][: len(found)]
     assert set(summaries(kind)) == set(names(kind))
+
+
+def imported_by(code: str) -> set[str]:
+    """The modules of fedglass that a fresh interpreter has imported after some code."""
+    show = "import sys; print(*(name for name in sys.modules if name.startswith('fedglass')))"
+    done = subprocess.run([sys.executable, "-c", f"{code}\n{show}"], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_for_one_part_the_modules_of_the_others_are_left_alone() -> None:
+    asked = "from fedglass.core.registry import find, origin_of\n"
+    found = imported_by(
+        asked + "find('attacks', 'idlg'), find('attacks', 'dlfa_published'), origin_of('rules', 'krum')"
+    )
+    assert {"fedglass.recipes.idlg", "fedglass.recipes.dlfa", "fedglass.fl.aggregate.krum"} <= found
+    assert not {"fedglass.recipes.idlg_adam", "fedglass.recipes.fedleak", "fedglass.fl.aggregate.dnc"} & found
+    # Nothing is called like this one: all modules are asked.
+    assert "fedglass.recipes.fedleak" in imported_by(asked + "find('attacks', 'invg_scaled')")
 
 
 def test_parts_of_one_file_stand_together_in_their_order() -> None:

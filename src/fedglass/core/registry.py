@@ -5,9 +5,10 @@ A part is registered where it is defined:
     @register("rules", "krum", summary="the update nearest to its neighbours", paper="Blanchard et al., 2017, https://...")
     class Krum: ...
 
-Built-in parts are found by importing the modules of the packages that hold them, when their kind is first asked for. An
-installed package brings parts by entry points of the group `fedglass.<kind>`. A name with a colon,
-`package.module:name`, is imported. A name that is built in means the built-in part, whatever else is installed.
+Built-in parts are found by importing the modules of the package that holds their kind: of a name that begins with that
+of a module, that module alone. An installed package brings parts by entry points of the group `fedglass.<kind>`. A name
+with a colon, `package.module:name`, is imported. A name that is built in means the built-in part, whatever else is
+installed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ import inspect
 import itertools
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedglass.core.citations import cited, docstring, uncited
 from fedglass.core.errors import DataError, ModelError, UsageError, unknown_name
 from fedglass.core.foreign import check_allowed, imported, refused
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 BUILT_IN = "built in"
@@ -158,8 +161,8 @@ def summaries(kind: str) -> dict[str, str]:
 
 def find(kind: str, name: str) -> Entry:
     """The part of that name: built in, registered, of an installed package, or `package.module:name`."""
-    if name in (ours := built_in(kind)):
-        return ours[name]
+    if (ours := _own(kind, name)) is not None:
+        return ours
     for point in _points(kind):
         if point.name == name:
             return _loaded(kind, point)
@@ -178,7 +181,7 @@ def origin_of(kind: str, name: str) -> str:
     >>> origin_of("models", "lenet"), origin_of("models", "mypackage.models:make")
     ('built in', 'mypackage.models:make')
     """
-    if name in built_in(kind):
+    if _own(kind, name) is not None:
         return BUILT_IN
     for point in _points(kind):
         if point.name == name:
@@ -249,6 +252,31 @@ def _checked(kind: str) -> str:
     return kind
 
 
+def _own(kind: str, name: str) -> Entry | None:
+    """The built-in part of that name; all modules of its kind are imported only if none is called like it."""
+    for module in _called_like(name, KINDS[_checked(kind)].package):
+        importlib.import_module(module)
+        for entry in _registered(kind):
+            if entry.built_in and entry.name == name:
+                return entry
+    return built_in(kind).get(name)
+
+
+def _called_like(name: str, package: str) -> Iterator[str]:
+    """The modules of a package with whose names a name begins, the longest first.
+
+    >>> list(_called_like("idlg_adam", "fedglass.recipes")), list(_called_like("my.module:idlg", "fedglass.recipes"))
+    (['fedglass.recipes.idlg_adam', 'fedglass.recipes.idlg'], [])
+    """
+    if not name.isidentifier() or name.startswith("_") or importlib.util.find_spec(package) is None:
+        return
+    words = name.split("_")
+    for end in range(len(words), 0, -1):
+        module = f"{package}.{'_'.join(words[:end])}"
+        if importlib.util.find_spec(module) is not None:
+            yield module
+
+
 @functools.cache
 def _discover(package: str) -> None:
     """Import the modules of a package, so that they register their parts."""
@@ -261,6 +289,13 @@ def _discover(package: str) -> None:
 def _registered(kind: str) -> list[Entry]:
     found = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.module, r.place))
     return [registration.entry for registration in found]
+
+
+def entry_points(group: str) -> Iterable[EntryPoint]:
+    """Those of installed packages; the module that knows them is imported when somebody asks."""
+    from importlib.metadata import entry_points as installed
+
+    return installed(group=group)
 
 
 def _points(kind: str) -> list[EntryPoint]:

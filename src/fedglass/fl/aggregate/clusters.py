@@ -6,9 +6,9 @@ import importlib
 from types import ModuleType
 
 import numpy as np
+import scipy  # its parts are imported when they are first used
 import torch
 from numpy.typing import NDArray
-from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
@@ -52,7 +52,7 @@ def in_two(features: Tensor, generator: torch.Generator) -> NDArray[np.int_]:
     if len(np.unique(points, axis=0)) < 2:
         return np.zeros(len(points), dtype=np.int64)
     seed = int(torch.randint(2**31, (1,), generator=generator))
-    labels: NDArray[np.int_] = kmeans2(points, 2, minit="++", rng=seed)[1]
+    labels: NDArray[np.int_] = scipy.cluster.vq.kmeans2(points, 2, minit="++", rng=seed)[1]
     return labels
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import scipy.fft
+import scipy  # its parts are imported when they are first used
 import torch
 from torch import Tensor
 
