@@ -1,4 +1,9 @@
-"""Success of any adversary in naming a record, as a privacy guarantee bounds it."""
+"""How often an adversary can name a record at most, from how often it can without the message.
+
+An adversary names the record with probability kappa (the base rate) without the message. With a message whose
+trade-off curve is f it does so with probability gamma = 1 - f(kappa) at most [Balle et al., 2022; Hayes et al., 2023;
+Kaissis et al., 2023].
+"""
 
 from __future__ import annotations
 
@@ -6,39 +11,105 @@ import math
 from collections.abc import Iterable
 
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import erf, log_ndtr, ndtr, ndtri
+
+from fedglass.bounds.arguments import check_delta, check_rate, check_size
+from fedglass.core.errors import UsageError
+
+HUGE_MU = 1e150
+"""A mu whose square is still a float: beyond it epsilon is infinite."""
 
 
 def gdp_success(base_rate: float, mu: float) -> float:
-    """Return Phi(Phi^-1(base_rate) + mu)."""
+    """Return the largest success under mu-Gaussian differential privacy: Phi(Phi^-1(kappa) + mu).
+
+    >>> round(gdp_success(1e-3, 1.0), 6)
+    0.018298
+    """
+    check_rate("base_rate", base_rate)
+    check_size("mu", mu)
     return float(ndtr(ndtri(base_rate) + mu))
 
 
 def eps_delta_success(base_rate: float, eps: float, delta: float) -> float:
-    """Return the bound of (eps, delta)-differential privacy."""
-    grown = math.exp(min(eps, 700.0)) * base_rate + delta
-    return min(1.0, grown, 1 - math.exp(-eps) * (1 - delta - base_rate))
+    """Return the largest success under (eps, delta)-differential privacy.
+
+    That is min(1, e^eps kappa + delta, 1 - e^-eps (1 - delta - kappa)).
+
+    >>> round(eps_delta_success(1e-3, 1.0, 1e-5), 8)
+    0.00272828
+    """
+    check_rate("base_rate", base_rate)
+    check_size("eps", eps)
+    check_delta(delta)
+    few = math.exp(min(eps + math.log(base_rate), 0.0)) + delta  # e^eps kappa, which no success exceeds beyond 1
+    many = 1 - math.exp(-eps) * (1 - delta - base_rate)
+    return min(1.0, few, many)
 
 
 def gdp_advantage(mu: float) -> float:
-    """Return 2 Phi(mu / 2) - 1."""
-    return float(2 * ndtr(mu / 2) - 1)
+    """Return the largest membership advantage (true minus false positive rate): 2 Phi(mu / 2) - 1.
 
-
-def combine_mu(mus: Iterable[float]) -> float:
-    """Return the mu of several releases."""
-    return math.hypot(*mus, 0.0)
+    >>> round(gdp_advantage(1.0), 6)
+    0.382925
+    """
+    check_size("mu", mu)
+    return float(erf(mu / math.sqrt(8)))
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Return the epsilon of mu-GDP at a delta."""
+    """Return the epsilon at delta of mu-Gaussian differential privacy [Dong, Roth and Su, 2022, Corollary 2.13].
+
+    >>> round(gdp_epsilon(1.0, 1e-5), 4)
+    4.3772
+    """
+    check_size("mu", mu)
+    check_delta(delta)
     if mu == 0:
         return 0.0
+    if mu > HUGE_MU or delta == 0:
+        return math.inf
 
     def excess(eps: float) -> float:
-        return float(ndtr(mu / 2 - eps / mu) - math.exp(eps + log_ndtr(-mu / 2 - eps / mu)) - delta)
+        return _gdp_delta(mu, eps) - delta
 
-    high = 1.0
+    if excess(0.0) <= 0:
+        return 0.0
+    high = max(1.0, mu * mu / 2)
     while excess(high) > 0:
         high *= 2
-    return float(brentq(excess, 0.0, high)) if excess(0.0) > 0 else 0.0
+    return float(brentq(excess, 0.0, high, xtol=1e-12))
+
+
+def _gdp_delta(mu: float, eps: float) -> float:
+    """Return Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) from logarithms: neither term underflows alone."""
+    first = float(log_ndtr(mu / 2 - eps / mu))
+    second = eps + float(log_ndtr(-mu / 2 - eps / mu))
+    return -math.exp(first) * math.expm1(min(0.0, second - first))
+
+
+def combine_mu(mus: Iterable[float]) -> float:
+    """Return the mu of several releases together, also of adaptive ones: the root of the sum of squares.
+
+    >>> combine_mu([3.0, 4.0])
+    5.0
+    """
+    known = tuple(mus)
+    for mu in known:
+        check_size("mu", mu)
+    return math.hypot(*known)
+
+
+def largest_mu(base_rate: float, max_success: float) -> float:
+    """Return the largest mu whose success stays within `max_success`: the inverse of `gdp_success`.
+
+    >>> round(largest_mu(1e-3, 0.05), 3)
+    1.445
+    """
+    check_rate("base_rate", base_rate)
+    check_rate("max_success", max_success)
+    if max_success < base_rate:
+        raise UsageError(
+            f"max_success {max_success:g} is below the base rate {base_rate:g}, which needs no message: raise it."
+        )
+    return math.inf if max_success == 1 else float(ndtri(max_success) - ndtri(base_rate))
