@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Bars:
     """Spinner, words cut to the width that is left, bar, elapsed and remaining time; on stderr, gone when done."""
 
     def __init__(self, console: Console | None = None) -> None:
+        # Imported here: `fedglass --help` imports this module and shows no bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.table import Column
+
         self.console = console or Console(stderr=True, highlight=False)
         words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         text = TextColumn("{task.description}", markup=False, table_column=words)
