@@ -41,8 +41,10 @@ class DenseUpdate:
     bias_error: Tensor | None  # (h,)
     relu: bool = False
     """Whether all that follows depends on max(0, output) alone."""
-    weight_after: Tensor | None = None  # (h, d)
-    bias_after: Tensor | None = None  # (h,)
+    after: tuple[Tensor, Tensor] | None = None
+    """Weight (h, d) and bias (h,) after training, where there is a bias."""
+    shrunk: float = 0.0
+    """The share of the weights before that the decay took: what was added to the update for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +161,15 @@ def _update_of(observation: Observation, layer: str) -> DenseUpdate | str:
         return observation.update[name].double() + shrunk * observation.before[name].double()
 
     def error(name: str) -> Tensor:
-        return entry_error(observation.update[name], observation.before[name])
+        return entry_error(observation.update[name], observation.before[name], observation.knows.local_steps or 1)
 
     before = observation.before
     told = bias is not None and bias in observation.update
     constant = observation.buffers.get(f"{layer}.bias" if layer else "bias")
     start = constant if bias is None else before.get(bias)
     bias_before = None if start is None else start.double()
-    sent = observation.update[bias].double() if told and bias is not None else None
+    after = before[weight].double() + observation.update[weight].double()
+    sent = 0.0 if not told or bias is None else observation.update[bias].double()
     return DenseUpdate(
         layer,
         moved(weight),
@@ -175,8 +178,8 @@ def _update_of(observation: Observation, layer: str) -> DenseUpdate | str:
         bias_before,
         error(weight),
         error(bias) if told and bias is not None else None,
-        weight_after=before[weight].double() + observation.update[weight].double(),
-        bias_after=bias_before if bias_before is None or sent is None else bias_before + sent,
+        after=None if bias_before is None else (after, bias_before + sent),
+        shrunk=shrunk,
     )
 
 

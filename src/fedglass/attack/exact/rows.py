@@ -82,7 +82,9 @@ class Rows:
 class OneInput:
     """The input of a layer that one example went through."""
 
-    inputs: Tensor  # (d,); a direction of length 1 where the layer has no bias
+    inputs: Tensor  # (d,); a direction of length 1 where it is not scaled
+    scaled: bool
+    """Whether a bias tells its length."""
     factors: Tensor  # (h,), what each row is a multiple of it by
     votes: int
     """How many rows agree with it at rounding level."""
@@ -118,7 +120,8 @@ def grid_step(values: Tensor) -> float:
     >>> grid_step(torch.tensor([0.0, 0.5, -1.0, 2.5, 3.0, 0.5, 1.0, 1.5])), grid_step(torch.rand(100))
     (0.5, 0.0)
     """
-    known = torch.unique(values.double())
+    some = values.flatten()[: 2 * GRID].double()
+    known = torch.unique(values.double()) if len(torch.unique(some)) <= GRID else some  # a look at some rules most out
     if not 3 <= len(known) <= GRID or values.numel() < 8:
         return 0.0
     gaps = known.diff()
@@ -132,6 +135,21 @@ def grid_step(values: Tensor) -> float:
     return step if float((places - places.round()).abs().max()) < ON_GRID else 0.0
 
 
+def kept_entries(values: Tensor, error: Tensor) -> Tensor:
+    """Return which entries of a single example's update were not pruned: there are too many zeros for rounding.
+
+    Whole rows and columns of zeros are no pruning, nor are the zeros of a quantiser.  # (h, d) both
+    """
+    everything = torch.ones_like(values, dtype=torch.bool)
+    if grid_step(values):
+        return everything
+    zero = values == 0
+    column = values.shape[1] == 1
+    lone = zero if column else zero & ~zero.all(1, keepdim=True) & ~zero.all(0, keepdim=True)
+    beside = ~zero & (values.abs() <= 1.5 * math.sqrt(12) * error)
+    return ~lone if int(lone.sum()) > PRUNED * int(beside.sum()) + 16 * (not column) else everything
+
+
 def stacked(
     update: Tensor, bias: Tensor | None, error: Tensor, bias_error: Tensor | None, pruned: bool = False
 ) -> Sent:
@@ -140,7 +158,7 @@ def stacked(
     if bias is not None:
         told = torch.zeros_like(bias.double()) if bias_error is None else bias_error
         parts.append((bias.double()[:, None], told[:, None]))
-    kept = [_kept(values, each) if pruned else torch.ones_like(values, dtype=torch.bool) for values, each in parts]
+    kept = [kept_entries(u, each) if pruned else torch.ones_like(u, dtype=torch.bool) for u, each in parts]
     matrix, errors = (torch.cat([part[i] for part in parts], 1) for i in (0, 1))
     return Sent(matrix, errors, torch.cat(kept, 1), bias is not None)
 
@@ -206,7 +224,8 @@ def one_input(sent: Sent) -> OneInput:
     Pruned entries are left out of the fit; a rounded zero is an entry like others.
     """
     factors, vector = _rank_one(sent)
-    if sent.biased and float(vector[-1]) != 0:
+    scaled = sent.biased and float(vector[-1]) != 0
+    if scaled:
         factors, vector = factors * vector[-1], vector / vector[-1]
     left = torch.where(sent.kept, sent.matrix - factors[:, None] * vector, torch.zeros_like(sent.matrix))
     alive = sent.matrix.abs().amax(1) > 0
@@ -214,10 +233,11 @@ def one_input(sent: Sent) -> OneInput:
     close = left.square().sum(1) <= CLEAN**2 * (sent.error.square() * sent.kept).sum(1)
     whole = float(torch.where(sent.kept, sent.matrix, torch.zeros_like(sent.matrix)).norm())
     votes = int((close & alive).sum())
-    found = vector[:-1] if sent.biased else vector / vector.norm()
+    found = vector[:-1] if sent.biased else vector
     expected = float((sent.error * sent.kept).norm())
     return OneInput(
         found,
+        scaled,
         factors,
         votes,
         float(left.norm()) <= CLEAN * expected,
@@ -289,18 +309,6 @@ def _merged(groups: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Ten
         if all(float((found - other).norm()) > MERGED * float(other.norm()) for _, other in kept):
             kept.append((group, found))
     return [group for group, _ in kept], [found for _, found in kept]
-
-
-def _kept(values: Tensor, error: Tensor) -> Tensor:
-    """Which entries were not pruned: zeros within rows and columns that have others, too many to come from rounding."""
-    everything = torch.ones_like(values, dtype=torch.bool)
-    if grid_step(values):
-        return everything
-    zero = values == 0
-    column = values.shape[1] == 1
-    lone = zero & ~zero.all(1, keepdim=True) & ~zero.all(0, keepdim=True) if not column else zero
-    beside = ~zero & (values.abs() <= 1.5 * math.sqrt(12) * error)
-    return ~lone if int(lone.sum()) > PRUNED * int(beside.sum()) + 16 * (not column) else everything
 
 
 def _eps(tensor: Tensor) -> float:

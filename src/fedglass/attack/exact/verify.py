@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.exact.rows import entry_error
+from fedglass.attack.exact.rows import entry_error, kept_entries
 from fedglass.attack.forward.target import network_of
 from fedglass.core.errors import FedglassError
 from fedglass.core.types import Observation, Training
@@ -34,6 +35,18 @@ LOST = 0.2
 """The largest share of active units that may show no gradient: beyond it their zeros prove nothing."""
 
 
+Fit = Literal["nothing", "factor", "tensors"]
+"""What of a replay is fitted to the message: see `explains`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """How well images explain a message, and with which labels."""
+
+    residual: float
+    labels: Tensor  # (n,); -1 where none can be told
+
+
 @dataclass(frozen=True, eq=False)
 class LayerExplained:
     """How well inputs explain a layer's update U = D X."""
@@ -46,25 +59,26 @@ class LayerExplained:
     """Whether the residual is rounding and no sign contradicts it."""
 
 
-def explains(observation: Observation, images: Tensor, labels: Tensor | None = None, apart: bool = False) -> float:
+def explains(observation: Observation, images: Tensor, labels: Tensor | None = None, fit: Fit = "factor") -> float:
     """Return the relative residual of the message after the declared training is replayed on these images.
 
     Infinite where the training cannot be replayed: examples are missing, or their order is drawn. Labels are read from
-    the last layer where they are not given. One factor for the whole message is fitted, since it may have been clipped
-    as a whole. With `apart` each tensor has a factor and a decay of its own, which is for a single image only.
-    # images (n, c, h, w), pixels before whitening
+    the last layer where they are not given. With `fit="factor"` the message may be any multiple of the replay, since it
+    may have been clipped as a whole. With `fit="tensors"` each tensor has a factor and a decay of its own, which is for
+    a single image only.  # images (n, c, h, w), pixels before whitening
     """
-    guesses = [labels] if labels is not None else label_guesses(observation, images)
-    return min((_residual(observation, images, guess, apart) for guess in guesses), default=math.inf)
+    return replay(observation, images, labels, fit).residual
 
 
-def best_labels(observation: Observation, images: Tensor) -> Tensor:
-    """Return the labels under which the images explain the message best; -1 where none can be told.  # (n,)"""
-    guesses = label_guesses(observation, images)
-    found = [(_residual(observation, images, guess, False), i) for i, guess in enumerate(guesses)]
-    if not found:
-        return torch.full((len(images),), -1)
-    return guesses[min(found)[1]]
+def replay(observation: Observation, images: Tensor, labels: Tensor | None = None, fit: Fit = "factor") -> Replay:
+    """Return the residual of a replay as `explains` does, and the labels that it took."""
+    best = Replay(math.inf, torch.full((len(images),), -1))
+    for guess in [labels] if labels is not None else label_guesses(observation, images):
+        found = Replay(_residual(observation, images, guess, fit), guess)
+        best = found if found.residual < best.residual else best
+        if verified(observation, best.residual):
+            break
+    return best
 
 
 def verified(observation: Observation, residual: float) -> bool:
@@ -137,8 +151,13 @@ def _states(beside: Tensor, layer: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     return outputs > margin, outputs < -margin
 
 
+def best_label(observation: Observation, images: Tensor) -> Tensor | None:
+    """Return the likeliest labels of images that are known roughly; None where none can be told.  # (n,)"""
+    return next(iter(label_guesses(observation, images)), None)
+
+
 def label_guesses(observation: Observation, images: Tensor) -> list[Tensor]:
-    """Return labels to try: those that the last layer tells, and all classes in turn for a single image.
+    """Return labels to try: those that the last layer tells, or else, for a single image, all classes in turn.
 
     With features H the last layer's gradient is (P - Y) H: each column of its product with the inverse of H is negative
     in the example's own class alone.  # (n,) each
@@ -150,8 +169,7 @@ def label_guesses(observation: Observation, images: Tensor) -> list[Tensor]:
         told = [_told(observation, network, weights, images)]
     except (FedglassError, RuntimeError, ValueError):
         told = []
-    others = [torch.tensor([label]) for label in range(classes)] if len(images) == 1 and classes <= 20 else []
-    return told + [label for label in others if not told or not torch.equal(label, told[0])]
+    return told or ([torch.tensor([label]) for label in range(classes)] if len(images) == 1 else [])
 
 
 def _told(observation: Observation, network: Network, weights: Sequence[Tensor], images: Tensor) -> Tensor:
@@ -227,26 +245,35 @@ def _clients(observation: Observation, training: Training, images: int) -> list[
     return [slice(0, images)] if alone and sum(sizes) == images else None
 
 
-def _residual(observation: Observation, images: Tensor, labels: Tensor, apart: bool) -> float:
+def _residual(observation: Observation, images: Tensor, labels: Tensor, fit: Fit) -> float:
     predicted = replayed(observation, images, labels)
     if predicted is None:
         return math.inf
     names = network_of(observation).names
     sent = [observation.update[name].double() for name in names]
     starts = [observation.before[name].double() for name in names]
-    if apart and len(images) == 1:
+    if len(images) == 1:
+        kept = [_kept(observation.update[name], observation.before[name]) for name in names]
+        predicted = [torch.where(k, p, torch.zeros_like(p)) for k, p in zip(kept, predicted, strict=True)]
+    if fit == "tensors" and len(images) == 1:
         left = [_left_apart(s, p.double(), w) for s, p, w in zip(sent, predicted, starts, strict=True)]
     else:
-        left = _left(sent, [p.double() for p in predicted])
+        left = _left(sent, [p.double() for p in predicted], observation.knows.training is None or fit != "nothing")
     size = math.sqrt(sum(float(s.square().sum()) for s in sent))
     return math.sqrt(sum(float(part.square().sum()) for part in left)) / size if size else math.inf
 
 
-def _left(sent: Sequence[Tensor], predicted: Sequence[Tensor]) -> list[Tensor]:
-    """What is left of the message behind the best multiple of a prediction."""
+def _kept(update: Tensor, before: Tensor) -> Tensor:
+    """Which entries of one example's update were not pruned, of any number of dimensions."""
+    rows = update.double().reshape(len(update), -1) if update.ndim else update.double().view(1, 1)
+    return kept_entries(rows, entry_error(update, before).view_as(rows)).view_as(update)
+
+
+def _left(sent: Sequence[Tensor], predicted: Sequence[Tensor], scaled: bool) -> list[Tensor]:
+    """What is left of the message behind a prediction, or behind its best multiple."""
     below = sum(float(p.square().sum()) for p in predicted)
     along = sum(float((s * p).sum()) for s, p in zip(sent, predicted, strict=True))
-    factor = max(0.0, along / below) if below else 0.0
+    factor = 1.0 if not scaled else max(0.0, along / below) if below else 0.0
     return [s - factor * p for s, p in zip(sent, predicted, strict=True)]
 
 

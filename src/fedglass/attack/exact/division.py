@@ -1,0 +1,235 @@
+"""Division: the update of the first dense layer, divided by that of its bias, is the input of the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from fedglass.attack.exact.dense import DenseUpdate, first_dense, row_ratios
+from fedglass.attack.exact.method import Search, Solved
+from fedglass.attack.exact.rows import one_input, stacked
+from fedglass.attack.exact.verify import Fit, Replay, best_label, layer_explained, replay, verified
+from fedglass.core.registry import register
+from fedglass.core.types import Knowledge, Observation
+
+PAPER = (
+    "Phong, Aono, Hayashi, Wang, Moriai: Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, "
+    "IEEE TIFS 2018, https://eprint.iacr.org/2017/715"
+)
+SLACK = 0.02
+"""How far outside of its bounds a pixel may come out, as a share of their distance: what rounding does."""
+SCALES = 24
+"""Lengths of a direction that are tried before the best is refined."""
+SHORTEST = 0.02
+"""The shortest one, as a share of the longest that the pixel bounds allow."""
+VOTES = 3
+"""Rows that must agree at rounding level to be believed in a layer whose other rows do not."""
+
+
+@register(
+    "exact",
+    "division",
+    summary="the first dense layer's weight update divided by its bias update",
+    paper=PAPER,
+)
+@dataclass(frozen=True)
+class Division:
+    """x = U_i / v_i in every row i of the first dense layer that one example alone has moved [Phong et al., 2018].
+
+    Exact for one example under any activation, loss factor, clipping of the whole and any number of SGD steps; for
+    several examples in the rows that only one of them activates.
+    """
+
+    name: ClassVar[str] = "division"
+    paper: ClassVar[str] = PAPER
+    cost: ClassVar[float] = 0.1
+
+    def applies(self, observation: Observation) -> str:
+        layer = first_dense(observation)
+        if isinstance(layer, str):
+            return layer
+        if layer.bias is None and observation.knows.examples > 1:
+            return "the first dense layer trains no bias, which only a single example can do without"
+        return ""
+
+    def solve(self, observation: Observation, search: Search) -> Solved | None:
+        layer = first_dense(observation)
+        if isinstance(layer, str):
+            return None
+        if observation.knows.examples == 1 and observation.knows.counted:
+            return _one(observation, layer)
+        return _several(observation, layer)
+
+
+def as_images(knows: Knowledge, inputs: Tensor) -> Tensor:
+    """Return pixels within their bounds from whitened inputs of a first layer.  # (n, d) -> (n, c, h, w)"""
+    return knows.whitening.unwhiten(inputs.view(-1, *knows.shape)).clamp(knows.low, knows.high).float()
+
+
+def within_bounds(knows: Knowledge, inputs: Tensor) -> Tensor:
+    """Return which whitened inputs are pictures: no pixel lies far outside of its bounds.  # (n, d) -> (n,)"""
+    pixels = knows.whitening.unwhiten(inputs.view(-1, *knows.shape)).flatten(1)
+    slack = SLACK * (knows.high - knows.low)
+    return ((pixels >= knows.low - slack) & (pixels <= knows.high + slack)).all(1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Guess:
+    """An image that may be the one, and what led to it."""
+
+    images: Tensor  # (1, c, h, w)
+    found: Replay
+    how: str
+    residual: float
+    """Of the layer's update alone."""
+
+
+def _one(observation: Observation, layer: DenseUpdate) -> Solved | None:
+    """The one example: in closed form, or along a direction whose length a replay finds."""
+    guesses: list[_Guess] = []
+    for how, inputs, residual in _closed_forms(observation, layer):
+        images = as_images(observation.knows, inputs[None])
+        guesses.append(_Guess(images, replay(observation, images), how, residual))
+        if verified(observation, guesses[-1].found.residual):
+            return _told(observation, layer, guesses[-1], True)
+    along = None if _biased(layer) else _along_direction(observation, layer)
+    if along is not None and (not guesses or verified(observation, along.found.residual)):
+        return _told(observation, layer, along, verified(observation, along.found.residual))
+    if not guesses:
+        return None
+    best = min(guesses, key=lambda guess: (guess.found.residual, guess.residual))
+    return _told(observation, layer, best, _layer_alone(observation, layer, best))
+
+
+def _biased(layer: DenseUpdate) -> bool:
+    """Whether the bias moved as the weight did, so that it tells how long the input is."""
+    sent = stacked(layer.weight, layer.bias, layer.weight_error, layer.bias_error, pruned=True)
+    found = one_input(sent)
+    return found.scaled and found.clean
+
+
+def _told(observation: Observation, layer: DenseUpdate, guess: _Guess, sure: bool) -> Solved:
+    sent = stacked(layer.weight, layer.bias, layer.weight_error, layer.bias_error, pruned=True)
+    details: dict[str, float | int | str] = {
+        "how": guess.how,
+        "rows": one_input(sent).votes,
+        "layer_residual": guess.residual,
+    }
+    residual = guess.found.residual if math.isfinite(guess.found.residual) else guess.residual
+    return Solved(guess.images, guess.found.labels, residual, sure, details)
+
+
+def _layer_alone(observation: Observation, layer: DenseUpdate, guess: _Guess) -> bool:
+    """Whether the layer's own update verifies an image, where nobody knows what to replay."""
+    if observation.knows.training is not None or not layer.relu or layer.bias is None or layer.bias_before is None:
+        return False
+    sent = stacked(layer.weight, layer.bias, layer.weight_error, layer.bias_error)
+    inputs = observation.knows.whitening.whiten(guess.images.double()).flatten(1)
+    return layer_explained(
+        sent.matrix, inputs, layer.weight_before, layer.bias_before, sent.error, layer.after
+    ).complete
+
+
+def _closed_forms(observation: Observation, layer: DenseUpdate) -> Iterator[tuple[str, Tensor, float]]:
+    """Inputs that the layer gives without a search, the likeliest first, each with the layer's residual."""
+    for how, each in _as_decayed(observation, layer):
+        if each.bias is None or each.bias_error is None:
+            continue
+        sent = stacked(each.weight, each.bias, each.weight_error, each.bias_error, pruned=True)
+        found = one_input(sent)
+        if found.scaled:
+            yield how, found.inputs, found.residual
+        if found.clean or how != "all rows":
+            continue
+        rows = row_ratios(each.weight, each.bias, (each.weight_error, each.bias_error))
+        if len(rows.votes) and int(rows.votes[0]) >= VOTES:
+            yield "rows that agree", rows.inputs[0], rows.residual
+        total = each.bias.sum()
+        if float(total.abs()) > 0:
+            yield "sum of all rows", each.weight.sum(0) / total, found.residual
+
+
+def _as_decayed(observation: Observation, layer: DenseUpdate) -> Iterator[tuple[str, DenseUpdate]]:
+    """The layer's update as declared, and as it is where biases, or all parameters, do not decay after all."""
+    yield "all rows", layer
+    if layer.shrunk and layer.bias is not None and layer.bias_before is not None:
+        bias = layer.bias - layer.shrunk * layer.bias_before
+        yield "all rows, bias without decay", replace(layer, bias=bias)
+        weight = layer.weight - layer.shrunk * layer.weight_before
+        yield "all rows, without decay", replace(layer, weight=weight, bias=bias)
+
+
+def _along_direction(observation: Observation, layer: DenseUpdate) -> _Guess | None:
+    """The image along the direction that the weight's update gives by itself, as long as a replay says."""
+    sent = stacked(layer.weight, None, layer.weight_error, None, pruned=True)
+    found = one_input(sent)
+    if not found.clean:
+        return None
+    fits: tuple[Fit, ...] = ("nothing", "factor") if layer.bias is None else ("tensors",)
+    guesses = [
+        guess
+        for direction in (found.inputs, -found.inputs)
+        for fit in fits
+        if (guess := _longest(observation, direction, fit, found.residual)) is not None
+    ]
+    return min(guesses, key=lambda guess: guess.found.residual, default=None)
+
+
+def _longest(observation: Observation, direction: Tensor, fit: Fit, residual: float) -> _Guess | None:
+    """The length of a direction that explains the message best, within the bounds of the pixels."""
+    most = _reach(observation.knows, direction)
+    if not most > 0:
+        return None
+    label = best_label(observation, as_images(observation.knows, most / 2 * direction[None]))
+    if label is None:
+        return None
+
+    def image(length: float) -> Tensor:
+        return as_images(observation.knows, length * direction[None])
+
+    def misfit(length: float) -> float:
+        return replay(observation, image(length), label, fit).residual
+
+    length = _lowest(misfit, SHORTEST * most, most)
+    return _Guess(image(length), Replay(misfit(length), label), f"direction, length by replay ({fit} fitted)", residual)
+
+
+def _lowest(misfit: Callable[[float], float], shortest: float, longest: float) -> float:
+    """Where a function of a length is lowest: the best of some lengths, refined between its neighbours."""
+    lengths = torch.logspace(math.log10(shortest), math.log10(longest), SCALES, dtype=torch.float64).tolist()
+    best = min(range(SCALES), key=lambda i: misfit(lengths[i]))
+    low, high = lengths[max(0, best - 1)], lengths[min(SCALES - 1, best + 1)]
+    found = minimize_scalar(misfit, bounds=(low, high), method="bounded", options={"xatol": 1e-8 * longest})
+    return float(found.x)
+
+
+def _reach(knows: Knowledge, direction: Tensor) -> float:
+    """How long a direction may be for all pixels to stay within their bounds."""
+    low, high = (bound.double().expand(knows.shape).flatten() for bound in knows.bounds())
+    slack = SLACK * (high - low)
+    steps = torch.where(direction > 0, (high + slack) / direction, (low - slack) / direction)
+    return float(steps[direction != 0].min())
+
+
+def _several(observation: Observation, layer: DenseUpdate) -> Solved | None:
+    """The examples that have rows of their own: inputs on which rows agree, as many as there are examples."""
+    knows = observation.knows
+    if layer.bias is None or layer.bias_error is None:
+        return None
+    rows = row_ratios(layer.weight, layer.bias, (layer.weight_error, layer.bias_error))
+    pictures = within_bounds(knows, rows.inputs)
+    inputs, votes = rows.inputs[pictures], rows.votes[pictures]
+    if not len(inputs):
+        return None
+    images = as_images(knows, inputs[: knows.examples] if knows.counted else inputs)
+    found = replay(observation, images)
+    sure = verified(observation, found.residual)
+    residual = found.residual if math.isfinite(found.residual) else rows.residual
+    details: dict[str, float | int | str] = {"groups": len(inputs), "rows": int(votes.sum())}
+    return Solved(images, found.labels, residual, sure, details)

@@ -1,0 +1,119 @@
+"""An attack that tries exact methods one after another."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from fedglass.attack.attack import check_observation
+from fedglass.attack.exact.method import ExactMethod, Search, Solved
+from fedglass.attack.exact.verify import explains, gradient_direction, replayed
+from fedglass.attack.forward.target import network_of
+from fedglass.attack.own import others_alone
+from fedglass.attack.parts import Progress, silent
+from fedglass.core.errors import UsageError
+from fedglass.core.rng import stream
+from fedglass.core.types import Observation, Reconstruction
+
+NOTHING = "it found nothing"
+
+
+@dataclass(frozen=True)
+class ExactAttack:
+    """Exact methods, the cheapest first, until one reads all examples and its result explains the message.
+
+    What is read may be fewer images than there are examples, or none. A participant's own update is taken off first,
+    and its own images are not among the result. Of several rounds the first message is read.
+    """
+
+    methods: tuple[ExactMethod, ...]
+    seconds: float = 30.0
+    """Time limit of each method's search."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"exact.seconds must be positive and finite, got {self.seconds}.")
+
+    def check(self, observation: Observation) -> None:
+        """Refuse nothing beyond what every attack refuses: where no method applies, nothing is read."""
+
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        check_observation(observation)
+        seen = _first_alone(observation)
+        reasons: dict[str, str] = {}
+        best: tuple[ExactMethod, Solved] | None = None
+        for i, method in enumerate(self.methods):
+            progress(i, len(self.methods))
+            reasons[method.name] = method.applies(seen)
+            if reasons[method.name]:
+                continue
+            found = method.solve(seen, Search(stream(seed, "exact", method.name), self.seconds))
+            if found is None or not len(found.images):
+                reasons[method.name] = NOTHING
+                continue
+            del reasons[method.name]
+            best = (method, found) if best is None or _rank(found) < _rank(best[1]) else best
+            if found.explains and len(found.images) >= seen.knows.examples:
+                break
+        progress(len(self.methods), len(self.methods))
+        return _reconstruction(seen, best, reasons)
+
+    def weakened(self, factor: float) -> ExactAttack:
+        """Return the same attack: equations have no priors."""
+        return self
+
+    def shortened(self, share: float) -> ExactAttack:
+        return replace(self, seconds=self.seconds * share)
+
+    def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
+        """Return what these images leave unexplained; infinite where the training cannot be replayed."""
+        seen = _first_alone(observation)
+        n = seen.knows.examples
+        return explains(seen, pixels[:n], labels[:n])
+
+    def misfits(
+        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> dict[str, float]:
+        """Return 1 - cosine of what these images would have sent and what was sent, tensor by tensor."""
+        seen = _first_alone(observation)
+        n = seen.knows.examples
+        predicted = replayed(seen, pixels[:n], labels[:n]) or gradient_direction(seen, pixels[:n], labels[:n])
+        rows = zip(network_of(seen).names, predicted, strict=True)
+        return {name: _misfit(p, seen.update[name]) for name, p in rows if p.numel() > 1}
+
+
+def _first_alone(observation: Observation) -> Observation:
+    """The first round's message, without the adversary's own part in it."""
+    return others_alone(replace(observation, also=()))
+
+
+def _rank(found: Solved) -> tuple[bool, int, float]:
+    """The lowest is the best: what explains the message, then more images, then less that is left."""
+    return not found.explains, -len(found.images), found.residual
+
+
+def _reconstruction(
+    seen: Observation, best: tuple[ExactMethod, Solved] | None, reasons: dict[str, str]
+) -> Reconstruction:
+    if best is None:
+        images = torch.zeros(0, *seen.knows.shape)
+        return Reconstruction(images, torch.zeros(0, dtype=torch.int64), math.inf, reasons=reasons)
+    method, found = best
+    notes = tuple(f"{name}: {value}" for name, value in found.details.items())
+    return Reconstruction(
+        found.images,
+        found.labels,
+        found.residual,
+        notes=notes,
+        method=method.name,
+        explains=found.explains,
+        reasons=reasons,
+    )
+
+
+def _misfit(one: Tensor, other: Tensor) -> float:
+    return 1 - float(cosine_similarity(one.double().flatten(), other.double().flatten(), dim=0))

@@ -1,0 +1,22 @@
+"""All exact methods as one attack."""
+
+from __future__ import annotations
+
+from fedglass.attack.exact.exact import ExactAttack
+from fedglass.core.registry import built_in, register
+
+METHODS = built_in("exact")
+UNTOLD = 1.0
+"""The cost of a method that tells none, in seconds."""
+
+
+@register(
+    "attacks",
+    "exact",
+    summary="solves equations of the message instead of searching: " + ", ".join(METHODS),
+    paper="; ".join(dict.fromkeys(entry.paper for entry in METHODS.values() if entry.paper)),
+)
+def exact(seconds: float = 30.0) -> ExactAttack:
+    """Every exact method that is built in, the cheapest first; `seconds` limits the search of each."""
+    methods = [entry.value() for entry in METHODS.values()]
+    return ExactAttack(tuple(sorted(methods, key=lambda method: getattr(method, "cost", UNTOLD))), seconds)
