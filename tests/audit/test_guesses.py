@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fedglass.audit.looks import Effort
+from fedglass.verdict.findings import Findings
+from fedglass.verdict.flags import flags_of
 
 from fedglass.audit.assessment import Question, assess
 from fedglass.audit.guesses import IMAGINED, best_guess, guesses, scored_guesses
-from fedglass.audit.looks import Effort
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
@@ -22,8 +24,6 @@ from fedglass.rounds.truth import Truth
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import View
-from fedglass.verdict.findings import Findings
-from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Federation]

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fedglass.audit.looks import Effort, Experiment, cost_of, other_priors, other_starts
+from fedglass.verdict.flags.search import OTHER_RUN
 
 from fedglass.audit.audit import Job
-from fedglass.audit.looks import Effort, Experiment, cost_of, other_priors, other_starts
 from fedglass.audit.play import Work, play
 from fedglass.audit.target import Target
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.truth import Truth
-from fedglass.verdict.flags.search import OTHER_RUN
 
 STRONG = recipe("inverting_gradients", iterations=80, tv=10.0)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fedglass.audit.noise import noise_fit
 from torch import Tensor
 
-from fedglass.audit.noise import noise_fit
 from fedglass.core.rng import stream
 
 ENTRIES, TRIES = 4000, 6

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-
 from fedglass.audit.remains import WHOLE, remains
+
 from fedglass.core.rng import stream
 
 

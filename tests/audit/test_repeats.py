@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fedglass.audit.repeats import between, within
 from torch import Tensor
 
 from fedglass.audit.assessment import repeated
-from fedglass.audit.repeats import between, within
 from fedglass.core.params import weights_of
 from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge, Observation, Whitening

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fedglass.audit.strangers import strangers
 from torch import Tensor
 
 from fedglass.audit.replay import Declared, Part, as_declared, played
-from fedglass.audit.strangers import strangers
 from fedglass.core.params import weights_of
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening

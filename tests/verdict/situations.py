@@ -46,6 +46,7 @@ from fedglass.fl.aggregate.mean import WeightedMean
 from fedglass.fl.aggregate.rule import Aggregator
 from fedglass.fl.protection import Protection
 from fedglass.fl.release import Chain, Outgoing, Release
+from fedglass.ledger.doubts import Kind
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import with_fixed
 from fedglass.models.init import KaimingUniform, Uniform
@@ -67,9 +68,23 @@ SHAPE, CLASSES = (3, 12, 12), 10
 PLAIN = Whitening((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 ITERATIONS = 200
 TOLD = Training(lr=0.01)
-LEAKS, SAFE, OPEN = frozenset({"clear"}), frozenset({"leak"}), frozenset({"clear", "leak"})
-"""The verdicts that would be false: the data can be read, they can not, or nobody could tell from what is given."""
-NOT_SO = "training not as declared"
+LEAK, EXPOSED, SAFE, OPEN = "leak", "exposed", "safe", "open"
+"""The four truths, each by a stated reason:
+
+- leak: a stated formula or attack reads the data from the message, this one or another row's on the same message;
+- exposed: no attack reads them, but the candidate game with its control names the records;
+- safe: the noise that is declared is in the message, and Phi(Phi^-1(1/1000) + mu) by scipy is below max_success;
+- open, by rule: recorded without truth, a defence of the user's own or one that depends on the data, a defence or a
+  training that is not as declared, or no noise and no attack that reads the message.
+"""
+FALSE = {
+    LEAK: frozenset({"clear"}),
+    EXPOSED: frozenset({"clear", "leak"}),
+    SAFE: frozenset({"leak", "exposed"}),
+    OPEN: frozenset({"clear", "leak", "exposed"}),
+}
+"""The verdicts that would be false."""
+NOT_SO, REFUTED = Kind.NOT_AS_DECLARED, Kind.NOISE_REFUTED
 
 
 @dataclass(frozen=True)
@@ -77,11 +92,17 @@ class Situation:
     """What is audited, by which attack, and which verdicts would be false."""
 
     name: str
-    false: frozenset[str]
+    truth: str
     source: Callable[[], Source]
-    attack: AnyAttack
-    flag: str | None = None
-    """A flag that must be raised."""
+    attack: AnyAttack | None
+    """None: what every audit does is all that is done."""
+    doubt: Kind | None = None
+    """A doubt that must be raised."""
+
+    @property
+    def false(self) -> frozenset[str]:
+        """The verdicts that would be false."""
+        return FALSE[self.truth]
 
 
 @cache
@@ -469,68 +490,68 @@ def nearly_the_same() -> Public:
 
 def row(
     name: str,
-    false: frozenset[str],
+    truth: str,
     source: Callable[[], Source],
     by: AnyAttack | None = None,
-    flag: str | None = None,
+    doubt: Kind | None = None,
 ) -> Situation:
-    return Situation(name, false, source, by or attack(), flag)
+    return Situation(name, truth, source, by or attack(), doubt)
 
 
 def _situations() -> Iterator[Situation]:
     adam, adamw = torch.optim.Adam, torch.optim.AdamW
-    yield row("recorded: plain SGD, declared so", LEAKS, recorded(Made()))
-    yield row("recorded: plain SGD, said to be undefended", LEAKS, recorded(Made(), defended=False))
-    yield row("recorded: two images", LEAKS, recorded(Made(), count=2), LONG)
-    yield row("recorded: training not declared", LEAKS, recorded(Made(), None))
-    yield row("recorded: in half precision", LEAKS, recorded(Made(half=True)))
-    yield row("recorded: learning rate declared ten times too large", LEAKS, recorded(Made(), Training(lr=0.1)))
-    yield row("recorded: learning rate declared ten times too small", LEAKS, recorded(Made(), Training(lr=0.001)))
-    yield row("recorded: lr = 50, epochs = 40 declared by mistake", LEAKS, recorded(Made(), Training(50.0, 40)))
-    yield row("recorded: loss summed over two images", LEAKS, recorded(Made(factor=2.0), count=2), LONG)
-    yield row("recorded: loss times 100", LEAKS, recorded(Made(factor=100.0)))
-    yield row("recorded: labels smoothed, not declared", LEAKS, recorded(Made(smoothing=0.1)))
-    yield row("recorded: momentum in one step", LEAKS, recorded(Made(options=MOMENTUM)))
+    yield row("recorded: plain SGD, declared so", LEAK, recorded(Made()))
+    yield row("recorded: plain SGD, said to be undefended", LEAK, recorded(Made(), defended=False))
+    yield row("recorded: two images", LEAK, recorded(Made(), count=2), LONG)
+    yield row("recorded: training not declared", LEAK, recorded(Made(), None))
+    yield row("recorded: in half precision", LEAK, recorded(Made(half=True)))
+    yield row("recorded: learning rate declared ten times too large", LEAK, recorded(Made(), Training(lr=0.1)))
+    yield row("recorded: learning rate declared ten times too small", LEAK, recorded(Made(), Training(lr=0.001)))
+    yield row("recorded: lr = 50, epochs = 40 declared by mistake", LEAK, recorded(Made(), Training(50.0, 40)))
+    yield row("recorded: loss summed over two images", LEAK, recorded(Made(factor=2.0), count=2), LONG)
+    yield row("recorded: loss times 100", LEAK, recorded(Made(factor=100.0)))
+    yield row("recorded: labels smoothed, not declared", LEAK, recorded(Made(smoothing=0.1)))
+    yield row("recorded: momentum in one step", LEAK, recorded(Made(options=MOMENTUM)))
     yield row(
-        "recorded: momentum over five epochs, not declared", LEAKS, recorded(Made(options=MOMENTUM, epochs=5), FIVE)
+        "recorded: momentum over five epochs, not declared", LEAK, recorded(Made(options=MOMENTUM, epochs=5), FIVE)
     )
     yield row(
         "recorded: momentum over five epochs, declared",
-        LEAKS,
+        LEAK,
         recorded(Made(options=MOMENTUM, epochs=5), replace(FIVE, optimiser=SGD(momentum=0.9))),
     )
     nesterov = Made(options={"momentum": 0.9, "nesterov": True}, epochs=5)
-    yield row("recorded: Nesterov's momentum over five epochs, not declared", LEAKS, recorded(nesterov, FIVE))
+    yield row("recorded: Nesterov's momentum over five epochs, not declared", LEAK, recorded(nesterov, FIVE))
     decay = replace(TOLD, optimiser=SGD(weight_decay=0.1))
-    yield row("recorded: weight decay of 0.1, declared", LEAKS, recorded(Made(options={"weight_decay": 0.1}), decay))
-    yield row("recorded: weight decay of 0.1, not declared", LEAKS, recorded(Made(options={"weight_decay": 0.1})))
-    yield row("recorded: plain SGD, declared with Adam", LEAKS, recorded(Made(), ADAM))
-    yield row("recorded: weight decay, not declared", LEAKS, recorded(Made(options={"weight_decay": 5e-4})))
-    yield row("recorded: five epochs, declared", LEAKS, recorded(Made(epochs=5), FIVE))
-    yield row("recorded: five epochs, declared as one", LEAKS, recorded(Made(epochs=5)))
-    yield row("recorded: one epoch, declared as five", LEAKS, recorded(Made(), FIVE))
+    yield row("recorded: weight decay of 0.1, declared", LEAK, recorded(Made(options={"weight_decay": 0.1}), decay))
+    yield row("recorded: weight decay of 0.1, not declared", LEAK, recorded(Made(options={"weight_decay": 0.1})))
+    yield row("recorded: plain SGD, declared with Adam", LEAK, recorded(Made(), ADAM))
+    yield row("recorded: weight decay, not declared", LEAK, recorded(Made(options={"weight_decay": 5e-4})))
+    yield row("recorded: five epochs, declared", LEAK, recorded(Made(epochs=5), FIVE))
+    yield row("recorded: five epochs, declared as one", LEAK, recorded(Made(epochs=5)))
+    yield row("recorded: one epoch, declared as five", LEAK, recorded(Made(), FIVE))
     one = replace(TOLD, batch_size=1)
-    yield row("recorded: batches of one, declared", LEAKS, recorded(Made(batch_size=1), one, 2), LONG)
-    yield row("recorded: batches of one, declared as one batch", LEAKS, recorded(Made(batch_size=1), count=2), LONG)
-    yield row("recorded: one batch, declared as batches of one", LEAKS, recorded(Made(), one, 2), LONG)
-    yield row("recorded: Adam, declared as SGD", LEAKS, recorded(Made(optimiser=adam, lr=0.001)))
+    yield row("recorded: batches of one, declared", LEAK, recorded(Made(batch_size=1), one, 2), LONG)
+    yield row("recorded: batches of one, declared as one batch", LEAK, recorded(Made(batch_size=1), count=2), LONG)
+    yield row("recorded: one batch, declared as batches of one", LEAK, recorded(Made(), one, 2), LONG)
+    yield row("recorded: Adam, declared as SGD", LEAK, recorded(Made(optimiser=adam, lr=0.001)))
     yield row(
-        "recorded: Adam, declared", LEAKS, recorded(Made(optimiser=adam, lr=0.001), Training(0.001, optimiser=Adam()))
+        "recorded: Adam, declared", LEAK, recorded(Made(optimiser=adam, lr=0.001), Training(0.001, optimiser=Adam()))
     )
-    yield row("recorded: AdamW, declared as SGD", LEAKS, recorded(Made(optimiser=adamw, lr=0.001)))
+    yield row("recorded: AdamW, declared as SGD", LEAK, recorded(Made(optimiser=adamw, lr=0.001)))
     frozen, batch = replace(TOLD, batch_norm=BatchNorm.FROZEN), replace(TOLD, batch_norm=BatchNorm.BATCH)
-    yield row("recorded: BatchNorm frozen, declared so", LEAKS, recorded(Made(), frozen, model=normalised))
+    yield row("recorded: BatchNorm frozen, declared so", LEAK, recorded(Made(), frozen, model=normalised))
     train = Made(train_mode=True)
-    yield row("recorded: BatchNorm in train mode, declared frozen", LEAKS, recorded(train, frozen, model=normalised))
-    yield row("recorded: BatchNorm in train mode, declared so", LEAKS, recorded(train, batch, model=normalised))
-    yield row("recorded: pixels not normalised, declared 0.5 / 0.25", LEAKS, recorded(Made(whitening=NONE)))
-    yield row("recorded: normalisation slightly off", LEAKS, recorded(Made(whitening=SHIFTED)))
-    yield row("recorded: truth lists one of two images", LEAKS, recorded(Made(), count=2, truth=one_of))
-    yield row("recorded: truth has other labels", LEAKS, recorded(Made(), truth=mislabelled))
+    yield row("recorded: BatchNorm in train mode, declared frozen", LEAK, recorded(train, frozen, model=normalised))
+    yield row("recorded: BatchNorm in train mode, declared so", LEAK, recorded(train, batch, model=normalised))
+    yield row("recorded: pixels not normalised, declared 0.5 / 0.25", LEAK, recorded(Made(whitening=NONE)))
+    yield row("recorded: normalisation slightly off", LEAK, recorded(Made(whitening=SHIFTED)))
+    yield row("recorded: truth lists one of two images", LEAK, recorded(Made(), count=2, truth=one_of))
+    yield row("recorded: truth has other labels", LEAK, recorded(Made(), truth=mislabelled))
     yield row(
-        "recorded: noise that hides nothing, said to be defended", LEAKS, recorded(Made(noise=1e-9), defended=True)
+        "recorded: noise that hides nothing, said to be defended", LEAK, recorded(Made(noise=1e-9), defended=True)
     )
-    yield row("recorded: heavy noise, said to be defended", SAFE, recorded(Made(noise=1.0), defended=True))
+    yield row("recorded: heavy noise, said to be defended", OPEN, recorded(Made(noise=1.0), defended=True))
     loud, faint = GaussianNoise(std=1.0), GaussianNoise(std=1e-6)
     yield row("recorded: heavy noise, declared with its size", SAFE, recorded(Made(noise=1.0), defence=loud))
     yield row(
@@ -541,48 +562,46 @@ def _situations() -> Iterator[Situation]:
         SAFE,
         recorded(Made(norm=0.1, noise=0.1), defence=Chain((Clip(norm=0.1), GaussianNoise(std=0.1)))),
     )
-    yield row("recorded: faint noise, declared with its size", LEAKS, recorded(Made(noise=1e-6), defence=faint))
-    yield row("recorded: clipped, declared with its norm", LEAKS, recorded(Made(norm=1e-3), defence=Clip(norm=1e-3)))
-    yield row("recorded: heavy noise declared, none there", LEAKS, recorded(Made(), defence=loud))
+    yield row("recorded: faint noise, declared with its size", LEAK, recorded(Made(noise=1e-6), defence=faint))
+    yield row("recorded: clipped, declared with its norm", LEAK, recorded(Made(norm=1e-3), defence=Clip(norm=1e-3)))
+    yield row("recorded: heavy noise declared, none there", LEAK, recorded(Made(), defence=loud))
     yield row(
         "recorded: heavy noise declared, none there, other data said",
-        LEAKS,
+        LEAK,
         recorded(Made(), defence=loud, truth=lambda _: data(1, 7)),
-        flag=NOT_SO,
+        doubt=REFUTED,
     )
     yield row(
         "recorded: heavy noise declared, a tenth there",
-        SAFE,
+        OPEN,
         recorded(Made(noise=0.1), defence=loud),
-        flag=NOT_SO,
+        doubt=REFUTED,
     )
-    yield row("recorded: heavy noise that nobody mentions", SAFE, recorded(Made(noise=1.0)))
-    yield row("recorded: model that sees means alone", SAFE, recorded(Made(), model=pooled), SMOOTH)
+    yield row("recorded: heavy noise that nobody mentions", OPEN, recorded(Made(noise=1.0)))
+    yield row("recorded: model that sees means alone", OPEN, recorded(Made(), model=pooled), SMOOTH)
     yield row("recorded: the same, five epochs declared", OPEN, recorded(Made(), FIVE, model=pooled), SMOOTH)
 
     tuned = Made(frozen=2)
-    yield row("recorded: the first layer is not trained", LEAKS, recorded(tuned), LONG)
+    yield row("recorded: the first layer is not trained", LEAK, recorded(tuned), LONG)
     five = recorded(replace(tuned, epochs=5), FIVE)
-    yield row("recorded: the first layer is not trained in five epochs", LEAKS, five, attack(1000))
+    yield row("recorded: the first layer is not trained in five epochs", LEAK, five, attack(1000))
     hidden = recorded(replace(tuned, noise=1.0), defence=loud)
     yield row("recorded: the first layer is not trained, heavy noise on the others", SAFE, hidden, LONG)
     alone = recorded(replace(tuned, noise=1.0, noisy=False), defence=loud)
-    yield row("recorded: heavy noise on a layer alone that is not trained", LEAKS, alone)
+    yield row("recorded: heavy noise on a layer alone that is not trained", LEAK, alone)
     strange = recorded(tuned, truth=lambda _: data(1, 7))
-    yield row("recorded: the first layer is not trained, other data said", LEAKS, strange, flag=NOT_SO)
-    yield row("the first layer is not trained", LEAKS, simulated(model=fine_tuned), LONG)
+    yield row("recorded: the first layer is not trained, other data said", LEAK, strange, doubt=NOT_SO)
+    yield row("the first layer is not trained", LEAK, simulated(model=fine_tuned), LONG)
     clipped = {"release": Clip(norm=1e-3)}
-    yield row(
-        "the first layer is not trained, clipping as a defence", LEAKS, simulated(clipped, model=fine_tuned), LONG
-    )
+    yield row("the first layer is not trained, clipping as a defence", LEAK, simulated(clipped, model=fine_tuned), LONG)
     covered = simulated(noisy(1.0), model=fine_tuned)
     yield row("the first layer is not trained, heavy noise", SAFE, covered, LONG)
     private = simulated({"gradient": DPSGD(clip=1.0, noise_multiplier=5.0)}, model=fine_tuned)
     yield row("the first layer is not trained, DP-SGD", SAFE, private, LONG)
     thrice = simulated(training=replace(TOLD, epochs=3), model=fine_tuned)
-    yield row("the first layer is not trained in three local steps", LEAKS, thrice, attack(1000))
+    yield row("the first layer is not trained in three local steps", LEAK, thrice, attack(1000))
     mixed = simulated({}, {}, view=AggregateView(), model=fine_tuned)
-    yield row("aggregate of two, the first layer is not trained", LEAKS, mixed, attack(1500))
+    yield row("aggregate of two, the first layer is not trained", LEAK, mixed, attack(1500))
 
     silent: dict[str, Any] = {"truth": None}
     yield row("no truth: plain SGD, declared so", OPEN, recorded(Made(), **silent), SHORT)
@@ -601,39 +620,39 @@ def _situations() -> Iterator[Situation]:
     large = recorded(Made(), Training(50.0, 40), model=default, **silent)
     yield row("no truth: lr = 50, epochs = 40 declared by mistake", OPEN, large, SHORT, NOT_SO)
 
-    yield row("saved and loaded", LEAKS, saved(simulated()))
-    yield row("saved and loaded: aggregate of two", LEAKS, saved(simulated({}, {}, view=AggregateView())), LONG)
-    yield row("saved and loaded: a tenth pruned", LEAKS, saved(simulated({"release": MagnitudePruning(share=0.1)})))
-    yield row("saved and loaded: model that sees means alone", SAFE, saved(simulated(model=pooled)), SMOOTH)
+    yield row("saved and loaded", LEAK, saved(simulated()))
+    yield row("saved and loaded: aggregate of two", LEAK, saved(simulated({}, {}, view=AggregateView())), LONG)
+    yield row("saved and loaded: a tenth pruned", LEAK, saved(simulated({"release": MagnitudePruning(share=0.1)})))
+    yield row("saved and loaded: model that sees means alone", OPEN, saved(simulated(model=pooled)), SMOOTH)
     client = {"client 0": Protection(release=loud)}
     yield row("saved and loaded: heavy noise, declared", SAFE, saved(simulated(noisy(1.0)), shields=client))
-    yield row("saved and loaded: heavy noise", SAFE, saved(simulated(noisy(1.0))))
-    yield row("saved: truths swapped", LEAKS, saved(simulated(), swap=swapped), flag=NOT_SO)
+    yield row("saved and loaded: heavy noise", OPEN, saved(simulated(noisy(1.0))))
+    yield row("saved: truths swapped", LEAK, saved(simulated(), swap=swapped), doubt=NOT_SO)
     other = saved(simulated(noisy(1e-6)), swap=swapped, shields=client)
-    yield row("saved: truths swapped, heavy noise declared for faint", LEAKS, other, flag=NOT_SO)
-    yield row("saved: message scaled", LEAKS, saved(simulated(), edit=edited(lambda tensor: 3 * tensor)))
-    yield row("saved: message buried afterwards", SAFE, saved(simulated(), edit=edited(buried)), flag=NOT_SO)
+    yield row("saved: truths swapped, heavy noise declared for faint", LEAK, other, doubt=REFUTED)
+    yield row("saved: message scaled", LEAK, saved(simulated(), edit=edited(lambda tensor: 3 * tensor)))
+    yield row("saved: message buried afterwards", OPEN, saved(simulated(), edit=edited(buried)), doubt=NOT_SO)
 
-    yield row("attack too short", LEAKS, simulated(), SHORT)
-    yield row("prior too strong", LEAKS, simulated(), STRONG)
+    yield row("attack too short", LEAK, simulated(), SHORT)
+    yield row("prior too strong", LEAK, simulated(), STRONG)
     flat = simulated(noisy(1.0), examples=nearly_flat())
     yield row("heavy noise, flat result beyond the threshold", SAFE, flat, attack(tv=1000.0))
     yield row("heavy noise, nearly flat picture", SAFE, flat)
-    yield row("nearly flat picture, prior far too strong", LEAKS, simulated(examples=nearly_flat()), attack(tv=1000.0))
-    yield row("one image, one gradient", LEAKS, simulated())
-    yield row("two images, one gradient", LEAKS, simulated(count=2), LONG)
-    yield row("two images of one class", LEAKS, simulated(examples=of_one_class()), LONG)
-    yield row("three local steps", LEAKS, simulated(training=replace(TOLD, epochs=3)))
-    yield row("noise of 1e-12 as a defence", LEAKS, simulated(noisy(1e-12)))
-    yield row("noise of 1e-6 as a defence", LEAKS, simulated(noisy(1e-6)))
-    yield row("clipping as a defence", LEAKS, simulated({"release": Clip(norm=1e-3)}))
-    yield row("a tenth pruned as a defence", LEAKS, simulated({"release": MagnitudePruning(share=0.1)}))
-    yield row("picture that is its own mirrored negative", LEAKS, simulated(examples=split()))
+    yield row("nearly flat picture, prior far too strong", LEAK, simulated(examples=nearly_flat()), attack(tv=1000.0))
+    yield row("one image, one gradient", LEAK, simulated())
+    yield row("two images, one gradient", LEAK, simulated(count=2), LONG)
+    yield row("two images of one class", LEAK, simulated(examples=of_one_class()), LONG)
+    yield row("three local steps", LEAK, simulated(training=replace(TOLD, epochs=3)))
+    yield row("noise of 1e-12 as a defence", LEAK, simulated(noisy(1e-12)))
+    yield row("noise of 1e-6 as a defence", LEAK, simulated(noisy(1e-6)))
+    yield row("clipping as a defence", LEAK, simulated({"release": Clip(norm=1e-3)}))
+    yield row("a tenth pruned as a defence", LEAK, simulated({"release": MagnitudePruning(share=0.1)}))
+    yield row("picture that is its own mirrored negative", LEAK, simulated(examples=split()))
     some = simulated(noisy(1e-3), examples=split())
-    yield row("some noise, picture that is its own mirrored negative", LEAKS, some)
-    yield row("the same, by a longer attack with a prior against noise", LEAKS, some, attack(600, tv=0.1))
-    yield row("another client's defence", LEAKS, simulated({}, noisy(1.0)))
-    yield row("another client's defence, attack too short", LEAKS, simulated({}, noisy(1.0)), SHORT)
+    yield row("some noise, picture that is its own mirrored negative", LEAK, some)
+    yield row("the same, by a longer attack with a prior against noise", LEAK, some, attack(600, tv=0.1))
+    yield row("another client's defence", LEAK, simulated({}, noisy(1.0)))
+    yield row("another client's defence, attack too short", LEAK, simulated({}, noisy(1.0)), SHORT)
     yield row("heavy noise", SAFE, simulated(noisy(1.0)))
     yield row("heavier noise", SAFE, simulated(noisy(30.0)))
     yield row("heavy Laplacian noise", SAFE, simulated({"release": LaplacianNoise(scale=1.0)}))
@@ -643,41 +662,41 @@ def _situations() -> Iterator[Situation]:
     yield row("heavy noise after three local steps", SAFE, simulated(noisy(1.0), training=replace(TOLD, epochs=3)))
     yield row("heavy noise, another client without", SAFE, simulated(noisy(1.0), {}))
     yield row("heavy noise, attack too short", SAFE, simulated(noisy(1.0)), SHORT)
-    yield row("model that sees means alone", SAFE, simulated(model=pooled), SMOOTH)
-    yield row("model that sees means alone, noise of 1e-12", SAFE, simulated(noisy(1e-12), model=pooled), SMOOTH)
-    yield row("aggregate of two", LEAKS, simulated({}, {}, view=AggregateView()), LONG)
+    yield row("model that sees means alone", OPEN, simulated(model=pooled), SMOOTH)
+    yield row("model that sees means alone, noise of 1e-12", OPEN, simulated(noisy(1e-12), model=pooled), SMOOTH)
+    yield row("aggregate of two", LEAK, simulated({}, {}, view=AggregateView()), LONG)
     poison = simulated({}, {"behaviour": SignFlip(factor=2.0)}, view=AggregateView())
-    yield row("aggregate with a poisoner's flipped sign", LEAKS, poison, LONG)
+    yield row("aggregate with a poisoner's flipped sign", LEAK, poison, LONG)
     yield row("aggregate of two, heavy noise", SAFE, simulated(noisy(1.0), noisy(1.0), view=AggregateView()), LONG)
-    yield row("a peer of one other", LEAKS, simulated({}, {}, view=PeerView(1)), LONG)
+    yield row("a peer of one other", LEAK, simulated({}, {}, view=PeerView(1)), LONG)
     yield row("a peer of one other, heavy noise", SAFE, simulated(noisy(1.0), {}, view=PeerView(1)), LONG)
 
-    yield row("one image, other public pictures of its class", LEAKS, with_public(simulated(), other_photos))
-    yield row("two images, other public pictures", LEAKS, with_public(simulated(count=2), other_photos), LONG)
+    yield row("one image, other public pictures of its class", LEAK, with_public(simulated(), other_photos))
+    yield row("two images, other public pictures", LEAK, with_public(simulated(count=2), other_photos), LONG)
     yield row("heavy noise, other public pictures", SAFE, with_public(simulated(noisy(1.0)), other_photos))
     means = simulated(model=pooled)
-    yield row("model that sees means alone, public pictures as decoys", SAFE, with_public(means, other_photos), SMOOTH)
-    yield row("public data show the picture better than the attack", SAFE, with_public(simulated(), nearly_the_same))
-    yield row("four images, two of one class", LEAKS, simulated(examples=two_of_one_class()), recipe("invg", tv=1e-4))
+    yield row("model that sees means alone, public pictures as decoys", OPEN, with_public(means, other_photos), SMOOTH)
+    yield row("public data show the picture better than the attack", OPEN, with_public(simulated(), nearly_the_same))
+    yield row("four images, two of one class", LEAK, simulated(examples=two_of_one_class()), recipe("invg", tv=1e-4))
     deep = simulated(training=batch, model=residual)
     brief = recipe("coarse_to_fine", iterations=100)
-    yield row("batch statistics in a residual network, by coarse_to_fine", LEAKS, deep, brief)
+    yield row("batch statistics in a residual network, by coarse_to_fine", LEAK, deep, brief)
     shallow = simulated(training=batch, model=normalised)
     by_direction = coarse_to_fine_batchnorm(iterations=ITERATIONS)
-    yield row("batch statistics, by coarse_to_fine_batchnorm", LEAKS, shallow, by_direction)
-    yield row("batch statistics, prior under which the contrast fades", LEAKS, shallow, faded(by_direction))
+    yield row("batch statistics, by coarse_to_fine_batchnorm", LEAK, shallow, by_direction)
+    yield row("batch statistics, prior under which the contrast fades", LEAK, shallow, faded(by_direction))
     last = simulated({"release": NoisyEnd(std=1.0)})
-    yield row("heavy noise in the last layer alone", LEAKS, last, flag="attack is blind")
+    yield row("heavy noise in the last layer alone", LEAK, last, doubt=Kind.DEFENCE_NOT_BOUNDED)
     tiny_steps = Training(lr=1e-8)
     yield row(
         "recorded: tiny learning rate, clipped, other data said",
-        LEAKS,
+        LEAK,
         recorded(Made(lr=1e-8), tiny_steps, defence=Clip(norm=1e-3), truth=lambda _: data(1, 7)),
-        flag=NOT_SO,
+        doubt=NOT_SO,
     )
     contrast = simulated(model=grouped, examples=black_and_white())
-    yield row("group normalisation, black and white", LEAKS, contrast, attack(tv=0.03), "recognisable otherwise")
-    yield row("attack that looks at the last layers alone", LEAKS, simulated(), last_layers(attack(400)))
+    yield row("group normalisation, black and white", LEAK, contrast, attack(tv=0.03), Kind.SHOWN_OTHERWISE)
+    yield row("attack that looks at the last layers alone", LEAK, simulated(), last_layers(attack(400)))
     yield from _over_rounds()
     yield from _statistics()
     yield from _among_peers()
@@ -685,39 +704,39 @@ def _situations() -> Iterator[Situation]:
 
 def _over_rounds() -> Iterator[Situation]:
     """The same data in several rounds, which tell more together than each does."""
-    more = "more rounds of the same data"
-    yield row("heavy noise, the data in 100,000 rounds", LEAKS, simulated(noisy(0.1), rounds=100_000), flag=more)
+    more = Kind.MORE_ROUNDS
+    yield row("heavy noise, the data in 100,000 rounds", LEAK, simulated(noisy(0.1), rounds=100_000), doubt=more)
     four = Together(tuple(ServerView(0, index) for index in range(4)))
-    yield row("some noise in four rounds, attacked together", LEAKS, simulated(noisy(2e-4), rounds=4, view=four))
-    yield row("one image in four rounds, attacked together", LEAKS, simulated(rounds=4, view=four))
+    yield row("some noise in four rounds, attacked together", LEAK, simulated(noisy(2e-4), rounds=4, view=four))
+    yield row("one image in four rounds, attacked together", LEAK, simulated(rounds=4, view=four))
     yield row("heavy noise in four rounds, attacked together", SAFE, simulated(noisy(0.1), rounds=4, view=four))
     all_means = simulated(model=pooled, rounds=4, view=four)
-    yield row("model that sees means alone, four rounds together", SAFE, all_means, SMOOTH)
+    yield row("model that sees means alone, four rounds together", OPEN, all_means, SMOOTH)
     two, loud = Together((ServerView(0, 0), ServerView(0, 1))), {"client 0": Protection(release=GaussianNoise(std=0.1))}
     open_rounds, noisy_rounds = simulated(rounds=2, view=two), simulated(noisy(0.1), rounds=2, view=two)
-    yield row("saved: two rounds together", LEAKS, saved(open_rounds))
+    yield row("saved: two rounds together", LEAK, saved(open_rounds))
     faint = {"client 0": Protection(release=GaussianNoise(std=1e-6))}
     faint_rounds = simulated(noisy(1e-6), rounds=2, view=two)
-    yield row("saved: two rounds together, faint noise", LEAKS, saved(faint_rounds, shields=faint))
+    yield row("saved: two rounds together, faint noise", LEAK, saved(faint_rounds, shields=faint))
     both = Together((AggregateView(0), AggregateView(1)))
-    yield row("saved: two rounds of an aggregate together", LEAKS, saved(simulated({}, {}, rounds=2, view=both)), LONG)
+    yield row("saved: two rounds of an aggregate together", LEAK, saved(simulated({}, {}, rounds=2, view=both)), LONG)
     yield row("saved: two rounds together, heavy noise", SAFE, saved(noisy_rounds, shields=loud))
     hidden = saved(simulated(noisy(1.0)), shields={"client 0": Protection(release=GaussianNoise(std=1.0))})
-    unread, unseen = "more was sent than was read", "clients not looked at"
+    unread, unseen = Kind.EXTRA_PAYLOAD, Kind.CLIENTS_NOT_AUDITED
     control = with_more(hidden, beside={(0, "client 0"): ("a control variate",)})
-    yield row("saved: heavy noise, and more arrays beside it", OPEN, control, flag=unread)
+    yield row("saved: heavy noise, and more arrays beside it", OPEN, control, doubt=unread)
     later = with_more(saved(noisy_rounds, shields=loud), beside={(1, "client 0"): ("a control variate",)})
-    yield row("saved: heavy noise in two rounds together, more arrays beside the second", OPEN, later, flag=unread)
+    yield row("saved: heavy noise in two rounds together, more arrays beside the second", OPEN, later, doubt=unread)
     another = with_more(hidden, overlooked=("client 1",))
-    yield row("saved: heavy noise, and a client that nobody looks at", OPEN, another, flag=unseen)
+    yield row("saved: heavy noise, and a client that nobody looks at", OPEN, another, doubt=unseen)
     yield from _repeated()
     mixed = saved(noisy_rounds, edit=round_as_of(open_rounds, 1), shields=loud)
-    yield row("saved: two rounds together, heavy noise declared and none in the second", LEAKS, mixed)
+    yield row("saved: two rounds together, heavy noise declared and none in the second", LEAK, mixed)
 
 
 def _repeated() -> Iterator[Situation]:
     """Noise that is not drawn anew for every entry, client and round."""
-    blind, clients = "attack is blind", ("client 0", "client 1")
+    clients = ("client 0", "client 1")
     two = Together((ServerView(0, 0), ServerView(0, 1)))
 
     def declared(std: float) -> dict[str, Protection]:
@@ -726,86 +745,87 @@ def _repeated() -> Iterator[Situation]:
     def of(release: Kept | Signs | OneFilter | GaussianNoise, **told: Any) -> Callable[[], Source]:
         return saved(simulated({"release": release}, {"release": release}, **told), shields=declared(release.std))
 
-    yield row("saved: heavy noise, the same in two rounds", LEAKS, of(Kept(0.1), rounds=2, view=two), flag=blind)
+    yield row("saved: heavy noise, the same in two rounds", LEAK, of(Kept(0.1), rounds=2, view=two), doubt=REFUTED)
     lacking = saved(simulated(noisy(0.1)), edit=with_another(0.5), shields=declared(0.1))
-    yield row("saved: heavy noise, and a picture that the truth lacks", OPEN, lacking, flag=blind)
+    yield row("saved: heavy noise, and a picture that the truth lacks", OPEN, lacking, doubt=REFUTED)
     yield row("saved: heavy noise of two clients, each its own", SAFE, of(GaussianNoise(1.0)))
-    yield row("saved: faint noise, the same of two clients", LEAKS, of(Kept(1e-6)))
-    yield row("saved: faint noise, the same in two rounds", LEAKS, of(Kept(1e-6), rounds=2, view=two))
+    yield row("saved: faint noise, the same of two clients", LEAK, of(Kept(1e-6)))
+    yield row("saved: faint noise, the same in two rounds", LEAK, of(Kept(1e-6), rounds=2, view=two))
     anew = of(GaussianNoise(0.3), rounds=2, view=two)
     yield row("saved: heavy noise of two clients in two rounds, each its own", SAFE, anew)
-    yield row("saved: heavy noise of two values, declared as Gaussian", LEAKS, of(Signs(1.0)), flag=NOT_SO)
-    yield row("saved: faint noise of two values, declared as Gaussian", LEAKS, of(Signs(1e-6)))
-    yield row("saved: faint noise, one filter's for all filters", LEAKS, of(OneFilter(1e-6)))
+    yield row("saved: heavy noise of two values, declared as Gaussian", LEAK, of(Signs(1.0)), doubt=REFUTED)
+    yield row("saved: faint noise of two values, declared as Gaussian", LEAK, of(Signs(1e-6)))
+    yield row("saved: faint noise, one filter's for all filters", LEAK, of(OneFilter(1e-6)))
     yield row("saved: heavier noise of two clients, each its own", SAFE, of(GaussianNoise(30.0)))
-    yield row("heavy noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1.0)}), flag=blind)
-    yield row("faint noise, one filter's for all filters", LEAKS, simulated({"release": OneFilter(1e-6)}))
+    yield row(
+        "heavy noise, one filter's for all filters",
+        LEAK,
+        simulated({"release": OneFilter(1.0)}),
+        doubt=Kind.DEFENCE_NOT_BOUNDED,
+    )
+    yield row("faint noise, one filter's for all filters", LEAK, simulated({"release": OneFilter(1e-6)}))
 
 
 def _statistics() -> Iterator[Situation]:
     """Running statistics, which travel beside the update."""
-    batch, told = replace(TOLD, batch_norm=BatchNorm.BATCH), "batch statistics"
+    batch, told = replace(TOLD, batch_norm=BatchNorm.BATCH), Kind.STATISTICS_SENT
     by_both = coarse_to_fine_statistics(iterations=ITERATIONS)
-    yield row("batch statistics, read with the update", LEAKS, simulated(training=batch, model=normalised), by_both)
+    yield row("batch statistics, read with the update", LEAK, simulated(training=batch, model=normalised), by_both)
     hushed = simulated(noisy(1.0), training=batch, model=normalised)
-    yield row("heavy noise, batch statistics in clear", LEAKS, hushed, flag=told)
+    yield row("heavy noise, batch statistics in clear", LEAK, hushed, doubt=told)
     barely = coarse_to_fine_statistics(iterations=60, weight=0.01)
-    yield row("heavy noise, batch statistics in clear, read and hardly weighed", LEAKS, hushed, barely, told)
+    yield row("heavy noise, batch statistics in clear, read and hardly weighed", LEAK, hushed, barely, told)
     two = simulated(noisy(1.0), noisy(1.0), training=batch, model=normalised, view=AggregateView())
-    yield row("heavy noise, an aggregate's batch statistics in clear", LEAKS, two, LONG, told)
+    yield row("heavy noise, an aggregate's batch statistics in clear", LEAK, two, LONG, told)
 
 
 def _among_peers() -> Iterator[Situation]:
     """Participants that read each other, through means and through other rules."""
     curious, peer, three = recipe("curious_client", iterations=ITERATIONS, tv=0.001), PeerView(0), ({}, {}, {})
-    yield row("a server, by curious_client", LEAKS, simulated(), curious)
-    yield row("a peer of one other, by curious_client", LEAKS, simulated({}, {}, view=peer), curious)
-    yield row("a peer of two others, by curious_client", LEAKS, simulated(*three, view=peer), curious)
+    yield row("a server, by curious_client", LEAK, simulated(), curious)
+    yield row("a peer of one other, by curious_client", LEAK, simulated({}, {}, view=peer), curious)
+    yield row("a peer of two others, by curious_client", LEAK, simulated(*three, view=peer), curious)
     steps = simulated(*three, view=peer, training=replace(TOLD, epochs=3))
-    yield row("a peer of two others after three local steps", LEAKS, steps, curious)
+    yield row("a peer of two others after three local steps", LEAK, steps, curious)
     poison = simulated({"behaviour": SignFlip(factor=2.0)}, {}, {}, view=peer)
-    yield row("a peer that sends poison", LEAKS, poison, curious)
-    yield row("secure aggregation, by curious_client", LEAKS, simulated({}, {}, view=AggregateView()), curious)
+    yield row("a peer that sends poison", LEAK, poison, curious)
+    yield row("secure aggregation, by curious_client", LEAK, simulated({}, {}, view=AggregateView()), curious)
     yield row("a peer of two that add heavy noise", SAFE, simulated({}, noisy(1.0), noisy(1.0), view=peer), curious)
     along = recipe("curious_client", own="along", iterations=ITERATIONS, tv=0.001)
-    yield row("a peer that reconstructs its own images too", LEAKS, simulated({}, {}, view=peer), along)
+    yield row("a peer that reconstructs its own images too", LEAK, simulated({}, {}, view=peer), along)
     held = recipe("curious_client", own="fixed", iterations=ITERATIONS, tv=0.001)
-    yield row("a peer that holds its own images fixed", LEAKS, simulated({}, {}, view=peer), held)
-    yield row("a peer of three others", LEAKS, simulated({}, {}, {}, {}, view=peer), curious)
-    yield row("a peer of one other with two images", LEAKS, simulated({}, {}, count=2, view=peer), curious)
+    yield row("a peer that holds its own images fixed", LEAK, simulated({}, {}, view=peer), held)
+    yield row("a peer of three others", LEAK, simulated({}, {}, {}, {}, view=peer), curious)
+    yield row("a peer of one other with two images", LEAK, simulated({}, {}, count=2, view=peer), curious)
     five_steps = simulated({}, {}, view=peer, training=replace(TOLD, epochs=5))
-    yield row("a peer of one other after five local steps", LEAKS, five_steps, curious)
-    yield row("a peer that alone adds heavy noise", LEAKS, simulated(noisy(1.0), {}, view=peer), curious)
+    yield row("a peer of one other after five local steps", LEAK, five_steps, curious)
+    yield row("a peer that alone adds heavy noise", LEAK, simulated(noisy(1.0), {}, view=peer), curious)
     hushed = simulated(noisy(1.0), noisy(1.0), view=AggregateView())
     yield row("secure aggregation of two that add heavy noise", SAFE, hushed, curious)
 
-    told, five = Knows(labels=True), ({}, {}, {}, {}, {})
-    yield row("a server with Krum", LEAKS, simulated(*five, rule=Krum(1)), curious)
-    yield row("a peer behind Krum", LEAKS, simulated(*five, view=PeerView(1), rule=Krum(1)), curious)
+    five = ({}, {}, {}, {}, {})
+    yield row("a server with Krum", LEAK, simulated(*five, rule=Krum(1)), curious)
+    yield row("a peer behind Krum", LEAK, simulated(*five, view=PeerView(1), rule=Krum(1)), curious)
 
     def through(rule: str) -> AnyAttack:
-        return recipe("maliciously_curious_client", labels=OracleLabels(), rule=rule, iterations=300, tv=0.01)
+        return recipe("maliciously_curious_client", rule=rule, iterations=300, tv=0.01)
 
-    median = simulated(*three, view=peer, rule=Median(), knows=told)
-    yield row("a peer behind a median", LEAKS, median, through("median"))
-    flipped = simulated({"behaviour": SignFlip()}, {}, {}, view=peer, rule=Median(), knows=told)
-    yield row("a peer that sends poison, behind a median", LEAKS, flipped, through("median"))
-    trimmed = simulated(*three, view=peer, rule=TrimmedMean(1), knows=told)
-    yield row("a peer behind a trimmed mean", LEAKS, trimmed, through("trimmed_mean"))
-    yield row("a peer behind a median that takes it for a mean", LEAKS, median, curious)
-    unlabelled = recipe("maliciously_curious_client", rule="median", iterations=300, tv=0.01)
-    yield row(
-        "a peer behind a median that finds labels and whose they are",
-        LEAKS,
-        simulated(*three, view=peer, rule=Median()),
-        unlabelled,
-    )
-    unsure = Knows(labels=True, kept=False)
+    median = simulated(*three, view=peer, rule=Median())
+    yield row("a peer behind a median", LEAK, median, through("median"))
+    flipped = simulated({"behaviour": SignFlip()}, {}, {}, view=peer, rule=Median())
+    yield row("a peer that sends poison, behind a median", LEAK, flipped, through("median"))
+    trimmed = simulated(*three, view=peer, rule=TrimmedMean(1))
+    yield row("a peer behind a trimmed mean", LEAK, trimmed, through("trimmed_mean"))
+    yield row("a peer behind a median that takes it for a mean", LEAK, median, curious)
+    by_oracle = recipe("maliciously_curious_client", labels=OracleLabels(), rule="median", iterations=300, tv=0.01)
+    told = simulated(*three, view=peer, rule=Median(), knows=Knows(labels=True))
+    yield row("a peer behind a median that is told the labels by an oracle", LEAK, told, by_oracle, Kind.ORACLE_USED)
+    unsure = Knows(kept=False)
     forwarded = simulated(*five, view=PeerView(1), rule=Krum(1), knows=unsure)
-    yield row("a peer behind Krum that is not told whose update it sees", LEAKS, forwarded, through("one_client"))
-    dropped = simulated({"behaviour": SignFlip(5.0)}, {}, {}, view=peer, rule=DnC(1, passes=1), knows=told)
-    yield row("a peer whose poison was dropped", LEAKS, dropped, through("mean"))
-    loud = simulated({}, noisy(1.0), noisy(1.0), view=peer, rule=Median(), knows=told)
+    yield row("a peer behind Krum that is not told whose update it sees", LEAK, forwarded, through("one_client"))
+    dropped = simulated({"behaviour": SignFlip(5.0)}, {}, {}, view=peer, rule=DnC(1, passes=1))
+    yield row("a peer whose poison was dropped", LEAK, dropped, through("mean"))
+    loud = simulated({}, noisy(1.0), noisy(1.0), view=peer, rule=Median())
     yield row("a peer behind a median of two that add heavy noise", SAFE, loud, through("median"))
 
 

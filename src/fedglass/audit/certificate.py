@@ -11,16 +11,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedglass.audit.replay import Declared, Part, batches_of, message_of, too_long
-from fedglass.bounds.success import combine_mu, eps_delta_success, gdp_advantage, gdp_epsilon, gdp_success
-from fedglass.core.types import Training
+from fedglass.bounds.laplace import ORDERS, Array, laplace_renyi, renyi_success
+from fedglass.bounds.success import combine_mu, gdp_advantage, gdp_epsilon, gdp_success
+from fedglass.core.errors import UsageError
+from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.types import Training, Whitening
 from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
+from fedglass.fl.local import GradientFn
 from fedglass.fl.protection import Protection
+from fedglass.fl.release import Release
 from fedglass.ledger.doubts import Doubt, Kind, doubt
 from fedglass.ledger.records import BASE_RATE, Certificate
+from fedglass.verdict.texts import flag
 
 MOST_REPLAYS = 4000
 """Local steps of all replays without one record; beyond these only the client's absence is a reference."""
@@ -43,8 +50,8 @@ class Bound:
     """Of each private part of the first round."""
     mu: tuple[float, ...] = ()
     """Of each private record, over the rounds that were looked at."""
-    epsilon: tuple[float, ...] = ()
-    """The same of Laplacian noise."""
+    renyi: tuple[Array, ...] = ()
+    """The same of Laplacian noise: Rényi divergences of each record."""
     client_mu: float | None = None
     per_round: float | None = None
     """What any further round adds at the most; None where nothing bounds it."""
@@ -67,7 +74,7 @@ def bound_of(rounds: Sequence[Declared]) -> Bound | Doubt:
     return Bound(
         first.models,
         tuple(combine_mu(mus) for mus in zip(*(each.mu for each in bounds), strict=True)),
-        tuple(sum(spent) for spent in zip(*(each.epsilon for each in bounds), strict=True)),
+        tuple(sum(spent, start=np.zeros(())) for spent in zip(*(each.renyi for each in bounds), strict=True)),
         None if None in clients else combine_mu([mu for mu in clients if mu is not None]),
         None if None in limits else max(limit for limit in limits if limit is not None),
         any(each.steps for each in bounds),
@@ -80,16 +87,9 @@ def certificate_of(bound: Bound, further: int) -> Certificate | None:
     if further and bound.per_round is None:
         return None
     rounds = bound.rounds + further
-    if bound.epsilon:
-        success = [eps_delta_success(BASE_RATE, epsilon, 0.0) for epsilon in bound.epsilon]
-        return Certificate(
-            method="record",
-            accounting="laplacian",
-            success=success,
-            rounds=rounds,
-            epsilon=max(bound.epsilon),
-            delta=0.0,
-        )
+    if bound.renyi:
+        success = [renyi_success(BASE_RATE, spent) for spent in bound.renyi]
+        return Certificate(method="record", accounting="laplacian", success=success, rounds=rounds)
     more = [] if bound.per_round is None else [bound.per_round] * further
     mus = [combine_mu([mu, *more]) for mu in bound.mu]
     worst = max(mus)
@@ -104,6 +104,32 @@ def certificate_of(bound: Bound, further: int) -> Certificate | None:
         delta=DELTA,
         client_mu=None if bound.client_mu is None else combine_mu([bound.client_mu, *more]),
     )
+
+
+def certify(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    training: Training,
+    defences: Sequence[Release | GradientFn],
+    *,
+    whitening: Whitening,
+    rounds: int = 1,
+) -> Certificate:
+    """Return the certificate of a client's message, as `fedglass audit` states it of a simulated federation.
+
+    `model` holds the weights before the round, `images` are pixels in [0, 1], `defences` act in their order. More than
+    one round needs an update that is clipped, or DP-SGD. Where nothing bounds what an adversary reads, a UsageError
+    says why.
+    """
+    part = Part(images, labels, training, Protection.of(defences))
+    bound = bound_of([Declared(model, weights_of(model), buffers_of(model), {}, whitening, (part,))])
+    if isinstance(bound, Doubt):
+        raise UsageError(flag(bound).whole)
+    found = certificate_of(bound, rounds - 1)
+    if found is None:
+        raise UsageError(flag(doubt(Kind.MORE_ROUNDS, rounds=rounds - 1)).text + " Clip the update before the noise.")
+    return found.model_copy(update={"assumptions": dict.fromkeys(("noise", "training"), "declared")})
 
 
 def declared_bound(
@@ -198,7 +224,7 @@ def _measured(declared: Declared, models: Sequence[NoiseModel], limit: float | N
     """Return how far each record moves the message, in units of its noise."""
     weights, together = shares(declared), total_std(declared) if declared.combined_by_mean else None
     mu: list[float] = []
-    epsilon: list[float] = []
+    renyi: list[Array] = []
     clients: list[float] = []
     for i, model in enumerate(models):
         part = without_noise(declared).parts[i]
@@ -207,14 +233,13 @@ def _measured(declared: Declared, models: Sequence[NoiseModel], limit: float | N
         std = model.std if together is None else max(model.std, together / weights[i])
         if model.law == "laplacian":
             scale = model.std / math.sqrt(2)
-            epsilon += [float(row.abs().sum()) / scale for row in distances[1:]]
+            renyi += [laplace_renyi(row.numpy() / scale) for row in distances[1:]]
         else:
             mu += [min(float(row.norm()) / std, model.per_round or math.inf) for row in distances[1:]]
             clients.append(float(distances[0].norm()) / std)
-    if epsilon and mu:  # of mixed laws neither sums up: the larger of both stands for each
-        worst = max(epsilon)
-        return Bound(tuple(models), (), (*epsilon, *[worst] * len(mu)), None, None)
-    return Bound(tuple(models), tuple(mu), tuple(epsilon), max(clients, default=None), limit)
+    if renyi and mu:  # of Gaussian noise R_a = a mu^2 / 2
+        return Bound(tuple(models), (), (*renyi, *(ORDERS * each**2 / 2 for each in mu)))
+    return Bound(tuple(models), tuple(mu), tuple(renyi), max(clients, default=None), limit)
 
 
 def _distances(declared: Declared, part: Part) -> list[Tensor]:

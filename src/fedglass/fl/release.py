@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -22,6 +22,7 @@ class Outgoing:
     """The global model that the client started from; None for what is no update, such as one example's gradient."""
 
 
+@runtime_checkable
 class Release(Protocol):
     """Changes the update that a client sends: clipping, noise, pruning."""
 

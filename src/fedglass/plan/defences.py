@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedglass.core.errors import UsageError
 from fedglass.core.registry import factory, find, make
-from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.protection import Protection
-from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.plan.keys import DefenceTable, Named
 from fedglass.plan.options import checked_options
 
@@ -22,17 +19,4 @@ def made(kind: str, table: Named) -> Any:
 
 def defences_of(tables: Sequence[DefenceTable]) -> Protection:
     """At most one gradient function, and the releases one after another."""
-    gradients: list[GradientFn] = []
-    releases: list[Release] = []
-    for table in tables:
-        part = made("defences", table)
-        if hasattr(part, "gradient"):
-            gradients.append(part)
-        else:
-            releases.append(part)
-    if len(gradients) > 1:
-        raise UsageError(
-            f"defences: at most one may change the gradient of a local step, got {len(gradients)}: keep one."
-        )
-    release = releases[0] if len(releases) == 1 else Chain(tuple(releases)) if releases else AsIs()
-    return Protection(gradients[0] if gradients else MeanGradient(), release)
+    return Protection.of([made("defences", table) for table in tables])
