@@ -69,7 +69,7 @@ class Residual:
     sent_dtype: torch.dtype | None = None
     """The type that the message was rounded to; found from its values where it is not given."""
     weights_sent: bool = False
-    """The message is the weights: their rounding is wider than that of the update."""
+    """`message` holds weights (before + update), not the update: its rounding is that of the weights."""
     public: Tensor | None = None
     """Gradients of public examples in the order of `residual`.  # (m, d)"""
     signal: Tensor | None = None
@@ -86,8 +86,8 @@ class Residual:
         for words, rows in (("public", self.public), ("signal", self.signal)):
             if rows is not None and (rows.dim() != 2 or rows.shape[1] != entries):
                 raise UsageError(f"{words} must have the shape (n, {entries}), got {tuple(rows.shape)}.")
-        if self.sent_dtype is not None and self.message is None:
-            raise UsageError("sent_dtype tells how a message was rounded: pass the message too.")
+        if (self.sent_dtype is not None or self.weights_sent) and self.message is None:
+            raise UsageError("Rounding depends on what was sent: pass the message, or the weights with weights_sent.")
         unlike = [n for n, r in self.residual.items() if self.message is not None and not _fits(self.message, n, r)]
         if unlike:
             raise UsageError(f"The message does not fit its residual at {some(unlike)}: pass what was sent, by name.")
@@ -112,7 +112,7 @@ def refutations(given: Residual, level: float = LEVEL) -> tuple[Refutation, ...]
         return tuple(Refutation("finite", name, 0.0, {}) for name in broken)
     ran = list(_outcomes(_with_dtype(given)))
     corrected = [(test, tensor, outcome.p * len(ran), outcome.details) for test, tensor, outcome in ran]
-    return tuple(Refutation(*each) for each in corrected if each[2] < level)
+    return tuple(Refutation(*each) for each in corrected if not each[2] >= level)
 
 
 def spread_of(replays: Sequence[Params], std: float) -> float:
@@ -220,7 +220,7 @@ def _reused(scores: Mapping[str, Array], others: Mapping[str, Params]) -> Iterat
     flat = tests.flat(scores.values())
     for words, other in others.items():
         known = {name: as_array(t.detach().cpu().double().numpy()) for name, t in other.items() if t.numel()}
-        for name in known.keys() & scores.keys():
+        for name in [name for name in scores if name in known]:
             yield from tests.correlated(scores[name], known[name], message=words, tensor=name)
         if known:
             yield from tests.correlated(flat, tests.flat(known.values()), message=words, tensor="")
@@ -250,7 +250,7 @@ def _nearest(starts: Mapping[str, Array], generator: str, sizes: tuple[int, ...]
         names = [name for name, start in starts.items() if start.size == length]
         known = _streams(generator, sizes)[:, :length]
         rows = np.stack([starts[name] for name in names]).astype(np.float32)
-        lengths = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(known, axis=1)
+        lengths = np.linalg.norm(rows, axis=1)[:, None] * _stream_norms(generator, sizes, length)
         cosines = rows @ known.T / np.maximum(lengths, np.finfo(np.float32).tiny)
         row, seed = divmod(int(np.abs(cosines).argmax()), len(SEEDS))
         p = min(1.0, tests.correlation_p(float(cosines[row, seed]), length) * cosines.size)
@@ -261,6 +261,11 @@ def _nearest(starts: Mapping[str, Array], generator: str, sizes: tuple[int, ...]
 def _streams(generator: str, sizes: tuple[int, ...]) -> NDArray[np.float32]:
     """Return how the streams of all seeds begin, drawn as tensors of these sizes.  # (seeds, entries)"""
     return np.stack([stream[:START].astype(np.float32) for stream in (NORMALS | LAPLACIANS)[generator](sizes)])
+
+
+@lru_cache(maxsize=256)
+def _stream_norms(generator: str, sizes: tuple[int, ...], length: int) -> NDArray[np.float32]:
+    return np.asarray(np.linalg.norm(_streams(generator, sizes)[:, :length], axis=1))
 
 
 def _torch_normals(sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Iterator[NDArray[Any]]:

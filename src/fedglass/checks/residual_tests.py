@@ -77,7 +77,8 @@ def distribution(z: Array) -> Outcome:
 def largest_entry(z: Array) -> Outcome:
     """Test the largest entry, which may be too large or too small."""
     largest = float(np.abs(z).max())
-    log_below = z.size * math.log1p(-2 * float(ndtr(-largest))) if largest > 0 else -math.inf
+    below, beyond = float(erf(largest / math.sqrt(2))), 2 * float(ndtr(-largest))
+    log_below = z.size * (math.log1p(-beyond) if beyond < 0.5 else math.log(below) if below > 0 else -math.inf)
     p = min(1.0, 2 * min(math.exp(log_below), -math.expm1(log_below)))
     return Outcome(p, {"largest_over_std": largest})
 
@@ -130,7 +131,7 @@ def _place_in_cell(x: Array, beyond: Array, unit: float, bits: int, law: Law) ->
     _, exponent = np.frexp(size)
     step = np.ldexp(1.0, exponent - 1 - bits)
     steps = np.rint(size / step)
-    # At a power of two the grid is half as fine above as below it.
+    # Below a power of two the grid is twice as fine.
     below = np.where(steps == 2**bits, step / 4, step / 2)
     above = np.where(steps == 2 ** (bits + 1), step, step / 2)
     low, high = ((steps * step + side) / unit for side in (-below, above))

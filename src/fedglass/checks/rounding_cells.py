@@ -54,13 +54,13 @@ def cell(sent: Tensor, dtype: torch.dtype) -> tuple[Array, Array]:
     >>> [side.tolist() for side in cell(torch.tensor([1.0, 1.5]), torch.float16)]
     [[0.000244140625, 0.00048828125], [0.00048828125, 0.00048828125]]
     """
-    info = torch.finfo(dtype)
-    fraction, exponent = np.frexp(np.abs(as_array(sent.detach().cpu().double().numpy())))
-    above = np.maximum(np.ldexp(0.5 * info.eps, exponent), info.smallest_normal * info.eps)
-    lowest = above <= info.smallest_normal * info.eps
-    toward_zero = np.where((fraction == 0.5) & ~lowest, above / 2, above)
-    negative = as_array(sent.detach().cpu().double().numpy()) < 0
-    return np.where(negative, above, toward_zero) / 2, np.where(negative, toward_zero, above) / 2
+    values, info = as_array(sent.detach().cpu().double().numpy()), torch.finfo(dtype)
+    fraction, exponent = np.frexp(np.abs(values))
+    lowest = np.abs(values) <= info.smallest_normal
+    away = np.where(lowest, info.smallest_normal * info.eps, np.ldexp(0.5 * info.eps, exponent))
+    # Below a power of two the grid is twice as fine.
+    toward_zero = np.where((fraction == 0.5) & ~lowest, away / 2, away)
+    return np.where(values < 0, away, toward_zero) / 2, np.where(values < 0, toward_zero, away) / 2
 
 
 def draw_in_cell(x: Array, below: Array, above: Array, law: Law, generator: torch.Generator) -> Array:
