@@ -157,6 +157,17 @@ def test_nothing_given_is_changed(batch_norm: BatchNorm) -> None:
         assert all(torch.equal(t, then[k]) for k, t in now.items())
 
 
+def test_parameters_are_not_copied_and_buffers_are() -> None:
+    model = norms()
+    made = Network(model, buffers_of(model), BatchNorm.FROZEN)._module
+    mine, theirs = (dict(module.named_parameters()) for module in (made, model))
+    assert {name: p.data_ptr() for name, p in mine.items()} == {name: p.data_ptr() for name, p in theirs.items()}
+    assert not any(p.requires_grad for p in mine.values())
+    assert all(p.requires_grad for p in theirs.values())
+    own = {b.data_ptr() for b in made.buffers()}
+    assert not own & {b.data_ptr() for b in model.buffers()}
+
+
 def test_features_leave_no_hooks_behind() -> None:
     model = build("mlp", shape=(1, 3, 3), classes=2)
     network = Network(model, {}, BatchNorm.FROZEN)

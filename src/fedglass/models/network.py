@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parameter import is_lazy
 
 from fedglass.core.errors import ModelError
 from fedglass.core.params import Params
@@ -20,9 +21,9 @@ from fedglass.models.attention import Watch, written_out
 class Network:
     """logits = f(weights, inputs), for any module, under autograd as well as under torch.func.
 
-    The module is copied once. A call puts the tensors where the copy's layers look their parameters up, which
-    costs a dictionary write each where `torch.func.functional_call` costs tens of microseconds. The copy
-    keeps the last weights until the next call, so one network serves one thread.
+    The module is copied once, its parameters are not. A call puts the tensors where the copy's layers look their
+    parameters up, which costs a dictionary write each where `torch.func.functional_call` costs tens of microseconds.
+    The copy keeps the last weights until the next call, so one network serves one thread.
 
     >>> import torch
     >>> network = Network(nn.Linear(2, 1), {}, BatchNorm.FROZEN)
@@ -33,7 +34,7 @@ class Network:
     """
 
     def __init__(self, model: nn.Module, buffers: Params, batch_norm: BatchNorm) -> None:
-        self._module = copy.deepcopy(model).eval().requires_grad_(False)
+        self._module = _copied(model).eval()
         self._names, self._ties = _slots(self._module)
         _load_buffers(self._module, buffers)
         if batch_norm is BatchNorm.BATCH:
@@ -142,6 +143,13 @@ class Network:
             return full
         place, _ = _owner(self._module, full)
         return self._names[next(i for p, name, i in self._ties if p is place and name == parameter)]
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """The module with buffers of its own; its parameters, which every call replaces, share the model's memory."""
+    # What is copied already as `deepcopy` sees it. Parameters that have no shape yet can not be shared.
+    shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters() if not is_lazy(p)}
+    return copy.deepcopy(model, shared).requires_grad_(False)
 
 
 def _moments(given: Tensor) -> tuple[Tensor, Tensor]:
