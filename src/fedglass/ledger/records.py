@@ -243,6 +243,11 @@ class Record(_Frozen):
             raise ValueError(f"a failed record has an error and a done one has none, got {self.status!r}")
         return self
 
+    @property
+    def message(self) -> tuple[str, int]:
+        """Which message of the audit the record is about: the view and the round."""
+        return self.view, self.round
+
     def line(self) -> bytes:
         """The record as one line of JSON."""
         return json.dumps(self.model_dump(mode="json"), allow_nan=False).encode() + b"\n"

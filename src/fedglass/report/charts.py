@@ -30,6 +30,17 @@ class Dot:
 
 
 @dataclass(frozen=True)
+class Strip:
+    """Many values of one kind, one row of a strip chart."""
+
+    label: str
+    text: str
+    values: Sequence[float]
+    colour: str = "c0"
+    """The class of its dots."""
+
+
+@dataclass(frozen=True)
 class Axis:
     """Maps values to pixels, linearly or by their logarithm."""
 
@@ -58,9 +69,7 @@ def interval_plot(title: str, dots: Sequence[Dot], threshold: float | None, high
     """A dot and its 95 % interval a row; the side on which images count as recovered is shaded."""
     values = [v for d in dots for v in (d.mean, d.low, d.high) if v is not None]
     axis = _linear([*values, *([] if threshold is None else [threshold])], EDGE, WIDTH - EDGE)
-    bottom = ROW * len(dots)
-    # What stands upright runs through the dots alone: a line through a name can not be read.
-    bands = [(ROW * row + 18.0, ROW * row + ROW - 2.0) for row in range(len(dots))]
+    bottom, bands = ROW * len(dots), _bands(len(dots))
     parts = _x_axis(axis, bands, bottom)
     if threshold is not None:
         x = axis.at(threshold)
@@ -70,6 +79,20 @@ def interval_plot(title: str, dots: Sequence[Dot], threshold: float | None, high
     for row, dot in enumerate(dots):
         parts += _dot_row(dot, axis, 13 + ROW * row)
     return _svg(title, parts, bottom + 20)
+
+
+def strip_chart(title: str, strips: Sequence[Strip], x_title: str) -> Markup:
+    """Rows of values on one axis, to see whether one kind lies beyond another."""
+    axis = _linear([value for strip in strips for value in strip.values] or [0.0], EDGE, WIDTH - EDGE)
+    bottom, bands = ROW * len(strips), _bands(len(strips))
+    parts = _x_axis(axis, bands, bottom)
+    for row, strip in enumerate(strips):
+        y = 13.0 + ROW * row
+        parts += _row_names(strip.label, strip.text, y)
+        kind = f"dot many {strip.colour}"
+        parts += [f'<circle class="{kind}" cx="{axis.at(v):.1f}" cy="{y + 14}" r="4"/>' for v in strip.values]
+    parts.append(_text("tick", WIDTH / 2, bottom + 32, x_title, "middle"))
+    return _svg(title, parts, bottom + 38)
 
 
 def energy_chart(
@@ -196,9 +219,18 @@ def _key(names: Sequence[str], left: float, top: float) -> list[str]:
     return parts
 
 
+def _bands(rows: int) -> list[tuple[float, float]]:
+    """Where upright lines run in rows: through the dots alone, since a line through a name cannot be read."""
+    return [(ROW * row + 18.0, ROW * row + ROW - 2.0) for row in range(rows)]
+
+
+def _row_names(label: str, text: str, y: float) -> list[str]:
+    named = _text("name", EDGE, y, _clip(label, 30), "start", full=label)
+    return [named, _text("value", WIDTH - EDGE, y, text, "end")]
+
+
 def _dot_row(dot: Dot, axis: Axis, y: float) -> list[str]:
-    parts = [_text("name", EDGE, y, _clip(dot.label, 30), "start", full=dot.label)]
-    parts.append(_text("value", WIDTH - EDGE, y, dot.text, "end"))
+    parts = _row_names(dot.label, dot.text, y)
     if dot.low is not None and dot.high is not None:
         parts.append(_line("span", axis.at(dot.low), y + 14, axis.at(dot.high), y + 14))
     return [*parts, f'<circle class="dot" cx="{axis.at(dot.mean):.1f}" cy="{y + 14}" r="4.5"/>']

@@ -1,73 +1,59 @@
-"""Every flag explained once: cases carry its name alone, which leads to the explanation."""
+"""Every doubt explained once: cases carry its name alone, which leads to the explanation."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import JsonValue
+
+from fedglass.ledger.doubts import Doubt, Kind
 from fedglass.ledger.records import Record
-from fedglass.report.names import count
-from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.doubts import ORDER, doubts_of, flags_of
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.texts import Flag, Severity
+from fedglass.verdict.texts import NAMED, Flag, Question, Severity, count, flag
 
 TONES: dict[Severity, str] = {"serious": "leak", "warning": "inconclusive", "info": ""}
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
-_SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
-
-
-@dataclass(frozen=True)
-class FlagGroup:
-    """A flag, what it means, and how many cases carry it."""
-
-    name: str
-    severity: Severity
-    question: str
-    tone: str
-    anchor: str
-    text: str
-    more: Sequence[str]
-    """Sentences that only some of the cases have."""
-    cases: str
-    attacks: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Label:
-    """A flag at a case: its name, its colour, and where it is explained."""
+    """A doubt at a case: its name, its colour, and where it is explained."""
 
     name: str
     tone: str
     anchor: str
 
 
-def flag_groups(records: Sequence[Record], gate: Gate) -> list[FlagGroup]:
-    """Return the doubts of all records, the serious ones first, each explained once."""
-    groups: dict[str, list[tuple[Flag, Record]]] = {}
+@dataclass(frozen=True)
+class FlagGroup:
+    """A doubt, what it means, and how many cases carry it."""
+
+    flag: Flag
+    label: Label
+    cases: str
+    attacks: Sequence[str]
+
+
+def doubts_by_question(records: Sequence[Record], gate: Gate) -> list[tuple[str, list[FlagGroup]]]:
+    """Return the doubts of all records under their questions, the serious ones first, each explained once."""
+    found: dict[Kind, list[tuple[Doubt, Record]]] = {}
     for record in records:
-        for flag in flags_of(record, gate):
-            groups.setdefault(flag.kind, []).append((flag, record))
-    order = list(TONES)
-    return [
-        FlagGroup(
-            name=(first := found[0][0]).name,
-            severity=first.severity,
-            question=first.question.value,
-            tone=TONES[first.severity],
-            anchor=anchor(kind),
-            text=(merged := _merged([flag.whole for flag, _ in found]))[0],
-            more=merged[1:],
-            cases=f"{len({r.key for _, r in found})} of {count(len(records), 'case')}",
-            attacks=list(dict.fromkeys(r.attack for _, r in found)),
-        )
-        for kind, found in sorted(groups.items(), key=lambda item: order.index(item[1][0][0].severity))
-    ]
+        for each in doubts_of(record, gate):
+            found.setdefault(each.kind, []).append((each, record))
+    groups = sorted((_group(pairs, len(records)) for pairs in found.values()), key=_severity)
+    asked = [(question, [group for group in groups if group.flag.question is question]) for question in Question]
+    return [(question.value, chosen) for question, chosen in asked if chosen]
 
 
 def flag_labels(record: Record, gate: Gate) -> list[Label]:
     """Return the doubts of one record."""
-    return [Label(flag.name, TONES[flag.severity], anchor(flag.kind)) for flag in flags_of(record, gate)]
+    return [label(each) for each in flags_of(record, gate)]
+
+
+def label(each: Flag) -> Label:
+    """Return a doubt as cases show it."""
+    return Label(each.name, TONES[each.severity], anchor(each.kind))
 
 
 def anchor(kind: str) -> str:
@@ -75,35 +61,36 @@ def anchor(kind: str) -> str:
     return f"doubt-{kind.replace('_', '-')}"
 
 
-def _merged(texts: Sequence[str]) -> list[str]:
-    """The explanation with the range of its figures, then sentences that only some of the cases have.
+def _severity(group: FlagGroup) -> int:
+    return ORDER.index(group.flag.severity)
 
-    >>> _merged(["It has 0.1 of 2. Stop.", "It has 0.3 of 2. One label is wrong. Stop."])
-    ['It has 0.1 to 0.3 of 2. Stop.', 'One label is wrong.']
+
+def _group(pairs: Sequence[tuple[Doubt, Record]], total: int) -> FlagGroup:
+    together = flag(merged([each for each, _ in pairs]))
+    cases = f"{len({record.key for _, record in pairs})} of {count(total, 'case')}"
+    return FlagGroup(together, label(together), cases, list(dict.fromkeys(record.attack for _, record in pairs)))
+
+
+def merged(doubts: Sequence[Doubt]) -> Doubt:
+    """Return doubts of one kind as one, with the range of each figure and all names.
+
+    >>> from fedglass.ledger.doubts import doubt
+    >>> merged([doubt(Kind.WRONG_LABELS, labels=1), doubt(Kind.WRONG_LABELS, labels=3)]).details
+    {'labels': '1 to 3'}
     """
-    alike: dict[str, list[str]] = {}
-    for text in texts:
-        for sentence in _sentences(text):
-            alike.setdefault(_NUMBER.sub("#", sentence), []).append(sentence)
-    usual = [_NUMBER.sub("#", sentence) for sentence in _sentences(texts[0])]
-    spread = {shape: _ranged(found) for shape, found in alike.items()}
-    return [" ".join(spread[shape] for shape in usual), *(s for shape, s in spread.items() if shape not in usual)]
+    names = dict.fromkeys(name for each in doubts for name in each.details)
+    told = {name: [each.details[name] for each in doubts if name in each.details] for name in names}
+    return Doubt(kind=doubts[0].kind, details={name: _together(values) for name, values in told.items()})
 
 
-def _ranged(alike: Sequence[str]) -> str:
-    """Sentences that differ in their figures as one, with the lowest and the highest of each."""
-    slots = iter([_range(column) for column in zip(*map(_NUMBER.findall, alike), strict=True)])
-    return _NUMBER.sub(lambda _: next(slots), alike[0])
-
-
-def _range(figures: Sequence[str]) -> str:
-    low, high = min(figures, key=float), max(figures, key=float)
-    return low if float(low) == float(high) else f"{low} to {high}"
-
-
-def _sentences(text: str) -> list[str]:
-    """
-    >>> _sentences("The search failed (0.1 and 0.2). Give the attack more iterations.")
-    ['The search failed (0.1 and 0.2).', 'Give the attack more iterations.']
-    """
-    return _SENTENCES.split(text.strip())
+def _together(values: Sequence[JsonValue]) -> JsonValue:
+    """Return one value for all: numbers as their range, lists as their union, and texts one after another."""
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(numbers) == len(values):
+        low, high = min(numbers), max(numbers)
+        return low if low == high else f"{low:.3g} to {high:.3g}"
+    if all(isinstance(value, list) for value in values):
+        return list(dict.fromkeys(str(each) for value in values if isinstance(value, list) for each in value))
+    texts = list(dict.fromkeys(str(value) for value in values))
+    more = [f"({len(texts) - NAMED} more.)"] if len(texts) > NAMED else []
+    return (" " if texts[0].endswith(".") else "; ").join([*texts[:NAMED], *more])

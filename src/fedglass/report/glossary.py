@@ -62,12 +62,46 @@ TERMS = (
     ),
     Term(
         "gate",
-        "The limit that the plan sets: which score counts as recovered, and which share of the images may be recovered "
-        "before the audit fails.",
+        "The limits that the plan sets: which score counts as recovered, which share of the images may be recovered, "
+        "how often a message may name its records, and which success a certificate may allow.",
     ),
     Term(
         "inconclusive",
-        "The attacks recovered nothing, but it was not shown that nothing can be recovered. It is not a pass.",
+        "No leak was shown, and no certificate rules one out. It is not a pass.",
+    ),
+    Term(
+        "singling out",
+        "Telling from a message which record was trained on, among others like it. European data-protection "
+        "authorities name it first among three ways in which anonymisation fails (Article 29 Working Party, "
+        "Opinion 05/2014).",
+        also=("singles out", "single out", "singled out"),
+    ),
+    Term(
+        "candidate game",
+        "An adversary gets the message and many similar images, one of them trained on, and names the one that fits "
+        "the message best.",
+        also=("candidate games",),
+    ),
+    Term(
+        "control",
+        "The same game for records that were not trained on. Where it names these as well, it shows likeness and not "
+        "training.",
+    ),
+    Term(
+        "certificate",
+        "A proven upper bound on the success of any adversary in naming a record, under assumptions that are listed "
+        "and tested where they can be.",
+        also=("certificates",),
+    ),
+    Term("base rate", "The success in naming a record without the message: one in 1,000."),
+    Term(
+        "advantage",
+        "How much better than a coin the best test tells whether a record was used: its share of hits minus its share "
+        "of false alarms. 0 % is a blind guess.",
+    ),
+    Term(
+        "epsilon",
+        "The customary measure of differential privacy, stated with a small probability delta. Lower is more private.",
     ),
     Term(
         "blind guess",
@@ -75,21 +109,15 @@ TERMS = (
         "not count as recovered.",
     ),
     Term(
-        "decoy",
-        "Another image, as smooth as the true one, that has nothing to do with the message. Where the true images "
-        "explain the message no better than decoys do, this attack has nothing to hold on to.",
-        also=("decoys",),
-    ),
-    Term(
         "energy",
         "How badly an image explains the message, in the eyes of one attack, which looks for the lowest. Energies of "
-        "different attacks can not be compared.",
+        "different attacks cannot be compared.",
         also=("energies",),
     ),
     Term(
         "oracle",
-        "Knowledge that a real adversary would not be given, such as the true labels. Figures that used it are an "
-        "upper bound.",
+        "Knowledge that a real adversary would not be given, such as the true labels. Figures that used it decide "
+        "nothing.",
     ),
 )
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedglass.ledger.records import REPORT, Picture, Record, claimed_digest
-from fedglass.report import sections
+from fedglass.report import certificates, sections, singling_out
 from fedglass.report.audited import judged_by, records_of
-from fedglass.report.flags import Label, flag_groups, flag_labels
+from fedglass.report.exact import exact_lines, read_exactly
+from fedglass.report.flags import Label, doubts_by_question, flag_labels
 from fedglass.report.glossary import Glossary
 from fedglass.report.heading import ended, plan_text, title_of
-from fedglass.report.names import Names, count, short_names
-from fedglass.report.outcomes import outcomes_of
-from fedglass.report.page import Pair, Table, render, write_page
+from fedglass.report.names import Names, message_name, short_names
+from fedglass.report.page import Cell, Pair, Table, render, write_page
 from fedglass.report.pictures import Album
 from fedglass.report.sections import Scales
 from fedglass.report.sweeps import sweep_figures
@@ -22,13 +22,12 @@ from fedglass.report.threat import threat_model
 from fedglass.report.whose import whose_images
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
-from fedglass.verdict.judge import judge
+from fedglass.verdict.judge import judge, reads, serious_doubts
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
+from fedglass.verdict.texts import count, percent
 
 WORST = 12
 FILM = "the way of the refinement"
-TONES = {"exposed": "leak", "clear": "clear"}
-"""Colours of what came of a game or a certificate."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,14 @@ def write_report(directory: Path, output: Path | None = None) -> Path:
 def audit_page(directory: Path, records: Sequence[Record]) -> str:
     """The page as text."""
     gate, missing, told = judged_by(directory, len(records))
-    scales, names = scales_of(records, told), short_names(records)
+    scales, names, attacks = scales_of(records, told), short_names(records), attacks_in(records)
     verdict, groups = judge(records, gate, missing), by_attack(records, gate)
     views, album = by_view(records, gate), Album(directory)
     worst = _worst(records, gate, scales, album, names)
     found, more_found = _found(records, album, names)
     energies, more_energies = sections.energy_figures(records, groups, names)
     utility, utility_plot = sections.utility_table(views or groups, gate, names)
-    plan, flags = plan_text(directory), flag_groups(records, gate)
+    plan = plan_text(directory)
     evidence = _all_evidence(records, gate, scales, album, names)
     glossary = Glossary.of(scales)
     return render(
@@ -70,27 +69,28 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         title=title_of(plan),
         ended=ended(directory, records),
         verdict=verdict,
-        verdict_title=verdict.title,
         facts=_facts(records, gate),
-        advice=verdict.step,
         gate=gate,
         worst=worst,
         found=found,
         more_found=more_found,
-        threat=threat_model(records, names),
+        games=singling_out.games_of(records, gate, names),
+        certificates=certificates.certificates_of(records, gate, names),
+        exact=exact_lines(attacks, gate, names),
+        threat=threat_model(attacks or records, names),
         whose=whose_images(records, gate, names),
         table=sections.figures_table(groups, gate, scales, names),
         view_table=sections.figures_table(views, gate, scales, names) if views else None,
         starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),
         plots=sections.metric_plots(groups, gate, scales),
-        sweeps=sweep_figures(records, gate, scales),
+        sweeps=sweep_figures(attacks, gate, scales),
         skipped=sections.skipped_metrics(records, scales),
         refined=any(record.metrics_raw for record in records),
         utility=utility,
         utility_plot=utility_plot,
         energies=energies,
         more_energies=more_energies,
-        flags=flags,
+        doubts=doubts_by_question(records, gate),
         evidence=evidence,
         repeated=any(record.repeat for record in records),
         holes=album.holes,  # known when all pictures have been asked for
@@ -130,18 +130,14 @@ def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, 
         original = album.content(case.picture.original) or case.picture.original
         if original not in seen:
             seen.add(original)
-            pairs.append(_pair(case, case.picture, gate, scales, album, _seen(case, names[case.view])))
+            pairs.append(_pair(case, case.picture, gate, scales, album, _seen(case, names)))
     return pairs
 
 
-def _seen(case: Case, view: str) -> list[str]:
+def _seen(case: Case, names: Names) -> list[str]:
     """By what an image was found, from where and in which round, and whose it is."""
     whose = case.owner or case.client
-    return [case.attack, _at(view, case.round), *([] if whose in view else [whose])]
-
-
-def _at(view: str, index: int) -> str:
-    return view if "round" in view else f"{view}, round {index}"
+    return [case.attack, message_name(case, names), *([] if whose in names[case.view] else [whose])]
 
 
 def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album, lines: Sequence[str]) -> Pair:
@@ -158,6 +154,7 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
             *([f"raw: {', '.join(raw)}"] if case.scores_raw else []),
             *([f"judged: {case.judged}"] if case.judged else []),
             *_guess(case, gate),
+            *([read_exactly(case)] if case.method else []),
             *lines,
             *label,
         ],
@@ -191,7 +188,7 @@ def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: 
         pairs = [_pair(c, picture, gate, scales, album, _image(c)) for c, picture in shown]
         labels, facts = flag_labels(record, gate), _record_facts(record)
         pairs = pairs or _unscored(record, album)
-        found.append(Evidence(record, _at(names[record.view], record.round), score, tone, labels, pairs, facts))
+        found.append(Evidence(record, message_name(record, names), score, tone, labels, pairs, facts))
     return found
 
 
@@ -201,17 +198,22 @@ def _image(case: Case) -> list[str]:
 
 def _score(record: Record, gate: Gate) -> tuple[str, str]:
     """What came of a record in a phrase, and its colour."""
+    if record.status == "failed":
+        return "failed", "incomplete"
+    if record.game is not None:
+        named = f"{round(record.game.top1 * record.game.records)} of {count(record.game.records, 'record')} named"
+        return named, "leak" if gate.exposes(record) else ""
+    if record.certificate is not None:
+        tone = "inconclusive" if serious_doubts(record, gate) else "clear"
+        return f"success at most {percent(gate.allowed(record))}", tone
+    if record.kind != "attack":
+        return ("not played", "") if record.kind == "game" else ("no certificate", "inconclusive")
     values = [v for v in gate.scores(record) if v is not None]
+    if not values:
+        return ("read, not scored", "leak") if reads(record) else ("not scored", "incomplete")
     hits = sum(gate.hits(ImageScores.of(record)))
-    score, tone = f"{hits} of {len(values)} recovered", "leak" if hits else "inconclusive"
-    if record.status == "done" and record.kind != "attack":
-        outcome = outcomes_of([record], gate)[0]
-        return outcome.sentence, TONES.get(outcome.kind, "inconclusive")
-    if values:
-        score += f", best {gate.scale.show(gate.scale.best(values))}"
-    else:
-        score, tone = ("failed" if record.status == "failed" else "not scored"), "incomplete"
-    return score, tone
+    best = gate.scale.show(gate.scale.best(values))
+    return f"{hits} of {len(values)} recovered, best {best}", "leak" if hits else "inconclusive"
 
 
 def _found(records: Sequence[Record], album: Album, names: Names) -> tuple[list[Pair], int]:
@@ -262,15 +264,17 @@ def _record_facts(record: Record) -> Table:
         "iterations": record.iterations,
         "peak memory (MiB)": record.peak_mib,
     }
-    rows = [["case", record.key], ["seed", str(record.seed)], ["time", f"{record.seconds:.1f} s"]]
+    rows: list[list[Cell | str]] = [["seen", record.view], ["case", record.key], ["seed", str(record.seed)]]
+    rows.append(["time", f"{record.seconds:.1f} s"])
     rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
     rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
-    rows += [["exact method", f"{record.method}{', verified' if record.explains else ''}"]] if record.method else []
+    rows += [["exact method", read_exactly(record)]] if record.method else []
+    rows += [] if record.certificate is None else certificates.facts(record.certificate)
+    rows += [] if record.game is None else singling_out.facts(record.game)
     rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
     if record.identity_kept:
         kept = f"{sum(record.identity_kept)} of {len(record.identity_kept)} refined images"
         rows.append(["still nearest to the same true image", kept])
-    rows.insert(0, ["seen", record.view])
     return Table(["", ""], rows)
 
 

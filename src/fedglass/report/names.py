@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedglass.ledger.records import Record
+from fedglass.verdict.summary import Case
 
 Names = Mapping[str, str]
 """The view in words -> its short name."""
@@ -43,10 +44,19 @@ def some(texts: Sequence[str], limit: int = 6) -> list[str]:
     return distinct if left <= 0 else [*distinct[:limit], f"and {left} more of this kind"]
 
 
-def count(number: int, noun: str) -> str:
-    """A number of things.
+def message_name(record: Record | Case, names: Names) -> str:
+    """Return the short name of a record's message, with the round unless the name has it."""
+    view = names[record.view]
+    return view if "round" in view else f"{view}, round {record.round}"
 
-    >>> count(1, "image"), count(3, "image")
-    ('1 image', '3 images')
+
+def by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return each text once, after the names that it holds for.
+
+    >>> by_text([("No noise.", "a"), ("No noise.", "b"), ("Too long.", "c")])
+    [('a; b', 'No noise.'), ('c', 'Too long.')]
     """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    found: dict[str, list[str]] = {}
+    for text, name in pairs:
+        found.setdefault(text, []).append(name)
+    return [("; ".join(some(names)), text) for text, names in found.items()]

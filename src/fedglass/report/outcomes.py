@@ -11,6 +11,8 @@ from fedglass.ledger.records import Record
 from fedglass.verdict.doubts import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.judge import reads
+from fedglass.verdict.texts import count, percent
 
 Kind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
 """`allowed`: images were recovered, but no larger share of them than the gate allows the attack. `none`: an attack that
@@ -44,7 +46,7 @@ def unfinished(missing: int | None, records: Sequence[Record]) -> str:
     if missing is None:
         return "It is not known how many cases were planned: the audit was stopped before its end. Run it again."
     if missing:
-        return f"{missing} planned case{'' if missing == 1 else 's'} not run yet: run the audit again to continue it."
+        return f"{count(missing, 'planned case')} not run yet: run the audit again to continue it."
     return "" if records else "No case has run."
 
 
@@ -66,20 +68,30 @@ def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
         return _game(record, gate)
     if record.kind == "certificate":
         return _certificate(record, gate)
-    if record.explains and not record.oracle and not any(gate.hits(ImageScores.of(record))):
-        read = len(record.labels_recovered)
-        return Outcome(record, "leak", f"{record.attack} read {read} images that explain the message.")
     values = [value for value in gate.scores(record) if value is not None]
     hits = sum(gate.hits(ImageScores.of(record)))
+    if reads(record) and not hits:
+        read = count(len(record.labels_recovered), "image")
+        return Outcome(record, "leak", f"{record.attack} ({record.method}) read {read}, which explains the message.")
     if hits:
         best = gate.scale.show(gate.scale.best(values))
         said = f"{record.attack} recovered {hits} of {len(values)} private images ({gate.rule}; best {best})."
-        allowed = f" The gate allows {gate.max_share:.0%} of an attack's images."
+        if record.oracle:
+            return Outcome(record, "none", f"{said} It used oracle knowledge, so this decides nothing.")
+        allowed = f" The gate allows {percent(gate.max_share)} of an attack's images."
         return Outcome(record, "leak", said) if guilty else Outcome(record, "allowed", said + allowed)
-    if not gate.judged(record):
-        why = record.skipped_metrics.get(gate.metric, "") or serious_text(record, gate)
-        return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
-    return Outcome(record, "none", f"{record.attack} recovered no private image ({gate.rule}).")
+    if values and gate.judged(record):
+        return Outcome(record, "none", f"{record.attack} recovered no private image ({gate.rule}).")
+    return _unscored(record, gate)
+
+
+def _unscored(record: Record, gate: Gate) -> Outcome:
+    """Say why images have no score; an attack that had nothing to score is no gap of the audit."""
+    why = serious_text(record, gate)
+    if gate.judged(record) and not why:
+        return Outcome(record, "none", " ".join(flag.whole for flag in flags_of(record, gate)))
+    why = record.skipped_metrics.get(gate.metric, "") or why
+    return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
 
 
 def _game(record: Record, gate: Gate) -> Outcome:
@@ -87,7 +99,7 @@ def _game(record: Record, gate: Gate) -> Outcome:
     if game is None:
         return Outcome(record, "none", " ".join(flag.whole for flag in flags_of(record, gate)))
     named = round(game.top1 * game.records)
-    said = f"The message names {named} of {game.records} records among {game.candidates} candidates."
+    said = f"The message names {named} of {count(game.records, 'record')} among {game.candidates:,} candidates."
     return Outcome(record, "exposed" if gate.exposes(record) else "none", said)
 
 
@@ -95,7 +107,9 @@ def _certificate(record: Record, gate: Gate) -> Outcome:
     doubts = serious_text(record, gate)
     if doubts or record.certificate is None:
         return Outcome(record, "inconclusive", doubts or "There is no certificate.")
-    return Outcome(record, "clear", f"Success of any adversary: at most {gate.allowed(record):.2%}.")
+    return Outcome(
+        record, "clear", f"Success of any adversary in naming a record: at most {percent(gate.allowed(record))}."
+    )
 
 
 def serious_text(record: Record, gate: Gate) -> str:

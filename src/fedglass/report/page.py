@@ -14,6 +14,7 @@ from fedglass import __version__
 from fedglass.core.errors import UsageError
 from fedglass.core.files import write_atomic
 from fedglass.report.pictures import Inlined
+from fedglass.verdict.texts import percent
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,19 @@ class Pair:
     film_caption: str = ""
 
 
+def whole(text: str) -> str:
+    """Return a text with no line break between a number and its unit.
+
+    >>> whole("20 dB in 5 % of cases")
+    '20\\xa0dB in 5\\xa0% of cases'
+    """
+    return text.replace(" dB", "\u00a0dB").replace(" %", "\u00a0%")
+
+
 @functools.cache
 def environment() -> Environment:
     """Templates with every value escaped and every unknown name an error."""
-    return Environment(
+    found = Environment(
         loader=PackageLoader("fedglass.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -65,11 +75,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    found.filters["whole"] = whole
+    return found
 
 
 def render(template: str, **values: Any) -> str:
     """A whole page; templates extend `base.html` and use the macros of `macros.html`."""
-    return environment().get_template(template).render(fedglass_version=__version__, **values)
+    return environment().get_template(template).render(fedglass_version=__version__, percent=percent, **values)
 
 
 def write_page(path: Path, html: str) -> Path:

@@ -10,16 +10,18 @@ from markupsafe import Markup
 from fedglass.core.scale import Scale
 from fedglass.ledger.records import Record
 from fedglass.report.charts import Dot, energy_chart, interval_plot, trade_off
+from fedglass.report.flags import Label
 from fedglass.report.names import Names
 from fedglass.report.page import Cell, Table
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.summary import Group, Interval
+from fedglass.verdict.texts import percent
 
 Scales = Mapping[str, Scale]
 """How each metric of the records reads."""
 
 CHARTS = 12
-"""Energy charts in one page, the attacks that leaked most first."""
+"""Charts of one kind in a page, those that leaked most first."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Figure:
     title: str
     svg: Markup
     note: str = ""
+    labels: Sequence[Label] = ()
+    """Doubts of what it shows."""
 
 
 def figures_table(groups: Sequence[Group], gate: Gate, scales: Scales, names: Names) -> Table:
@@ -126,7 +130,7 @@ def _share(group: Group) -> Cell:
     if group.share is None:
         return Cell("n/a")
     low, high = group.share.low or 0.0, 1.0 if group.share.high is None else group.share.high
-    return Cell(f"{group.recovered} of {group.images}", note=f"{low:.0%} to {high:.0%}")
+    return Cell(f"{group.recovered} of {group.images}", note=f"{percent(round(low, 2))} to {percent(round(high, 2))}")
 
 
 def _mean(group: Group, metric: str, scale: Scale) -> Cell:

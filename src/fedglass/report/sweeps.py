@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from fedglass.core.notes import AFTER_ROUND
 from fedglass.ledger.records import Record
 from fedglass.report.charts import sweep_chart
-from fedglass.report.names import count
 from fedglass.report.sections import Figure, Scales
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.texts import count, percent
 
 ROUND = "round"
 
@@ -71,6 +71,6 @@ def _read(records: Sequence[Record], option: str, gate: Gate) -> str:
         here = [record for record in records if _places(record)[option] == place]
         hits = [hit for record in here for hit in gate.hits(ImageScores.of(record))]
         accuracy = _mean(record.utility.get(AFTER_ROUND) for record in here) if option == ROUND else None
-        beside = "" if accuracy is None else f" (test accuracy {accuracy:.1%})"
+        beside = "" if accuracy is None else f" (test accuracy {percent(accuracy)})"
         told.append(f"{place:g}: {sum(hits)} of {count(len(hits), 'image')}{beside}")
     return f"Recovered ({gate.rule}) at {'; '.join(told)}."

@@ -9,8 +9,9 @@ from markupsafe import Markup
 
 from fedglass.ledger.records import Record
 from fedglass.report.drawing import drawing
-from fedglass.report.names import Names, count, some
+from fedglass.report.names import Names, some
 from fedglass.report.page import Cell, Table
+from fedglass.verdict.texts import count
 
 MOST_ROUNDS = 12
 """Rounds of which the page says whose updates got through."""

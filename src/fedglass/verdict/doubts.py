@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.ledger.doubts import Doubt, Kind, doubt
-from fedglass.ledger.records import Record
+from fedglass.ledger.records import BASE_RATE, Certificate, Game, Record
 from fedglass.verdict.disagreement import contradiction, opposite_order
-from fedglass.verdict.gate import Gate
+from fedglass.verdict.gate import RARE, Gate
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.texts import Flag, Severity, flag
 
@@ -17,15 +16,69 @@ CLEARLY = 0.1
 """By which share the true data's energy must undercut the reconstruction's for the search to have failed."""
 DISTINCT = 0.01
 """By which share it must undercut that of a grey image for the attack to see the true data at all."""
+NOT_FINITE = "not finite"
 ORDER: tuple[Severity, ...] = ("serious", "warning", "info")
+DECLARED = (Kind.NOISE_NOT_TESTABLE, Kind.NO_TRUTH, Kind.NOT_REPLAYED)
+"""Doubts of a certificate that rests on a declaration, which `gate.trust_declared` believes."""
 
 
 def doubts_of(record: Record, gate: Gate) -> list[Doubt]:
     """Return all doubts of a record as this gate judges it."""
     if record.status == "failed":
         return []
+    if record.kind == "certificate":
+        return [*_of_declaration(record, gate), *gate.doubts_of_certificate(record)]
     derived = [*_of_search(record, gate), *_of_pictures(record, gate)] if record.kind == "attack" else []
-    return [*record.doubts, *derived, *(gate.doubts_of_certificate(record) if record.kind == "certificate" else [])]
+    return [*record.doubts, *derived]
+
+
+def with_refutations(records: Sequence[Record]) -> list[Record]:
+    """Return the records, where a certificate that a game on the same message refutes carries that doubt."""
+    games: dict[tuple[str, int], list[Game]] = {}
+    for record in records:
+        if record.game is not None:
+            games.setdefault(record.message, []).append(record.game)
+    return [_compared(record, games.get(record.message, [])) for record in records]
+
+
+def _compared(record: Record, games: Sequence[Game]) -> Record:
+    known = any(each.kind is Kind.CERTIFICATE_REFUTED for each in record.doubts)
+    if record.certificate is None or not record.certificate.success or known:
+        return record
+    found = [each for game in games if (each := _refutation(record.certificate, game)) is not None]
+    return record.model_copy(update={"doubts": [*record.doubts, *found[:1]]})
+
+
+def _refutation(certificate: Certificate, game: Game) -> Doubt | None:
+    """Compare the wins of a game with what the certificate allows: a binomial test, which the control must pass."""
+    if not (game.same_source and game.control and game.candidates >= 2):
+        return None
+    allowed = certificate.worst
+    if game.candidates < 1 / BASE_RATE:  # fewer candidates are easier to tell apart
+        if not certificate.mu:
+            return None
+        from fedglass.bounds.success import gdp_success  # scipy is slow to import, and seldom needed
+
+        allowed = gdp_success(1 / game.candidates, max(certificate.mu))
+    wins, control = round(game.top1 * game.records), round((game.control_top1 or 0.0) * len(game.control_rank_p))
+    if _rare(wins, game.records, allowed) and not _rare(control, len(game.control_rank_p), allowed):
+        return doubt(Kind.CERTIFICATE_REFUTED, wins=wins, games=game.records, allowed=allowed)
+    return None
+
+
+def _rare(wins: int, games: int, allowed: float) -> bool:
+    """Return whether so many wins are too many for this success: P[Bin(games, allowed) >= wins] < 1e-3."""
+    from scipy.special import bdtrc
+
+    return wins > 0 and allowed < 1 and bool(bdtrc(wins - 1, games, allowed) < RARE)
+
+
+def _of_declaration(record: Record, gate: Gate) -> list[Doubt]:
+    """Return the stored doubts of a message; where the gate trusts its declaration, that it does."""
+    if not gate.trust_declared or record.certificate is None:
+        return record.doubts
+    kept = [each for each in record.doubts if each.kind not in DECLARED]
+    return record.doubts if len(kept) == len(record.doubts) else [*kept, doubt(Kind.DECLARATION_TRUSTED)]
 
 
 def flags_of(record: Record, gate: Gate) -> list[Flag]:
@@ -52,7 +105,7 @@ def _of_search(record: Record, gate: Gate) -> Iterator[Doubt]:
     if not undercuts(truth, blind, DISTINCT):
         yield doubt(Kind.ATTACK_IS_BLIND, truth=truth, blind=blind)
     elif found is None or undercuts(truth, found, CLEARLY):
-        yield doubt(Kind.SEARCH_FAILED, truth=truth, found=math.inf if found is None else found)
+        yield doubt(Kind.SEARCH_FAILED, truth=truth, found=NOT_FINITE if found is None else found)
     else:
         yield doubt(Kind.OTHER_IMAGES_FIT, truth=truth, found=found)
 
@@ -87,7 +140,7 @@ def _of_refinement(record: Record) -> Iterator[Doubt]:
         return
     limit = (before + blind) / 2 if blind is not None and blind > before else before + abs(before)
     if after is None or after > limit:
-        yield doubt(Kind.REFINEMENT_UNEXPLAINED, before=before, after=math.inf if after is None else after)
+        yield doubt(Kind.REFINEMENT_UNEXPLAINED, before=before, after=NOT_FINITE if after is None else after)
 
 
 def undercuts(lower: float, other: float, share: float) -> bool:

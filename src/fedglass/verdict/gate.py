@@ -18,6 +18,8 @@ MUTE = (Kind.ZERO_UPDATE, Kind.NON_FINITE_UPDATE)
 """Doubts of a case in which there was no message to attack."""
 FEW = 8
 """Records below which a rate has no useful interval, so that the ranks of single records decide."""
+LEAST = 200
+"""Candidates below which a rate says little: among 20, a guess is right once in 20 times."""
 RARE = 1e-3
 """The level of a single record's rank, and of the test whether a game refutes a certificate."""
 
@@ -74,7 +76,6 @@ class Gate:
             raise UsageError(
                 f"gate.max_share must be a share of the images in [0, 1), got {self.max_share:g}; write 25 % as 0.25."
             )
-
         for name in ("max_singling_out", "max_success"):
             if not BASE_RATE <= getattr(self, name) < 1:
                 raise UsageError(
@@ -115,7 +116,8 @@ class Gate:
 
     def guessed(self, scores: ImageScores) -> int:
         """How many lie beyond the threshold where a guess without the message does as well."""
-        return sum(scores.beyond(self.metric, self.scale, self.threshold)) - sum(self.hits(scores))
+        ahead = scores.ahead(self.metric, self.scale, self.threshold)
+        return sum(scores.beyond(self.metric, self.scale, self.threshold)) - sum(ahead)
 
     def imagined(self, scores: ImageScores) -> int:
         """How many lie beyond the threshold only as a refinement drew them, which fails its controls."""
@@ -154,7 +156,7 @@ class Gate:
         if game is None or not game.same_source or not game.control or game.control_high is None:
             return False
         if game.records >= FEW:
-            return game.low > max(self.max_singling_out, game.control_high)
+            return game.candidates >= LEAST and game.low > max(self.max_singling_out, game.control_high)
         first = min(game.rank_p, default=1.0) <= RARE
         return first and min(game.control_rank_p, default=0.0) > RARE
 

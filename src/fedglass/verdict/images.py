@@ -106,9 +106,13 @@ class ImageScores:
         return [value is not None and scale.beyond(value, threshold) for value in self.values(metric, scale)]
 
     def recovered(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
-        """Which images lie beyond a threshold and clearly ahead of every guess without the message."""
+        """Which images lie beyond a threshold and clearly ahead of every guess; of one blend a single image counts."""
+        return self._one_of_each_blend(self.ahead(metric, scale, threshold), self.values(metric, scale), scale)
+
+    def ahead(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
+        """The same where every blend counts for each image that it shows."""
         lead = 0.0 if scale.sure is None else LEAD * abs(scale.sure[1] - scale.sure[0])
-        return self._one_of_each_blend(self.earned(metric, scale, threshold, lead), self.values(metric, scale), scale)
+        return self.earned(metric, scale, threshold, lead)
 
     def _one_of_each_blend(self, hits: list[bool], values: Sequence[float | None], scale: Scale) -> list[bool]:
         """Return the hits, of which blends of the same images keep the best alone."""

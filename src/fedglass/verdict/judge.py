@@ -8,23 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from fedglass.ledger.doubts import Doubt, Kind, doubt
-from fedglass.ledger.records import Record
-from fedglass.verdict.doubts import doubts_of
-from fedglass.verdict.gate import RARE, Gate, State, Tally, attacks_in, is_mute
-from fedglass.verdict.texts import TABLE, Flag, flag
-
-ALLOWED = "This is allowed by the plan (gate.max_share)."
-LIMITS = (
-    "It holds for one record at a time, with all others known to the adversary.",
-    "It does not cover what several pictures of a client share, such as a face or a scanner, nor labels, nor "
-    "properties of the data.",
-    "It assumes that nobody can predict the noise.",
+from fedglass.ledger.doubts import Doubt, Kind
+from fedglass.ledger.records import BASE_RATE, Game, Record
+from fedglass.verdict.doubts import doubts_of, with_refutations
+from fedglass.verdict.gate import MUTE, Gate, State, Tally, attacks_in, is_mute
+from fedglass.verdict.images import ImageScores
+from fedglass.verdict.texts import (
+    ALLOWED,
+    LIMITS,
+    OTHER_THAN_TRUTH,
+    PROTECT,
+    TABLE,
+    UNCHECKED,
+    WITHOUT_TRUTH,
+    Flag,
+    count,
+    flag,
+    percent,
 )
-"""What CLEAR does not say, printed with it."""
+
 ExitCode = Literal[0, 1, 3]
+Message = tuple[str, int]
 TITLES: dict[State, str] = {
     "leak": "Leak found",
     "exposed": "Records exposed",
@@ -32,6 +39,9 @@ TITLES: dict[State, str] = {
     "inconclusive": "Inconclusive",
     "incomplete": "Audit incomplete",
 }
+FIRST = (Kind.NOT_AS_DECLARED, Kind.NOISE_REFUTED, Kind.CERTIFICATE_REFUTED, Kind.NO_TRUTH)
+"""Doubts that explain an inconclusive audit before all others: something is wrong, or nothing could be looked at."""
+PLACES = {kind: place for place, kind in reversed(list(enumerate([*FIRST, *Kind])))}
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class Verdict:
     """The answer in plain words; `passed` is None where the audit could not tell."""
 
     state: State
-    exit_code: Literal[0, 1, 3]
+    exit_code: ExitCode
     passed: bool | None
     lead: str
     caveat: str = ""
@@ -69,12 +79,18 @@ def judge(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> Ver
     >>> judge([], Gate()).sentence
     'The audit could not complete: no case has run.'
     """
-    evidence = _Evidence(records, gate, missing)
+    evidence = _Evidence(with_refutations(records), gate, missing)
     for decide in (_leak, _exposed, _incomplete, _clear):
         verdict = decide(evidence)
         if verdict is not None:
             return verdict
     return _inconclusive(evidence)
+
+
+def serious_doubts(record: Record, gate: Gate) -> list[Doubt]:
+    """Return what keeps a certificate from being believed, or from being enough; the most telling first."""
+    found = [each for each in doubts_of(record, gate) if TABLE[each.kind].severity == "serious"]
+    return sorted(found, key=lambda each: PLACES[each.kind])
 
 
 @dataclass(frozen=True)
@@ -85,106 +101,109 @@ class _Evidence:
     gate: Gate
     missing: int | None
 
-    @property
+    @cached_property
     def tallies(self) -> list[Tally]:
         """Attacks without oracle knowledge that have scored images."""
         return [tally for tally in self.gate.tally(self.records) if not tally.oracle]
 
-    @property
+    @cached_property
     def problems(self) -> list[str]:
         return problems_of(self.records, self.gate, self.missing)
 
-    def verdict(
-        self, state: State, exit_code: Literal[0, 1, 3], lead: str, caveat: str = "", step: str = ""
-    ) -> Verdict:
-        """Return a verdict with the interval of these records."""
-        games = [r.game for r in self.records if r.game is not None and self._counts(r)]
-        at_least = max((game.low for game in games), default=None)
-        at_most = None if self.uncertified else max(map(self.gate.allowed, self.certificates), default=None)
-        passed = None if exit_code == 3 else exit_code == 0
-        limits = LIMITS if state == "clear" else ()
-        interval = _interval(at_least, at_most, max((game.candidates for game in games), default=1000))
-        return Verdict(state, exit_code, passed, lead, caveat, at_least, at_most, interval, step, limits)
-
-    @staticmethod
-    def _counts(record: Record) -> bool:
-        """Whether a game may be quoted as a lower limit: records of the same kind, beside a control."""
-        return record.game is not None and record.game.same_source and bool(record.game.control)
+    @property
+    def also_incomplete(self) -> str:
+        """What is said beside a verdict that an incomplete audit has nevertheless."""
+        return f"The audit is also incomplete: {'; '.join(self.problems)}." if self.problems else ""
 
     @property
     def certificates(self) -> list[Record]:
         return [record for record in self.records if record.kind == "certificate" and record.status == "done"]
 
-    @property
-    def messages(self) -> set[tuple[str, int]]:
-        """The messages that were attacked, by view and round."""
-        return {(record.view, record.round) for record in self.records}
+    @cached_property
+    def messages(self) -> set[Message]:
+        return {record.message for record in self.records}
 
-    @property
-    def uncertified(self) -> set[tuple[str, int]]:
+    @cached_property
+    def uncertified(self) -> set[Message]:
         """The messages of which nothing bounds what they tell."""
-        return self.messages - {(r.view, r.round) for r in self.certificates if r.certificate and not self.against(r)}
+        certified = {record.message for record in self.certificates if record.certificate is not None}
+        doubted = {record.message for record in self.certificates if self._doubted(record)}
+        return self.messages - (certified - doubted)
 
-    def against(self, record: Record) -> list[Doubt]:
-        """Return what keeps a certificate from being believed, apart from being too weak for the gate."""
-        serious = [each for each in doubts_of(record, self.gate) if TABLE[each.kind].severity == "serious"]
-        found = [each for each in serious if each.kind is not Kind.WEAK_CERTIFICATE]
-        return [*found, *self._refuted(record)]
+    def _doubted(self, record: Record) -> bool:
+        """Whether a certificate is missing or not believed; one that is only too weak still bounds the success."""
+        serious = [each.kind for each in serious_doubts(record, self.gate)]
+        return record.certificate is None or serious not in ([], [Kind.WEAK_CERTIFICATE])
 
-    def _refuted(self, record: Record) -> list[Doubt]:
-        """Compare the wins of the game on the same message with what the certificate allows."""
-        games = [r.game for r in self.records if (r.view, r.round) == (record.view, record.round) and r.game]
-        if record.certificate is None or not games:
-            return []
-        from scipy.stats import binom  # dear to import, and seldom needed
+    @property
+    def worst_game(self) -> Game | None:
+        """The game that names most, of those that may be quoted: records of the same kind, beside a control."""
+        games = [r.game for r in self.records if r.game is not None and r.game.same_source and r.game.control]
+        return max(games, key=lambda game: game.low, default=None)
 
-        game, allowed = games[0], self.gate.allowed(record)
-        wins = round(game.top1 * game.records)
-        if wins and game.candidates >= 1000 and binom.sf(wins - 1, game.records, allowed) < RARE:
-            return [doubt(Kind.CERTIFICATE_REFUTED, wins=wins, games=game.records, allowed=allowed)]
-        return []
+    def verdict(self, state: State, exit_code: ExitCode, lead: str, caveat: str = "", step: str = "") -> Verdict:
+        """Return a verdict with the interval of these records."""
+        game = self.worst_game
+        at_most = None if self.uncertified else max(map(self.gate.allowed, self.certificates), default=None)
+        return Verdict(
+            state=state,
+            exit_code=exit_code,
+            passed=None if exit_code == 3 else exit_code == 0,
+            lead=lead,
+            caveat=caveat,
+            at_least=None if game is None else game.low,
+            at_most=at_most,
+            interval=_interval(game, at_most),
+            step=step,
+            limits=LIMITS if state == "clear" else (),
+        )
 
 
 def _leak(given: _Evidence) -> Verdict | None:
-    gate, tallies = given.gate, [tally for tally in given.tallies if tally.recovered]
-    if tallies:
-        also = f"The audit is also incomplete: {'; '.join(given.problems)}." if given.problems else ""
-        guilty = any(tally.share > gate.max_share for tally in tallies)
-        caveat = f"{'' if guilty else ALLOWED} {also}".strip()
-        lead = _leak_sentence(given.tallies, gate)
-        return given.verdict("leak", 1 if guilty else 0, lead, caveat, "" if not guilty else PROTECT)
-    explained = [r for r in attacks_in(given.records) if r.explains and not r.oracle]
-    if explained:
-        read = max(explained, key=lambda record: len(record.labels_recovered))
-        lead = (
-            f"{read.attack} ({read.method}) read {_count(len(read.labels_recovered), 'image')} from the message of "
-            f"{read.client}, and these images explain it."
-        )
-        return given.verdict("leak", 1, lead, "The true examples are not needed for this.", PROTECT)
-    return None
+    gate = given.gate
+    leaked = [tally for tally in given.tallies if tally.recovered]
+    read = [record for record in attacks_in(given.records) if reads(record) and not any_hit(record, gate)]
+    if not leaked and not read:
+        return None
+    guilty = bool(read) or any(tally.share > gate.max_share for tally in leaked)
+    lead, told = (_leak_sentence(given.tallies, gate), "") if leaked else _read_sentence(read)
+    caveat = " ".join(filter(None, [told, "" if guilty else ALLOWED, given.also_incomplete]))
+    return given.verdict("leak", 1 if guilty else 0, lead, caveat, PROTECT if guilty else "")
 
 
-PROTECT = (
-    "Do not release such messages: add noise that hides single records (DP-SGD, or clipping and Gaussian noise), then "
-    "audit again."
-)
+def reads(record: Record) -> bool:
+    """Return whether an exact attack without oracle knowledge read images that explain the message."""
+    return record.explains and not record.oracle
+
+
+def any_hit(record: Record, gate: Gate) -> bool:
+    """Return whether some image of a record counts as recovered."""
+    return any(gate.hits(ImageScores.of(record)))
+
+
+def _read_sentence(read: Sequence[Record]) -> tuple[str, str]:
+    """Say what exact attacks read that no score shows, and why it is a leak."""
+    most = max(read, key=lambda record: len(record.labels_recovered))
+    lead = (
+        f"{most.attack} ({most.method}) read {count(len(most.labels_recovered), 'image')} from the message of "
+        f"{most.client}, and {'it explains' if len(most.labels_recovered) == 1 else 'they explain'} the message."
+    )
+    return lead, OTHER_THAN_TRUTH if most.metrics else WITHOUT_TRUTH
 
 
 def _exposed(given: _Evidence) -> Verdict | None:
-    found = [record for record in given.records if given.gate.exposes(record)]
+    found = [(record.client, record.game) for record in given.records if record.game and given.gate.exposes(record)]
     if not found:
         return None
-    worst = max(found, key=lambda record: record.game.low if record.game else 0.0)
-    game = worst.game
-    assert game is not None, "only games expose"
-    named = round(game.top1 * game.records)
-    control = "" if game.control_top1 is None else f", against {game.control_top1:.0%} of records that were not used"
+    client, game = max(found, key=lambda pair: pair[1].low)
+    named, control = round(game.top1 * game.records), game.control_top1 or 0.0
     lead = (
-        f"No image was recovered, but the message of {worst.client} singles out its records: among {game.candidates:,} "
-        f"similar examples it names {named} of the {_count(game.records, 'record')} that were trained on{control}."
+        f"No image was recovered, but the message of {client} singles out its records: among {game.candidates:,} "
+        f"similar images it names {named} of {count(game.records, 'record')} used in training, and {percent(control)} "
+        "of records that were not used."
     )
-    also = f"The audit is also incomplete: {'; '.join(given.problems)}." if given.problems else ""
-    return given.verdict("exposed", 1, lead, also, PROTECT)
+    others = f"The same holds for {count(len(found) - 1, 'other message')}." if len(found) > 1 else ""
+    return given.verdict("exposed", 1, lead, f"{others} {given.also_incomplete}".strip(), PROTECT)
 
 
 def _incomplete(given: _Evidence) -> Verdict | None:
@@ -197,45 +216,45 @@ def _clear(given: _Evidence) -> Verdict | None:
     if given.uncertified or not all(map(given.gate.certifies, given.certificates)):
         return None
     worst = max(given.certificates, key=given.gate.allowed)
-    bound, certificate = given.gate.allowed(worst), worst.certificate
+    certificate = worst.certificate
     assert certificate is not None, "certified messages have a certificate"
     rounds = certificate.rounds if certificate.success_planned is None else certificate.planned or certificate.rounds
     lead = (
-        f"A certificate covers every audited record of {_count(len(given.messages), 'message')}: no adversary names a "
-        f"record among 1,000 with a chance above {bound:.2%} over {_count(rounds, 'round')}."
+        f"A certificate covers every audited record of {count(len(given.messages), 'message')}: no adversary names a "
+        f"record among 1,000 with a chance above {percent(given.gate.allowed(worst))} over {count(rounds, 'round')}."
     )
-    trusted = any(each.kind is Kind.DECLARATION_TRUSTED for r in given.certificates for each in r.doubts)
-    return given.verdict("clear", 0, lead, flag(doubt(Kind.DECLARATION_TRUSTED)).text if trusted else "")
+    doubts = [each for record in given.certificates for each in doubts_of(record, given.gate)]
+    trusted = next((flag(each).text for each in doubts if each.kind is Kind.DECLARATION_TRUSTED), "")
+    return given.verdict("clear", 0, lead, trusted)
 
 
 def _inconclusive(given: _Evidence) -> Verdict:
-    doubts = [each for record in given.certificates for each in given.against(record)]
-    weak = [each for record in given.certificates for each in given.gate.doubts_of_certificate(record)]
-    reason = _reason([*doubts, *weak])
-    lead = _nothing_sentence(given)
     oracle = [tally for tally in given.gate.tally(given.records) if tally.oracle and tally.recovered]
     told = (
-        f"{oracle[0].attack} recovered {oracle[0].recovered} of {_count(oracle[0].images, 'image')} with oracle "
+        f"{oracle[0].attack} recovered {oracle[0].recovered} of {count(oracle[0].images, 'image')} with oracle "
         "knowledge, which a real adversary lacks."
         if oracle
         else ""
     )
-    why = "" if reason is None else reason.text
-    exit_code: Literal[0, 3] = 3 if given.gate.inconclusive_fails else 0
+    reason = _reason(given)
+    why = UNCHECKED.format(messages=count(len(given.uncertified), "message")) if reason is None else reason.text
+    exit_code: ExitCode = 3 if given.gate.inconclusive_fails else 0
     step = "" if reason is None else reason.step
-    return given.verdict("inconclusive", exit_code, lead, f"{told} {why}".strip(), step)
+    return given.verdict("inconclusive", exit_code, _nothing_sentence(given), f"{told} {why}".strip(), step)
 
 
-def _reason(doubts: Sequence[Doubt]) -> Flag | None:
-    """Return the first serious doubt in words, in the order of the questions."""
-    order = list(Kind)
-    return flag(min(doubts, key=lambda each: order.index(each.kind))) if doubts else None
+def _reason(given: _Evidence) -> Flag | None:
+    """Return the most telling serious doubt of all certificates in words."""
+    doubts = [each for record in given.certificates for each in serious_doubts(record, given.gate)]
+    return flag(min(doubts, key=lambda each: PLACES[each.kind])) if doubts else None
 
 
-def _interval(at_least: float | None, at_most: float | None, candidates: int) -> str:
-    low = "not measured" if at_least is None else f"at least {at_least:.1%} (candidate game)"
-    high = "no certificate: nothing bounds it" if at_most is None else f"at most {at_most:.2%} (certificate)"
-    return f"Success in naming a record among {candidates:,}: {low}; {high}."
+def _interval(game: Game | None, at_most: float | None) -> str:
+    """Return the interval in its one unit: the success in naming a record among 1,000."""
+    among = "" if game is None or game.candidates >= 1 / BASE_RATE else f" among {game.candidates}"
+    low = "not measured" if game is None else f"at least {percent(game.low)}{among} (candidate game)"
+    high = "no certificate: nothing bounds it" if at_most is None else f"at most {percent(at_most)} (certificate)"
+    return f"Success in naming a record among 1,000: {low}; {high}."
 
 
 def problems_of(records: Sequence[Record], gate: Gate, missing: int | None) -> list[str]:
@@ -246,26 +265,26 @@ def problems_of(records: Sequence[Record], gate: Gate, missing: int | None) -> l
     failed = [r for r in records if r.status == "failed"]
     if failed:
         why = f"{failed[0].attack}: {_short(failed[0].error or '')}"
-        problems.append(f"{len(failed)} of {_count(total, 'case')} failed ({why})")
+        problems.append(f"{len(failed)} of {count(total, 'case')} failed ({why})")
     blank = [r for r in attacks_in(records) if r.status == "done" and not is_mute(r) and not gate.judged(r)]
     if blank:
         why = _short(blank[0].skipped_metrics.get(gate.metric, "no score for some image"))
-        problems.append(f"{gate.scale.title} is missing in {len(blank)} of {_count(total, 'case')} ({why})")
-    mute = [flag(each) for r in records for each in r.doubts if is_mute(r)]
+        problems.append(f"{gate.scale.title} is missing in {len(blank)} of {count(total, 'case')} ({why})")
+    mute = [flag(each) for r in records for each in r.doubts if each.kind in MUTE]
     if mute:
-        where = f"in {len([r for r in records if is_mute(r)])} of {_count(total, 'case')} ({mute[0].name})"
+        where = f"in {sum(map(is_mute, records))} of {count(total, 'case')} ({mute[0].name})"
         problems.append(f"there was nothing to attack {where}: {mute[0].step.rstrip('.')}")
     if missing is None:
         problems.append("it was stopped before its end; run it again to continue")
     elif missing > 0:
-        problems.append(f"{_count(missing, 'planned case')} not run yet; run it again to continue")
+        problems.append(f"{count(missing, 'planned case')} not run yet; run it again to continue")
     return problems
 
 
 def _leak_sentence(tallies: Sequence[Tally], gate: Gate) -> str:
     worst, guilty = tallies[0], sum(t.recovered > 0 for t in tallies)
     score = f"({gate.rule}; best {gate.scale.show(worst.best)})"
-    found = f"recovered {worst.recovered} of {_count(worst.images, 'image')} {score}"
+    found = f"recovered {worst.recovered} of {count(worst.images, 'image')} {score}"
     if len(tallies) > 1:
         sentence = f"{guilty} of {len(tallies)} attacks recovered private images: the worst, {worst.attack}, {found}"
     else:
@@ -276,7 +295,7 @@ def _leak_sentence(tallies: Sequence[Tally], gate: Gate) -> str:
         sentence += f", {worst.refined} of them only after refinement"
     if gate.max_share > 0:
         side = "more" if worst.share > gate.max_share else "no more"
-        sentence += f", {side} than the {gate.max_share:.0%} that the gate allows"
+        sentence += f", {side} than the {percent(gate.max_share)} that the gate allows"
     return f"{sentence}."
 
 
@@ -292,10 +311,6 @@ def _nothing_sentence(given: _Evidence) -> str:
         f"None of the {len(tallies)} attacks recovered a private image ({gate.rule}); the closest, {worst.attack}, "
         f"reached {best}."
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _short(text: str, limit: int = 160) -> str:

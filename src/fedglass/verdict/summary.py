@@ -22,6 +22,8 @@ from fedglass.verdict.judge import judge
 
 T = TypeVar("T")
 RESAMPLES = 2000
+TAKEN = ("key", "attack", "view", "client", "round", "repeat", "oracle", "method", "explains")
+"""What an image takes from its record."""
 WORST = 12
 """How many of the worst images a summary names."""
 
@@ -87,6 +89,9 @@ class Case(_Frozen):
     """Not recovered by the gate's rule, but partly recognisable."""
     owner: str | None = None
     """Whose image it is, where the record says."""
+    method: str = ""
+    explains: bool = False
+    """The exact method that read it, and whether what it read was verified to explain the message."""
 
 
 class Summary(_Frozen):
@@ -288,7 +293,7 @@ def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
     scores = ImageScores.of(record)
     near = scores.near(gate.metric, gate.scale, gate.threshold)
     return Case(
-        **{name: getattr(record, name) for name in ("key", "attack", "view", "client", "round", "repeat")},
+        **{name: getattr(record, name) for name in TAKEN},
         image=index,
         scores=_at(index, record.metrics),
         scores_raw=_at(index, record.metrics_raw),
@@ -296,7 +301,6 @@ def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
         blind=_at(index, record.blind),
         blind_by=_at(index, record.blind_by),
         picture=record.pictures[index] if index < len(record.pictures) else None,
-        oracle=record.oracle,
         recovered=recovered,
         near=near[index],
         owner=record.owners[index] if index < len(record.owners) else None,

@@ -1,6 +1,6 @@
 """Every sentence about a doubt: one row for each kind, with its question, its severity, its text and the next step.
 
-Nothing else maps kinds to words, and nothing decides by these words.
+Nothing else maps kinds to words, and nothing decides by these words. Sentences that a verdict always has are here too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,42 @@ from fedglass.ledger.doubts import Doubt, Kind
 Severity = Literal["info", "warning", "serious"]
 NAMED = 3
 """Names of a list that a sentence spells out."""
+ALLOWED = "This is allowed by the plan (gate.max_share)."
+PROTECT = (
+    "Do not release such messages: add noise that hides single records (DP-SGD, or clipping and Gaussian noise), then "
+    "audit again."
+)
+WITHOUT_TRUTH = "The true examples are not needed for this."
+OTHER_THAN_TRUTH = (
+    "They are not the examples that were given as the truth: the truth is wrong, or the network sees less than the "
+    "whole image."
+)
+UNCHECKED = "No certificate was computed for {messages}."
+LIMITS = (
+    "It holds for one record at a time, with all others known to the adversary.",
+    "It does not cover what several images of a client share, such as a face or a scanner, nor labels, nor properties "
+    "of the data.",
+    "It assumes that the noise is unpredictable.",
+)
+"""What CLEAR does not say, printed with it."""
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent, with three significant digits.
+
+    >>> percent(0.91), percent(0.018298), percent(0.001), percent(0.0)
+    ('91 %', '1.83 %', '0.1 %', '0 %')
+    """
+    return f"{100 * share:.3g} %"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> count(1, "image"), count(3, "image")
+    ('1 image', '3 images')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class Question(enum.Enum):
@@ -129,7 +165,7 @@ TABLE: Mapping[Kind, Row] = {
         "serious",
         "batch statistics",
         "The clients' BatchNorm layers took the statistics of the batch. These running statistics leave the client "
-        "beside the update, and no defence covers them.",
+        "next to the update, and no defence covers them.",
         'Leave them out of what clients send, set batch_norm = "frozen", or use another normalisation.',
     ),
     Kind.MORE_ROUNDS: Row(
@@ -144,8 +180,8 @@ TABLE: Mapping[Kind, Row] = {
         _COVERAGE,
         "serious",
         "clients not looked at",
-        "{clients} also took part. Their updates were not recorded in a form that can be attacked, so nobody knows "
-        "what they leak.",
+        "{clients} also took part. Their updates were not recorded in a form that can be attacked, so nothing "
+        "is known of what they leak.",
         "Record their updates, or say with recording.whose that the audit is about the others alone.",
     ),
     Kind.EXTRA_PAYLOAD: Row(
@@ -182,7 +218,7 @@ TABLE: Mapping[Kind, Row] = {
         "serious",
         "noise not as declared",
         "No certificate: the noise of this message is not the declared one ({tests}; p = {p}).",
-        "Draw independent noise for every entry, client and round from a generator that nobody else can seed.",
+        "Draw independent noise for every entry, client and round from a generator with a secret seed.",
     ),
     Kind.NOISE_NOT_TESTABLE: Row(
         _PROTECTION,
