@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.files import write_atomic
-from fedglass.ledger.records import EXACT_PSNR, Flag, Picture, Record, RecordFile, claim
+from fedglass.ledger.doubts import Kind, doubt
+from fedglass.ledger.records import EXACT_PSNR, Certificate, Game, Picture, Record, RecordFile, claim
 
 
 def make(key: str = "a", **fields: Any) -> Record:
@@ -40,14 +41,16 @@ def make(key: str = "a", **fields: Any) -> Record:
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
     file = RecordFile(tmp_path / "records.jsonl")
     records = [
-        make("a", metrics={"psnr": [20.5, None]}, flags=[Flag(name="x", severity="info", text="é\n<b>")]),
+        make("a", metrics={"psnr": [20.5, None]}, doubts=[doubt(Kind.NOT_REPLAYED, why="é\n<b>", names=["a", 1])]),
         make("b", pictures=[Picture(original="pictures/b/o.png", reconstruction="pictures/b/r.png")]),
         make("c", extra={"nested": [1, {"a": None}]}, utility={"test accuracy": 0.9}),
+        make("d", kind="game", game=Game(records=9, candidates=1000, top1=0.5, low=0.2, high=0.8, rank_p=[0.001])),
+        make("e", kind="certificate", certificate=Certificate(method="record", accounting="gaussian", success=[0.02])),
     ]
     for record in records:
         file.append(record)
     assert file.read() == records
-    assert file.path.read_bytes().count(b"\n") == 3
+    assert file.path.read_bytes().count(b"\n") == 5
 
 
 def test_no_file_is_no_records(tmp_path: Path) -> None:
@@ -75,9 +78,12 @@ def test_non_finite_numbers_become_null_and_an_exact_copy_stays_a_leak() -> None
         {"error": "but done"},
         {"key": "../up"},
         {"surprise": 1},
-        {"schema_version": 2},
+        {"schema_version": 1},
         {"seconds": math.nan},
-        {"flags": [{"name": "x", "severity": "dire", "text": ""}]},
+        {"kind": "opinion"},
+        {"doubts": [{"kind": "optimiser failed"}]},
+        {"flags": []},
+        {"absence": None},
     ],
 )
 def test_refused_records(fields: dict[str, Any]) -> None:
@@ -225,6 +231,31 @@ def test_claim_refuses_records_of_unknown_origin(tmp_path: Path) -> None:
     RecordFile(tmp_path / "records.jsonl").append(make())
     with pytest.raises(UsageError, match="whose"):
         claim(tmp_path, "d1")
+
+
+def old_directory(directory: Path) -> dict[str, bytes]:
+    """A directory as version 1 left it, and what is in it."""
+    old = {**json.loads(make("a").line()), "schema_version": 1, "flags": [], "absence": None}
+    (directory / "records.jsonl").write_text(json.dumps(old) + "\n")
+    (directory / "audit.json").write_text(json.dumps({"schema_version": 1, "plan_digest": "d1"}))
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_directory_of_another_version_is_refused_in_one_sentence_and_stays(tmp_path: Path) -> None:
+    before = old_directory(tmp_path)
+    for look in (RecordFile(tmp_path / "records.jsonl").read, lambda: claim(tmp_path, "d1")):
+        with pytest.raises(UsageError) as refusal:
+            look()
+        assert str(refusal.value) == (
+            f"Another version of fedglass wrote {tmp_path} (schema 1, this one writes 2): choose another directory "
+            "with -o. Its files stay as they are."
+        )
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_message_of_a_record_is_its_view_in_its_round() -> None:
+    assert make("a").message == make("b", attack="idlg", repeat=3).message
+    assert len({make("a").message, make("a", round=2).message, make("a", view="other").message}) == 3
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"plan_digest": 3}', "[" * 100_000])

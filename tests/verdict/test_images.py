@@ -40,3 +40,17 @@ def test_lower_is_better_where_the_metric_says_so() -> None:
 def test_what_a_control_could_not_be_scored_by_holds_nothing_back() -> None:
     scores = ImageScores(REFINED, RAW, controls={"a": {"psnr": [None, None, None]}, "b": {"ssim": [1.0] * 3}})
     assert scores.values("psnr", PSNR) == [25.0, 25.0, 25.0]
+
+
+def test_of_blends_of_the_same_images_the_best_counts() -> None:
+    scores = ImageScores({"psnr": [22.0, 25.0, 23.0, 24.0]}, blends=[[0, 1], [0, 1], [], [2, 3]])
+    assert scores.ahead("psnr", PSNR, 20.0) == [True] * 4
+    assert scores.recovered("psnr", PSNR, 20.0) == [False, True, True, True]
+    assert scores.near("psnr", PSNR, 20.0) == [True, False, False, False]
+    low = ImageScores({"lpips": [0.05, 0.01]}, blends=[[0, 1], [0, 1]])
+    assert low.recovered("lpips", LPIPS, 0.1) == [False, True]
+
+
+def test_a_blend_that_is_not_recovered_takes_nothing_from_others() -> None:
+    scores = ImageScores({"psnr": [12.0, 25.0]}, blends=[[0, 1], [1, 2]])
+    assert scores.recovered("psnr", PSNR, 20.0) == [False, True]

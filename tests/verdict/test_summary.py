@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedglass.core.errors import AuditError
+from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.scale import Scale
-from fedglass.ledger.records import Picture, Record
+from fedglass.ledger.records import Certificate, Picture, Record
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.judge import judge
 from fedglass.verdict.summary import Summary, interval, rank, read_summary, scales_of, share_interval, summarise
 
 
@@ -129,10 +131,39 @@ def test_summary_file_round_trip_and_determinism(tmp_path: Path) -> None:
     assert path.read_bytes() == first
 
 
+def test_the_verdict_in_the_file_is_that_of_judge(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    bound = Certificate(method="record", accounting="gaussian", success=[0.02])
+    certified = make("c", [], metrics={}, kind="certificate", attack="certificate", certificate=bound)
+    records = [make("a", [10.0, 12.0]), certified]
+    summarise(records, Gate()).write(path)
+    verdict, found = judge(records, Gate()), read_summary(path).verdict
+    assert found == {**asdict(verdict), "limits": list(verdict.limits), "sentence": verdict.sentence}
+    assert (found["state"], found["at_most"], found["at_least"]) == ("clear", 0.02, None)
+    assert [group.attack for group in read_summary(path).attacks] == ["dlg"]  # a certificate is not an attack
+
+
+def test_the_gate_in_the_file_has_every_limit(tmp_path: Path) -> None:
+    gate = Gate(max_singling_out=0.2, max_success=0.01, trust_declared=True, inconclusive_fails=False)
+    summarise([], gate).write(tmp_path / "summary.json")
+    assert read_summary(tmp_path / "summary.json").judged_by() == gate
+
+
+def test_an_image_says_which_exact_method_read_it() -> None:
+    (case,) = rank([make("a", [99.0], method="division", explains=True)], Gate())
+    assert (case.method, case.explains, case.recovered) == ("division", True, True)
+
+
 @pytest.mark.parametrize("content", ["", "{}", '{"gate": {"metric": "x"}}'])
 def test_a_damaged_summary(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)
     with pytest.raises(AuditError, match="damaged"):
+        read_summary(tmp_path / "summary.json")
+
+
+def test_a_summary_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"schema_version": 1}')
+    with pytest.raises(UsageError, match="Another version of fedglass wrote"):
         read_summary(tmp_path / "summary.json")
 
 
@@ -162,9 +193,8 @@ def test_the_scale_of_a_metric_of_others_is_kept_with_the_verdict(tmp_path: Path
     summarise(records, gate, scales={"psnr": Scale("PSNR")}).write(path)
     found = read_summary(path)
     assert (found.judged_by(), found.judged_by().scale) == (gate, blur)
-    assert (
-        found.judged_by().judge(records).lead == "dlg recovered 1 of 2 private images (Blur below 3 px; best 2.00 px)."
-    )
+    verdict = judge(records, found.judged_by())
+    assert verdict.lead == "dlg recovered 1 of 2 private images (Blur below 3 px; best 2.00 px)."
     assert scales_of(records, found.scales) == {"blur": blur, "psnr": Scale("PSNR")}
 
 

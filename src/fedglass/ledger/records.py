@@ -302,7 +302,7 @@ class RecordFile:
         try:
             return Record.model_validate_json(line)
         except ValidationError as error:
-            refuse_other_version(self.path.parent, _version_in(line))
+            refuse_other_version(self.path.parent, version_in(line))
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "line"
             raise AuditError(
@@ -359,7 +359,7 @@ def refuse_other_version(directory: Path, version: object) -> None:
         )
 
 
-def _version_in(line: bytes) -> object:
+def version_in(line: bytes) -> object:
     """Return the schema version that a line of JSON states, or None."""
     try:
         content = json.loads(line)

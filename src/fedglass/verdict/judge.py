@@ -168,7 +168,8 @@ def _leak(given: _Evidence) -> Verdict | None:
     guilty = bool(read) or any(tally.share > gate.max_share for tally in leaked)
     lead, told = (_leak_sentence(given.tallies, gate), "") if leaked else _read_sentence(read)
     caveat = " ".join(filter(None, [told, "" if guilty else ALLOWED, given.also_incomplete]))
-    return given.verdict("leak", 1 if guilty else 0, lead, caveat, PROTECT if guilty else "")
+    allowed: ExitCode = 3 if given.problems else 0  # what has not run may leak more than the plan allows
+    return given.verdict("leak", 1 if guilty else allowed, lead, caveat, PROTECT if guilty else "")
 
 
 def reads(record: Record) -> bool:
@@ -213,7 +214,7 @@ def _incomplete(given: _Evidence) -> Verdict | None:
 
 
 def _clear(given: _Evidence) -> Verdict | None:
-    if given.uncertified or not all(map(given.gate.certifies, given.certificates)):
+    if given.uncertified or any(serious_doubts(record, given.gate) for record in given.certificates):
         return None
     worst = max(given.certificates, key=given.gate.allowed)
     certificate = worst.certificate

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedglass.core.errors import AuditError, FedglassError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.core.scale import Scale, scale_of
-from fedglass.ledger.records import Picture, Record
+from fedglass.ledger.records import Picture, Record, refuse_other_version, version_in
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge
@@ -143,6 +143,7 @@ def read_summary(path: Path) -> Summary:
         summary = Summary.model_validate_json(path.read_bytes())
         summary.judged_by()
     except (ValidationError, KeyError, TypeError, FedglassError) as error:
+        refuse_other_version(path.parent, version_in(path.read_bytes()))
         raise AuditError(f"{path} is damaged: delete it and run the audit again to have it rewritten.") from error
     return summary
 
