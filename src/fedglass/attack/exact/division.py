@@ -14,7 +14,7 @@ from torch import Tensor
 from fedglass.attack.exact.dense import DenseUpdate, first_dense, row_ratios
 from fedglass.attack.exact.method import Search, Solved
 from fedglass.attack.exact.rows import one_input, stacked
-from fedglass.attack.exact.verify import Fit, Replay, best_label, layer_explained, replay, verified
+from fedglass.attack.exact.verify import Fit, Message, Replay, best_label, layer_explained, message_of
 from fedglass.core.registry import register
 from fedglass.core.types import Knowledge, Observation
 
@@ -63,8 +63,8 @@ class Division:
         if isinstance(layer, str):
             return None
         if observation.knows.examples == 1 and observation.knows.counted:
-            return _one(observation, layer)
-        return _several(observation, layer)
+            return _one(message_of(observation), layer)
+        return _several(message_of(observation), layer)
 
 
 def as_images(knows: Knowledge, inputs: Tensor) -> Tensor:
@@ -90,21 +90,22 @@ class _Guess:
     """Of the layer's update alone."""
 
 
-def _one(observation: Observation, layer: DenseUpdate) -> Solved | None:
+def _one(message: Message, layer: DenseUpdate) -> Solved | None:
     """The one example: in closed form, or along a direction whose length a replay finds."""
     guesses: list[_Guess] = []
-    for how, inputs, residual in _closed_forms(observation, layer):
-        images = as_images(observation.knows, inputs[None])
-        guesses.append(_Guess(images, replay(observation, images), how, residual))
-        if verified(observation, guesses[-1].found.residual):
-            return _told(observation, layer, guesses[-1], True)
-    along = None if _biased(layer) else _along_direction(observation, layer)
-    if along is not None and (not guesses or verified(observation, along.found.residual)):
-        return _told(observation, layer, along, verified(observation, along.found.residual))
+    knows = message.observation.knows
+    for how, inputs, residual in _closed_forms(layer):
+        images = as_images(knows, inputs[None])
+        guesses.append(_Guess(images, message.replay(images), how, residual))
+        if message.verified(guesses[-1].found.residual):
+            return _told(layer, guesses[-1], True)
+    along = _along_direction(message, layer) if knows.training is not None or not _biased(layer) else None
+    if along is not None and (not guesses or message.verified(along.found.residual)):
+        return _told(layer, along, message.verified(along.found.residual))
     if not guesses:
         return None
     best = min(guesses, key=lambda guess: (guess.found.residual, guess.residual))
-    return _told(observation, layer, best, _layer_alone(observation, layer, best))
+    return _told(layer, best, _layer_alone(message.observation, layer, best))
 
 
 def _biased(layer: DenseUpdate) -> bool:
@@ -114,7 +115,7 @@ def _biased(layer: DenseUpdate) -> bool:
     return found.scaled and found.clean
 
 
-def _told(observation: Observation, layer: DenseUpdate, guess: _Guess, sure: bool) -> Solved:
+def _told(layer: DenseUpdate, guess: _Guess, sure: bool) -> Solved:
     sent = stacked(layer.weight, layer.bias, layer.weight_error, layer.bias_error, pruned=True)
     details: dict[str, float | int | str] = {
         "how": guess.how,
@@ -136,9 +137,9 @@ def _layer_alone(observation: Observation, layer: DenseUpdate, guess: _Guess) ->
     ).complete
 
 
-def _closed_forms(observation: Observation, layer: DenseUpdate) -> Iterator[tuple[str, Tensor, float]]:
+def _closed_forms(layer: DenseUpdate) -> Iterator[tuple[str, Tensor, float]]:
     """Inputs that the layer gives without a search, the likeliest first, each with the layer's residual."""
-    for how, each in _as_decayed(observation, layer):
+    for how, each in _as_decayed(layer):
         if each.bias is None or each.bias_error is None:
             continue
         sent = stacked(each.weight, each.bias, each.weight_error, each.bias_error, pruned=True)
@@ -155,7 +156,7 @@ def _closed_forms(observation: Observation, layer: DenseUpdate) -> Iterator[tupl
             yield "sum of all rows", each.weight.sum(0) / total, found.residual
 
 
-def _as_decayed(observation: Observation, layer: DenseUpdate) -> Iterator[tuple[str, DenseUpdate]]:
+def _as_decayed(layer: DenseUpdate) -> Iterator[tuple[str, DenseUpdate]]:
     """The layer's update as declared, and as it is where biases, or all parameters, do not decay after all."""
     yield "all rows", layer
     if layer.shrunk and layer.bias is not None and layer.bias_before is not None:
@@ -165,7 +166,7 @@ def _as_decayed(observation: Observation, layer: DenseUpdate) -> Iterator[tuple[
         yield "all rows, without decay", replace(layer, weight=weight, bias=bias)
 
 
-def _along_direction(observation: Observation, layer: DenseUpdate) -> _Guess | None:
+def _along_direction(message: Message, layer: DenseUpdate) -> _Guess | None:
     """The image along the direction that the weight's update gives by itself, as long as a replay says."""
     sent = stacked(layer.weight, None, layer.weight_error, None, pruned=True)
     found = one_input(sent)
@@ -176,25 +177,26 @@ def _along_direction(observation: Observation, layer: DenseUpdate) -> _Guess | N
         guess
         for direction in (found.inputs, -found.inputs)
         for fit in fits
-        if (guess := _longest(observation, direction, fit, found.residual)) is not None
+        if (guess := _longest(message, direction, fit, found.residual)) is not None
     ]
     return min(guesses, key=lambda guess: guess.found.residual, default=None)
 
 
-def _longest(observation: Observation, direction: Tensor, fit: Fit, residual: float) -> _Guess | None:
+def _longest(message: Message, direction: Tensor, fit: Fit, residual: float) -> _Guess | None:
     """The length of a direction that explains the message best, within the bounds of the pixels."""
-    most = _reach(observation.knows, direction)
+    knows = message.observation.knows
+    most = _reach(knows, direction)
     if not most > 0:
         return None
-    label = best_label(observation, as_images(observation.knows, most / 2 * direction[None]))
+    label = best_label(message.observation, as_images(knows, most / 2 * direction[None]))
     if label is None:
         return None
 
     def image(length: float) -> Tensor:
-        return as_images(observation.knows, length * direction[None])
+        return as_images(knows, length * direction[None])
 
     def misfit(length: float) -> float:
-        return replay(observation, image(length), label, fit).residual
+        return message.replay(image(length), label, fit).residual
 
     length = _lowest(misfit, SHORTEST * most, most)
     return _Guess(image(length), Replay(misfit(length), label), f"direction, length by replay ({fit} fitted)", residual)
@@ -217,9 +219,9 @@ def _reach(knows: Knowledge, direction: Tensor) -> float:
     return float(steps[direction != 0].min())
 
 
-def _several(observation: Observation, layer: DenseUpdate) -> Solved | None:
+def _several(message: Message, layer: DenseUpdate) -> Solved | None:
     """The examples that have rows of their own: inputs on which rows agree, as many as there are examples."""
-    knows = observation.knows
+    knows = message.observation.knows
     if layer.bias is None or layer.bias_error is None:
         return None
     rows = row_ratios(layer.weight, layer.bias, (layer.weight_error, layer.bias_error))
@@ -228,8 +230,7 @@ def _several(observation: Observation, layer: DenseUpdate) -> Solved | None:
     if not len(inputs):
         return None
     images = as_images(knows, inputs[: knows.examples] if knows.counted else inputs)
-    found = replay(observation, images)
-    sure = verified(observation, found.residual)
+    found = message.replay(images)
     residual = found.residual if math.isfinite(found.residual) else rows.residual
     details: dict[str, float | int | str] = {"groups": len(inputs), "rows": int(votes.sum())}
-    return Solved(images, found.labels, residual, sure, details)
+    return Solved(images, found.labels, residual, message.verified(found.residual), details)

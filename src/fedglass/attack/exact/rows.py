@@ -120,8 +120,8 @@ def grid_step(values: Tensor) -> float:
     >>> grid_step(torch.tensor([0.0, 0.5, -1.0, 2.5, 3.0, 0.5, 1.0, 1.5])), grid_step(torch.rand(100))
     (0.5, 0.0)
     """
-    some = values.flatten()[: 2 * GRID].double()
-    known = torch.unique(values.double()) if len(torch.unique(some)) <= GRID else some  # a look at some rules most out
+    some = values[values != 0][: 2 * GRID].double()
+    known = some if len(torch.unique(some)) > GRID else torch.unique(values.double())  # a look at some rules most out
     if not 3 <= len(known) <= GRID or values.numel() < 8:
         return 0.0
     gaps = known.diff()
@@ -147,7 +147,7 @@ def kept_entries(values: Tensor, error: Tensor) -> Tensor:
     column = values.shape[1] == 1
     lone = zero if column else zero & ~zero.all(1, keepdim=True) & ~zero.all(0, keepdim=True)
     beside = ~zero & (values.abs() <= 1.5 * math.sqrt(12) * error)
-    return ~lone if int(lone.sum()) > PRUNED * int(beside.sum()) + 16 * (not column) else everything
+    return ~lone if int(lone.sum()) > PRUNED * int(beside.sum()) else everything
 
 
 def stacked(

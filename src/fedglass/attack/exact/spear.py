@@ -9,7 +9,7 @@ from typing import ClassVar
 from fedglass.attack.exact.dense import dense_inputs, first_dense
 from fedglass.attack.exact.division import as_images, within_bounds
 from fedglass.attack.exact.method import Search, Solved
-from fedglass.attack.exact.verify import replay, verified
+from fedglass.attack.exact.verify import message_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
@@ -73,9 +73,10 @@ class Spear:
         if not len(inputs):
             return None
         images = as_images(knows, inputs)
-        again = replay(observation, images)
+        message = message_of(observation)
+        again = message.replay(images)
         whole = found.complete and len(inputs) == knows.examples
         contradicted = math.isfinite(again.residual) and again.residual > CONTRADICTED
-        sure = verified(observation, again.residual) or (whole and not contradicted)
+        sure = message.verified(again.residual) or (whole and not contradicted)
         residual = again.residual if math.isfinite(again.residual) else found.residual
         return Solved(images, again.labels, residual, sure, dict(found.details))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -67,33 +67,72 @@ def explains(observation: Observation, images: Tensor, labels: Tensor | None = N
     may have been clipped as a whole. With `fit="tensors"` each tensor has a factor and a decay of its own, which is for
     a single image only.  # images (n, c, h, w), pixels before whitening
     """
-    return replay(observation, images, labels, fit).residual
-
-
-def replay(observation: Observation, images: Tensor, labels: Tensor | None = None, fit: Fit = "factor") -> Replay:
-    """Return the residual of a replay as `explains` does, and the labels that it took."""
-    best = Replay(math.inf, torch.full((len(images),), -1))
-    for guess in [labels] if labels is not None else label_guesses(observation, images):
-        found = Replay(_residual(observation, images, guess, fit), guess)
-        best = found if found.residual < best.residual else best
-        if verified(observation, best.residual):
-            break
-    return best
+    return message_of(observation).replay(images, labels, fit).residual
 
 
 def verified(observation: Observation, residual: float) -> bool:
-    """Whether a replay that leaves this residual explains the message: it is no more than the message's rounding."""
-    most = MOST_OF_ONE if observation.knows.examples == 1 and observation.knows.counted else MOST
-    return residual <= min(most, LEVEL * rounding_of(observation) + KERNELS)
+    """Whether a replay that leaves this residual explains the message: it is no more than rounding."""
+    return message_of(observation).verified(residual)
 
 
-def rounding_of(observation: Observation) -> float:
-    """Return the relative size of the rounding that the message can have."""
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A message in double precision, ready to be compared with replays."""
+
+    observation: Observation
+    sent: tuple[Tensor, ...]
+    kept: tuple[Tensor, ...] | None
+    """Which entries were not pruned; None where none was, or where several examples leave zeros of their own."""
+    rounding: float
+    """The relative size of the rounding that it can have."""
+
+    def replay(self, images: Tensor, labels: Tensor | None = None, fit: Fit = "factor") -> Replay:
+        """Return what the declared training on these images leaves unexplained, see `explains`, and the labels."""
+        if labels is not None:
+            return Replay(self._residual(images, labels, fit), labels)
+        best = Replay(math.inf, torch.full((len(images),), -1))
+        for guess in label_guesses(self.observation, images):
+            found = Replay(self._residual(images, guess, fit), guess)
+            best = found if found.residual < best.residual else best
+            if self.verified(best.residual):
+                break
+        return best
+
+    def verified(self, residual: float) -> bool:
+        """Whether a replay that leaves this residual explains the message: it is no more than rounding."""
+        knows = self.observation.knows
+        most = MOST_OF_ONE if knows.examples == 1 and knows.counted else MOST
+        return residual <= min(most, LEVEL * self.rounding + KERNELS)
+
+    def _residual(self, images: Tensor, labels: Tensor, fit: Fit) -> float:
+        again = replayed(self.observation, images, labels)
+        if again is None:
+            return math.inf
+        predicted = [p.double() for p in again]
+        if self.kept is not None:
+            predicted = [torch.where(k, p, torch.zeros_like(p)) for k, p in zip(self.kept, predicted, strict=True)]
+        if fit == "tensors" and len(images) == 1:
+            starts = (self.observation.before[name].double() for name in self.observation.update)
+            left = [_left_apart(s, p, w) for s, p, w in zip(self.sent, predicted, starts, strict=True)]
+        else:
+            left = _left(self.sent, predicted, self.observation.knows.training is None or fit != "nothing")
+        size = math.sqrt(sum(float(s.square().sum()) for s in self.sent))
+        return math.sqrt(sum(float(part.square().sum()) for part in left)) / size if size else math.inf
+
+
+def message_of(observation: Observation) -> Message:
+    """Return the message of an observation, ready to be compared with replays."""
+    names = network_of(observation).names
+    observation = replace(observation, update={name: observation.update[name] for name in names})
     steps = observation.knows.local_steps or 1
-    pairs = [(u, observation.before[name]) for name, u in observation.update.items()]
-    error = sum(float(entry_error(u, before, steps).square().sum()) for u, before in pairs)
-    size = sum(float(u.double().square().sum()) for u, _ in pairs)
-    return math.sqrt(error / size) if size else math.inf
+    pairs = [(observation.update[name], observation.before[name]) for name in names]
+    errors = [entry_error(update, before, steps) for update, before in pairs]
+    sent = tuple(update.double() for update, _ in pairs)
+    one = observation.knows.examples == 1 and observation.knows.counted
+    kept = tuple(_kept(update, error) for update, error in zip(sent, errors, strict=True)) if one else None
+    size = sum(float(update.square().sum()) for update in sent)
+    error = sum(float(each.square().sum()) for each in errors)
+    return Message(observation, sent, kept, math.sqrt(error / size) if size else math.inf)
 
 
 def layer_explained(
@@ -245,28 +284,10 @@ def _clients(observation: Observation, training: Training, images: int) -> list[
     return [slice(0, images)] if alone and sum(sizes) == images else None
 
 
-def _residual(observation: Observation, images: Tensor, labels: Tensor, fit: Fit) -> float:
-    predicted = replayed(observation, images, labels)
-    if predicted is None:
-        return math.inf
-    names = network_of(observation).names
-    sent = [observation.update[name].double() for name in names]
-    starts = [observation.before[name].double() for name in names]
-    if len(images) == 1:
-        kept = [_kept(observation.update[name], observation.before[name]) for name in names]
-        predicted = [torch.where(k, p, torch.zeros_like(p)) for k, p in zip(kept, predicted, strict=True)]
-    if fit == "tensors" and len(images) == 1:
-        left = [_left_apart(s, p.double(), w) for s, p, w in zip(sent, predicted, starts, strict=True)]
-    else:
-        left = _left(sent, [p.double() for p in predicted], observation.knows.training is None or fit != "nothing")
-    size = math.sqrt(sum(float(s.square().sum()) for s in sent))
-    return math.sqrt(sum(float(part.square().sum()) for part in left)) / size if size else math.inf
-
-
-def _kept(update: Tensor, before: Tensor) -> Tensor:
+def _kept(update: Tensor, error: Tensor) -> Tensor:
     """Which entries of one example's update were not pruned, of any number of dimensions."""
-    rows = update.double().reshape(len(update), -1) if update.ndim else update.double().view(1, 1)
-    return kept_entries(rows, entry_error(update, before).view_as(rows)).view_as(update)
+    rows = update.reshape(len(update), -1) if update.ndim else update.view(1, 1)
+    return kept_entries(rows, error.view_as(rows)).view_as(update)
 
 
 def _left(sent: Sequence[Tensor], predicted: Sequence[Tensor], scaled: bool) -> list[Tensor]:
@@ -281,6 +302,7 @@ def _left_apart(sent: Tensor, predicted: Tensor, before: Tensor) -> Tensor:
     """What is left of one tensor behind multiples of its prediction and of its own weights."""
     if sent.numel() < 3:
         return sent - predicted
-    basis = torch.stack([predicted.flatten(), before.flatten()], 1)
-    fit: Tensor = basis @ (torch.linalg.pinv(basis) @ sent.flatten())
-    return sent - fit.view_as(sent)
+    basis = torch.stack([predicted.flatten(), before.flatten()])
+    shares = torch.linalg.pinv(basis @ basis.T, hermitian=True) @ (basis @ sent.flatten())
+    fitted: Tensor = shares @ basis
+    return sent - fitted.view_as(sent)
