@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedglass.ledger.records import Flag, Picture, Record, RecordFile, claim
+from fedglass.ledger.doubts import Kind, doubt
+from fedglass.ledger.records import Certificate, Game, Picture, Record, RecordFile, claim
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.summary import summarise
 
@@ -29,17 +30,9 @@ metric = "psnr"
 threshold = 20.0
 """
 NOISE = {"inverting_gradients": 0.03, "idlg": 0.09, "dlg": 0.3}
-FLAGS = {
-    "dlg": Flag(
-        name="optimiser failed",
-        severity="serious",
-        text="The true data explains the message better than what the attack found: it stopped too early, so "
-        "that absence of leakage is not shown. Try more iterations or restarts.",
-    ),
-    "idlg": Flag(name="metrics disagree", severity="warning", text="PSNR and SSIM rank the images differently."),
-    "inverting_gradients": Flag(
-        name="oracle knowledge used", severity="info", text="The attack was given the true labels."
-    ),
+DOUBTS = {
+    "idlg": doubt(Kind.METRICS_DISAGREE, how="PSNR and SSIM rank the images in opposite order"),
+    "inverting_gradients": doubt(Kind.ORACLE_USED, facts=["the true labels"]),
 }
 KNOWS = {
     "input shape": "3 x 32 x 32",
@@ -108,10 +101,7 @@ def case(directory: Path, attack: str, client: int, repeat: int, **changes: Any)
         "energy_truth": 0.004,
         "energy_blind": 0.75,
         "trace": [c * (1 + 0.1 * repeat) for c in curve],
-        "flags": [FLAGS[attack]] if attack in FLAGS else [],
-        "absence": None if attack == "dlg" else "a defence hides it",
-        "replay": "replayed on the true data, the declared training gives the message up to 0.0001",
-        "looks": ["from start 2: energy 0.01, recovered 0"],
+        "doubts": [DOUBTS[attack]] if attack in DOUBTS else [],
         "knows": {**KNOWS, "labels": "the true labels (oracle)"} if oracle else KNOWS,
         "oracle": oracle,
         "seconds": 12.5,
@@ -124,15 +114,94 @@ def case(directory: Path, attack: str, client: int, repeat: int, **changes: Any)
     return Record(key=key, attack=attack, **{**fields, **changes})
 
 
+def evidence(kind: str, client: int = 0, **changes: Any) -> Record:
+    """One record of a game or a certificate."""
+    fields: dict[str, Any] = {
+        "key": f"{kind}-{client}",
+        "attack": "singling_out" if kind == "game" else kind,
+        "attack_repr": f"{kind}()",
+        "view": f"the server sees client {client}'s update",
+        "round": 1,
+        "client": str(client),
+        "repeat": 0,
+        "seed": 7,
+        "status": "done",
+        "knows": KNOWS,
+        "seconds": 3.0,
+    }
+    return Record(**{"kind": kind, **fields, **changes})
+
+
+def game(top1: float = 0.90625, **changes: Any) -> Game:
+    """A game of 32 records among 1,000 candidates, with a control that names none."""
+    chance = np.random.default_rng(3)
+    wins = round(32 * top1)
+    ranks = [0.001] * wins + [0.25] * (32 - wins)
+    scores = [0.2 + 0.3 * float(chance.random()) if p == 0.001 else 0.05 for p in ranks]
+    fields: dict[str, Any] = {
+        "records": 32,
+        "candidates": 1000,
+        "top1": top1,
+        "low": max(0.0, top1 - 0.15),
+        "high": min(1.0, top1 + 0.08),
+        "control": "held_out",
+        "control_top1": 0.0,
+        "control_low": 0.0,
+        "control_high": 0.1,
+        "rank_p": ranks,
+        "control_rank_p": [0.5] * 32,
+        "statistic": "cosine after projection",
+        "directions": 200,
+        "public": 400,
+        "scores": scores,
+        "control_scores": chance.normal(0.0, 0.04, 32).tolist(),
+        "candidate_quantiles": np.quantile(chance.normal(0.0, 0.04, 1000), np.linspace(0, 1, 21)).tolist(),
+    }
+    return Game(**{**fields, **changes})
+
+
+def certificate(**changes: Any) -> Certificate:
+    """A certificate of Gaussian noise at mu = 1, with all that one may hold."""
+    fields: dict[str, Any] = {
+        "method": "record",
+        "accounting": "gaussian",
+        "success": [0.0035, 0.018298, 0.009],
+        "mu": [0.4, 1.0, 0.72],
+        "rounds": 1,
+        "planned": 4,
+        "success_planned": 0.045,
+        "advantage": 0.382925,
+        "epsilon": 4.3772,
+        "delta": 1e-5,
+        "client_mu": 2.0,
+        "adversary": {"2": 0.69, "10": 0.34, "100": 0.07, "1000": 0.0166},
+        "expected_psnr": 11.15,
+        "assumptions": {"noise": "tested", "training": "construction", "unpredictable noise": "declared"},
+    }
+    return Certificate(**{**fields, **changes})
+
+
 def build(directory: Path, attacks: tuple[str, ...] = tuple(NOISE), gate: Gate | None = None) -> Path:
-    """Three attacks, two clients, two repeats each."""
+    """Three attacks, two clients, two repeats each; nothing bounds what the messages tell."""
     claim(directory, "0123456789abcdef0123456789abcdef")
     (directory / "plan.toml").write_text(PLAN)
     file = RecordFile(directory / "records.jsonl")
+    for client in range(2):
+        file.append(evidence("certificate", client, doubts=[doubt(Kind.NO_NOISE)]))
     for attack in attacks:
         for client in range(2):
             for repeat in range(2):
                 file.append(case(directory, attack, client, repeat))
+    summarise(file.read(), gate or Gate()).write(directory / "summary.json")
+    return directory
+
+
+def build_evidence(directory: Path, *records: Record, gate: Gate | None = None) -> Path:
+    """An audit of these records alone."""
+    claim(directory, "0123456789abcdef0123456789abcdef")
+    file = RecordFile(directory / "records.jsonl")
+    for record in records:
+        file.append(record)
     summarise(file.read(), gate or Gate()).write(directory / "summary.json")
     return directory
 
@@ -150,3 +219,23 @@ def make_case() -> Callable[..., Record]:
 @pytest.fixture
 def build_audit() -> Callable[..., Path]:
     return build
+
+
+@pytest.fixture
+def make_evidence() -> Callable[..., Record]:
+    return evidence
+
+
+@pytest.fixture
+def make_game() -> Callable[..., Game]:
+    return game
+
+
+@pytest.fixture
+def make_certificate() -> Callable[..., Certificate]:
+    return certificate
+
+
+@pytest.fixture
+def build_evidence_audit() -> Callable[..., Path]:
+    return build_evidence

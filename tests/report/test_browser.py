@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from fedglass.ledger.records import Flag, Record, RecordFile
+from fedglass.ledger.doubts import Kind, doubt
+from fedglass.ledger.records import Certificate, Game, Record, RecordFile
 from fedglass.report.html import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -111,15 +112,27 @@ def test_the_policy_blocks_what_slips_in(audit_directory: Path, tmp_path: Path) 
 
 
 def test_it_fits_every_width_with_everything_open(
-    audit_directory: Path, tmp_path: Path, make_case: Callable[..., Record]
+    audit_directory: Path,
+    tmp_path: Path,
+    make_case: Callable[..., Record],
+    make_evidence: Callable[..., Record],
+    make_game: Callable[..., Game],
+    make_certificate: Callable[..., Certificate],
 ) -> None:
     long = "unbroken" * 30
-    flag = Flag(name=long, severity="warning", text=long)
+    said = [doubt(Kind.NOT_AS_DECLARED, found=long), doubt(Kind.OTHER_DOMAIN)]
     record = make_case(
-        audit_directory, long, 0, 0, key="long", view=long, attack_repr=long, flags=[flag], knows={long: long}
+        audit_directory, long, 0, 0, key="long", view=long, attack_repr=long, doubts=said, knows={long: long}
     )
+    told = {"view": long, "doubts": said}
+    evidence = [
+        make_evidence("game", **told, game=make_game(statistic=long)),
+        make_evidence("game", 1, view=long, doubts=[doubt(Kind.GAME_NOT_PLAYED, why=long)]),
+        make_evidence("certificate", 2, **told, certificate=make_certificate(assumptions={long: long})),
+        make_evidence("certificate", 3, **told),
+    ]
     exact = make_case(audit_directory, "dlg", 1, 0, key="exact", metrics={"psnr": [100.0] * 4, "ssim": [1.0] * 4})
-    for one in (record, exact):
+    for one in (record, exact, *evidence):
         RecordFile(audit_directory / "records.jsonl").append(one)
     page = write_report(audit_directory)
     for width in (390, 1280):

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedglass.report.charts import WIDTH, Axis, Dot, energy_chart, interval_plot, sweep_chart, trade_off
+from fedglass.report.charts import (
+    WIDTH,
+    Axis,
+    Dot,
+    Strip,
+    energy_chart,
+    interval_plot,
+    strip_chart,
+    sweep_chart,
+    trade_off,
+)
 
 NASTY = "<script>alert(1)</script>\"'&"
 finite = st.floats(-1e12, 1e12)
@@ -56,6 +66,20 @@ def test_trade_off(points: list[tuple[float, float]]) -> None:
 def test_sweep_chart(points: list[tuple[float, float | None, float]]) -> None:
     places, values, blind = zip(*points, strict=True)
     inside(sweep_chart(NASTY, places, {NASTY: values, "other": blind}, blind, NASTY, NASTY))
+
+
+@given(st.lists(st.lists(finite, max_size=20), max_size=4))
+def test_strip_chart(rows: list[list[float]]) -> None:
+    svg = strip_chart(NASTY, [Strip(NASTY, NASTY, row) for row in rows], NASTY)
+    inside(svg)
+    assert len(list(ET.fromstring(svg).iter("circle"))) == sum(map(len, rows))
+
+
+def test_strips_share_one_axis() -> None:
+    svg = ET.fromstring(strip_chart("t", [Strip("a", "", [0.0, 1.0]), Strip("b", "", [1.0, 2.0])], "x"))
+    places = [float(circle.attrib["cx"]) for circle in svg.iter("circle")]
+    assert places[1] == places[2]
+    assert places[1] - places[0] == pytest.approx(places[3] - places[2], abs=0.2)
 
 
 def test_names_of_several_series_do_not_hide_each_other() -> None:

@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 
 from fedglass.core.errors import UsageError
-from fedglass.ledger.records import Flag, Picture, Record, RecordFile
+from fedglass.ledger.doubts import Kind, doubt
+from fedglass.ledger.records import Certificate, Game, Picture, Record, RecordFile
 from fedglass.report.html import WORST, audit_page, write_report
 from fedglass.report.page import Table, environment, render
 from fedglass.report.pictures import Album
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.judge import judge
 from fedglass.verdict.summary import summarise
 
 NASTY = "<script>alert(1)</script>"
-VOID = {"meta", "link", "img", "br", "line", "rect", "circle", "polyline", "polygon", "path"}
+VOID = {"br", "meta", "link", "img", "line", "rect", "circle", "polyline", "polygon", "path"}
 
 
 class Page(HTMLParser):
@@ -57,17 +59,20 @@ def page(directory: Path) -> Page:
 
 def test_the_verdict_comes_first_and_is_that_of_the_gate(audit_directory: Path) -> None:
     found = page(audit_directory)
-    verdict = Gate().judge(RecordFile(audit_directory / "records.jsonl").read())
+    verdict = judge(RecordFile(audit_directory / "records.jsonl").read(), Gate())
     text = " ".join(found.text.replace("\u00a0", " ").split())
     order = [
         "Leak found",
         verdict.lead,
+        verdict.interval,
+        verdict.step,
         "The worst case in pictures",
+        "Certificate",
         "Threat model",
         "What each attack recovered",
-        "Utility beside leakage",
+        "Utility and leakage",
         "Energy curves",
-        "Flags",
+        "Doubts",
         "Every case",
         "Plan and versions",
         "Repeat and cite",
@@ -104,7 +109,13 @@ def test_the_worst_pictures_are_sorted_and_shown_once(audit_directory: Path) -> 
     assert scores == sorted(scores, reverse=True)
 
 
-def test_everything_is_escaped(audit_directory: Path, make_case: Callable[..., Record]) -> None:
+def test_everything_is_escaped(
+    audit_directory: Path,
+    make_case: Callable[..., Record],
+    make_evidence: Callable[..., Record],
+    make_game: Callable[..., Game],
+    make_certificate: Callable[..., Certificate],
+) -> None:
     directory = audit_directory / NASTY.replace("/", "_")
     (directory / "pictures").mkdir(parents=True)
     odd = "pictures/<script>alert(1)<script>.png"
@@ -116,7 +127,8 @@ def test_everything_is_escaped(audit_directory: Path, make_case: Callable[..., R
         key="k",
         attack_repr=NASTY,
         view=NASTY,
-        flags=[Flag(name=NASTY, severity="serious", text=NASTY)],
+        doubts=[doubt(Kind.NOT_REPLAYED, why=NASTY), doubt(Kind.NO_EXACT_METHOD, reasons=NASTY)],
+        method=NASTY,
         knows={NASTY: NASTY + " oracle"},
         versions={NASTY: NASTY},
         utility={NASTY: 0.5},
@@ -125,13 +137,18 @@ def test_everything_is_escaped(audit_directory: Path, make_case: Callable[..., R
         pictures=[Picture(original=odd, reconstruction=odd, label=NASTY)],
     )
     failed = make_case(directory, NASTY, 1, 0, key="f", status="failed", error=NASTY, utility={NASTY: 0.9})
-    for item in (record.model_copy(update={"client": NASTY}), failed):
+    told = {"assumptions": {NASTY: NASTY}, "accounting": NASTY}
+    bound = make_evidence("certificate", view=NASTY, certificate=make_certificate(**told), doubts=record.doubts)
+    none = make_evidence("certificate", 1, view=NASTY, doubts=record.doubts)
+    played = make_evidence("game", view=NASTY, game=make_game(statistic=NASTY, control=NASTY))
+    idle = make_evidence("game", 1, view=NASTY, doubts=[doubt(Kind.GAME_NOT_PLAYED, why=NASTY)])
+    for item in (record.model_copy(update={"client": NASTY}), failed, bound, none, played, idle):
         RecordFile(directory / "records.jsonl").append(item)
     (directory / "plan.toml").write_text(NASTY)
-    (directory / "audit.json").write_text('{"plan_digest": "<script>"}')
+    (directory / "audit.json").write_text('{"schema_version": 2, "plan_digest": "<script>"}')
     found = page(directory)
     assert "script" not in found.tags
-    assert found.text.count(NASTY) > 20
+    assert found.text.count(NASTY) > 40
     assert found.text.count("missing: pictures/<script>") == 5
 
 
@@ -167,7 +184,7 @@ def test_a_budget_keeps_the_page_small(audit_directory: Path) -> None:
 def test_an_audit_that_was_stopped_never_looks_like_a_pass(tmp_path: Path, build_audit: Callable[..., Path]) -> None:
     directory = build_audit(tmp_path / "audit", attacks=("dlg",))
     assert "Inconclusive" in page(directory).text
-    assert "badge clear" not in (directory / "report.html").read_text()  # nor does a case with a serious flag
+    assert "badge clear" not in (directory / "report.html").read_text()  # nor does any case
     (directory / "summary.json").unlink()
     assert "Audit incomplete" in page(directory).text
 
@@ -276,7 +293,7 @@ def test_imports_no_torch() -> None:
 
 def test_the_defences_are_named_and_told_apart(tmp_path: Path, make_case: Callable[..., Record]) -> None:
     (tmp_path / "pictures").mkdir()
-    shown = {"metrics": {}, "pictures": [], "knows": {}, "trace": [], "utility": {}}
+    shown: dict[str, object] = {"metrics": {}, "pictures": [], "knows": {}, "trace": [], "utility": {}}
     records = RecordFile(tmp_path / "records.jsonl")
     records.append(make_case(tmp_path, "dlg", 0, 0, view="first", defences=["Defended by Clip(norm=1.0)."], **shown))
     assert "Defended by Clip(norm=1.0)." in page(tmp_path).text
@@ -286,7 +303,7 @@ def test_the_defences_are_named_and_told_apart(tmp_path: Path, make_case: Callab
 
 
 def test_the_page_says_whose_updates_got_through_and_who_poisoned(audit_directory: Path) -> None:
-    told = {
+    told: dict[str, object] = {
         "participants": ["client 0", "client 1", "<b>client 2</b>"],
         "kept": ["client 1"],
         "behaviours": ["<b>client 2</b> sends its update with the sign flipped, times 1."],

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.ledger.records import Flag, Record, RecordFile
+from fedglass.ledger.doubts import Kind, doubt
+from fedglass.ledger.records import Record, RecordFile
 from fedglass.report.charts import Dot, interval_plot
 from fedglass.report.drawing import HEIGHT, WIDTH, drawing
+from fedglass.report.flags import doubts_by_question, merged
 from fedglass.report.glossary import TERMS, Glossary
 from fedglass.report.heading import ended
 from fedglass.report.html import audit_page
@@ -119,17 +121,43 @@ def test_short_names_are_told_apart(tmp_path: Path, make_case: Make) -> None:
     }
 
 
-def test_a_flag_is_explained_once_and_labelled_at_each_case(tmp_path: Path, make_case: Make) -> None:
-    texts = [f"The search ended at {n / 10}, which is too high. Give it more iterations." for n in (3, 1, 2)]
+def test_a_doubt_is_explained_once_and_labelled_at_each_case(tmp_path: Path, make_case: Make) -> None:
+    figures = [{"found": found, "truth": 0.01} for found in (0.3, 0.1, 0.2)]
     records = [
-        make_case(tmp_path, "dlg", 0, n, flags=[Flag(name="it failed", severity="serious", text=text)])
-        for n, text in enumerate(texts)
+        make_case(tmp_path, "dlg", 0, n, doubts=[doubt(Kind.SEARCH_FAILED, **told)], energy_truth=None, label_errors=0)
+        for n, told in enumerate(figures)
     ]
     html = written(tmp_path, *records)
-    assert html.count("which is too high") == 1
-    assert "ended at 0.1 to 0.3, which" in html
-    (anchor,) = re.findall(r'id="(flag-\d+)"', html)
-    assert section(html, "evidence").count(f'href="#{anchor}">it failed</a>') == 3
+    assert html.count("the search failed") == 1
+    assert "(energy 0.01) than what the search found (0.1 to 0.3)" in html
+    assert section(html, "evidence").count('href="#doubt-search-failed">optimiser failed</a>') == 3
+
+
+def test_doubts_stand_under_their_questions_the_serious_first(tmp_path: Path, make_case: Make) -> None:
+    said = [Kind.NO_TRUTH, Kind.LOW_POWER, Kind.NO_NOISE, Kind.DECLARATION_TRUSTED, Kind.ZERO_UPDATE, Kind.NO_CONTROL]
+    records = [make_case(tmp_path, "dlg", 0, 0, doubts=[doubt(kind) for kind in said], metrics={})]
+    asked = doubts_by_question(records, Gate())
+    assert [(question, [group.flag.kind for group in groups]) for question, groups in asked] == [
+        ("Is the message what it is said to be?", [Kind.ZERO_UPDATE]),
+        ("Is the protection what it is said to be?", [Kind.NO_NOISE, Kind.DECLARATION_TRUSTED]),
+        ("Does the message single out its records?", [Kind.LOW_POWER, Kind.NO_CONTROL]),
+        ("What do the pictures show?", [Kind.NO_TRUTH]),
+    ]
+    html = section(written(tmp_path, *records), "doubts")
+    places = [html.index(question) for question, _ in asked]
+    assert places == sorted(places)
+
+
+def test_doubts_of_one_kind_are_told_together() -> None:
+    def merge(*values: object) -> object:
+        return merged([doubt(Kind.NOT_REPLAYED, why=value) for value in values]).details["why"]
+
+    assert merge(3, 1, 2) == "1 to 3"
+    assert merge(0.5, 0.5) == 0.5
+    assert merge(["a", "b"], ["b", "c"]) == ["a", "b", "c"]
+    assert merge("Too long.", "Too long.", "No order.") == "Too long. No order."
+    assert merge("a", "b", "c", "d", "e") == "a; b; c; (2 more.)"
+    assert merge(0.5, "not finite") == "0.5; not finite"
 
 
 def test_every_word_of_the_glossary_is_linked_once_from_above(audit_directory: Path) -> None:
@@ -139,7 +167,7 @@ def test_every_word_of_the_glossary_is_linked_once_from_above(audit_directory: P
     assert len(linked) == len(set(linked))
     explained = re.findall(r'<div id="([\w-]+)">', glossary)
     assert set(linked) <= set(explained)
-    for word in ("psnr", "ssim", "energy", "gate", "blind-guess", "decoy", "oracle"):
+    for word in ("psnr", "ssim", "energy", "gate", "blind-guess", "certificate", "oracle"):
         assert f"term-{word}" in linked
     assert "term-rmse" not in explained  # which no record of this audit has
     assert {f"term-{word}" for word in ("lpips", "inconclusive")} <= set(explained)
@@ -150,6 +178,8 @@ def test_a_word_is_linked_whole_and_never_inside_another() -> None:
     assert words.link("investigate gate-keepers & PSNRs") == "investigate gate-keepers &amp; PSNRs"
     assert words.link("Energies & energy").count("<a ") == 1
     assert words.link("energy") == "energy"
+    assert words.link("gate.threshold") == "gate.threshold"
+    assert "<a " in words.link("the gate.")
 
 
 @pytest.mark.parametrize("standpoint", list(STANDPOINTS))

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedglass.ledger.records import Flag, Record, RecordFile
+from fedglass.ledger.doubts import Kind, doubt
+from fedglass.ledger.records import Game, Record, RecordFile
 from fedglass.report.sarif import sarif, write_sarif
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.summary import summarise
@@ -72,13 +73,15 @@ def is_result(result: dict[str, Any], rules: list[dict[str, Any]]) -> None:
             assert isinstance(logical["name"], str)
 
 
-def test_a_leak_and_every_flag_is_a_finding(audit_directory: Path) -> None:
+def test_a_leak_and_every_doubt_is_a_finding(audit_directory: Path) -> None:
     (run,) = written(audit_directory)["runs"]
     found = {(result["ruleId"], result["level"]) for result in run["results"]}
     assert ("leak", "error") in found
-    assert ("flag-optimiser-failed", "error") in found
-    assert ("flag-metrics-disagree", "warning") in found
-    assert ("flag-oracle-knowledge-used", "note") in found
+    assert ("doubt-no-noise", "error") in found
+    assert ("doubt-search-failed", "warning") in found
+    assert ("doubt-metrics-disagree", "warning") in found
+    assert ("doubt-oracle-used", "note") in found
+    assert ("inconclusive", "error") not in found  # the doubt says why
     assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == {rule for rule, _ in found}
     (invocation,) = run["invocations"]
     assert (invocation["executionSuccessful"], invocation["exitCode"]) == (True, 1)
@@ -87,7 +90,7 @@ def test_a_leak_and_every_flag_is_a_finding(audit_directory: Path) -> None:
 
 
 def test_what_the_gate_allows_is_a_warning(build_audit: Callable[..., Path], tmp_path: Path) -> None:
-    (run,) = written(build_audit(tmp_path / "a", ("inverting_gradients",), Gate(max_share=0.99)))["runs"]
+    (run,) = written(build_audit(tmp_path / "a", ("idlg",), Gate(max_share=0.99)))["runs"]
     levels = {result["ruleId"]: result["level"] for result in run["results"]}
     assert levels["leak-allowed"] == "warning"
     assert "leak" not in levels
@@ -108,18 +111,27 @@ def test_an_audit_that_is_not_complete_says_so(audit_directory: Path, make_case:
     assert "/home" not in json.dumps(log)
 
 
-def test_no_score_without_a_flag_is_a_finding(audit_directory: Path, make_case: Callable[..., Record]) -> None:
-    bare = make_case(audit_directory, "bare", 0, 0, metrics={}, flags=[])
+def test_no_score_without_a_doubt_is_a_finding(audit_directory: Path, make_case: Callable[..., Record]) -> None:
+    bare = make_case(audit_directory, "bare", 0, 0, metrics={}, doubts=[])
     log = sarif([bare], Gate())
     valid(log)
-    (result,) = log["runs"][0]["results"]
-    assert (result["ruleId"], result["level"]) == ("inconclusive", "error")
+    results = {result["ruleId"]: result["level"] for result in log["runs"][0]["results"]}
+    assert results["inconclusive"] == "error"
+
+
+def test_an_exposed_message_is_an_error(make_evidence: Callable[..., Record], make_game: Callable[..., Game]) -> None:
+    records = [make_evidence("game", game=make_game()), make_evidence("certificate", doubts=[doubt(Kind.NO_NOISE)])]
+    log = sarif(records, Gate())
+    valid(log)
+    (run,) = log["runs"]
+    assert [(r["ruleId"], r["level"]) for r in run["results"]] == [("exposed", "error"), ("doubt-no-noise", "error")]
+    assert run["invocations"][0]["exitCode"] == 1
 
 
 def test_names_are_no_placeholders_and_no_links(audit_directory: Path, make_case: Callable[..., Record]) -> None:
     nasty = "{0} [here](https://example.org) \\ <b>"
-    flag = Flag(name=nasty, severity="warning", text=nasty)
-    log = sarif([make_case(audit_directory, nasty, 0, 0, key="n", view=nasty, flags=[flag])], Gate())
+    said = [doubt(Kind.NOT_AS_DECLARED, found=nasty)]
+    log = sarif([make_case(audit_directory, nasty, 0, 0, key="n", view=nasty, doubts=said)], Gate())
     valid(log)
     assert "{{0}} \\[here\\](https://example.org) \\\\ <b>" in log["runs"][0]["results"][0]["message"]["text"]
 

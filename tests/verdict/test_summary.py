@@ -187,7 +187,7 @@ def test_raw_images_count_as_recovered_and_are_ranked_by_what_leaked_more() -> N
 
 def test_the_scale_of_a_metric_of_others_is_kept_with_the_verdict(tmp_path: Path) -> None:
     blur = Scale("Blur", "px", 2, higher_leaks=False, range=(0.0, None))
-    gate = Gate("blur", 3.0, known=blur)
+    gate = Gate("blur", 3.0, scales={"blur": blur})
     records = [make("a", [], metrics={"blur": [2.0, 5.0], "psnr": [10.0, 30.0]})]
     path = tmp_path / "summary.json"
     summarise(records, gate, scales={"psnr": Scale("PSNR")}).write(path)

@@ -152,7 +152,7 @@ class Glossary:
 def _pattern(term: Term) -> re.Pattern[str]:
     """The word or one of its forms as text: not a part of another word, and not inside a tag that is already there."""
     forms = "|".join(sorted(map(re.escape, (term.name, *term.also)), key=len, reverse=True))
-    return re.compile(rf"(?<![\w&#/\"=.-])({forms})(?![\w-])(?![^<]*(?:>|</a>))", re.IGNORECASE)
+    return re.compile(rf"(?<![\w&#/\"=.-])({forms})(?![\w-]|\.\w)(?![^<]*(?:>|</a>))", re.IGNORECASE)
 
 
 def _linked(term: Term) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from fedglass.core.scale import Scale, scale_of
+from fedglass.core.scale import Scale
 from fedglass.verdict.images import Values
 
 
@@ -19,15 +19,14 @@ def _verdict(scale: Scale, value: float | None) -> bool | None:
     return None if scale.beyond(value, no) else False
 
 
-def _outspoken(metrics: Iterable[str]) -> dict[str, Scale]:
+def _outspoken(metrics: Iterable[str], scales: Mapping[str, Scale]) -> dict[str, Scale]:
     """The metrics that say from where on an image is recovered, and up to where it is certainly not."""
-    scales = {name: scale_of(name) for name in metrics}
-    return {name: scale for name, scale in scales.items() if scale.sure is not None}
+    return {name: scales[name] for name in metrics if scales[name].sure is not None}
 
 
-def contradiction(metrics: Values) -> str | None:
+def contradiction(metrics: Values, known: Mapping[str, Scale]) -> str | None:
     """The first image that one metric calls recovered and another certainly not."""
-    scales = _outspoken(metrics)
+    scales = _outspoken(metrics, known)
     for i, values in enumerate(zip(*(metrics[name] for name in scales), strict=True)):
         said = {name: _verdict(scales[name], value) for name, value in zip(scales, values, strict=True)}
         yes = next((name for name in scales if said[name] is True), None)
@@ -38,9 +37,9 @@ def contradiction(metrics: Values) -> str | None:
     return None
 
 
-def opposite_order(metrics: Values, least: int = 4) -> str | None:
+def opposite_order(metrics: Values, known: Mapping[str, Scale], least: int = 4) -> str | None:
     """A metric that ranks the images in the order opposite to the first one's; told only of `least` images or more."""
-    scales = _outspoken(metrics)
+    scales = _outspoken(metrics, known)
     first, *others = scales or [""]
     for name in others:
         if min(len(metrics[first]), len(metrics[name])) >= least:

@@ -8,7 +8,7 @@ from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.ledger.doubts import Doubt, Kind, doubt
 from fedglass.ledger.records import BASE_RATE, Certificate, Game, Record
 from fedglass.verdict.disagreement import contradiction, opposite_order
-from fedglass.verdict.gate import RARE, Gate
+from fedglass.verdict.gate import RARE, Gate, known_scales
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.texts import Flag, Severity, flag
 
@@ -128,7 +128,8 @@ def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
         names = [name for name in dict.fromkeys(record.blind_by.get(gate.metric, [])) if name]
         yield doubt(Kind.NO_BETTER_THAN_GUESS, images=guessed, guesses=names or ["such as the best flat colour"])
     yield from _of_refinement(record)
-    how = contradiction(record.metrics) or opposite_order(record.metrics)
+    scales = known_scales(record.metrics, gate.scales)
+    how = contradiction(record.metrics, scales) or opposite_order(record.metrics, scales)
     if how is not None:
         yield doubt(Kind.METRICS_DISAGREE, how=how)
 

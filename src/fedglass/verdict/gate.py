@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -62,8 +62,8 @@ class Gate:
     """The success in naming a record among 1,000 that a certificate may allow any adversary."""
     trust_declared: bool = False
     """Whether a declared training and noise are believed where nothing can test them."""
-    known: Scale | None = field(default=None, repr=False, compare=False)
-    """The metric's scale where it is told, as in a summary; it is looked up by the metric's name otherwise."""
+    scales: Mapping[str, Scale] = field(default_factory=dict, repr=False, compare=False)
+    """How metrics read where that is told, as in a summary; they are looked up by their names otherwise."""
 
     def __post_init__(self) -> None:
         # A threshold at the far end can never be crossed: such a gate would pass everything.
@@ -86,8 +86,8 @@ class Gate:
     @cached_property
     def scale(self) -> Scale:
         """How the metric reads."""
-        if self.known is not None:
-            return self.known
+        if self.metric in self.scales:
+            return self.scales[self.metric]
         try:
             return scale_of(self.metric)
         except UsageError as error:
@@ -125,7 +125,9 @@ class Gate:
 
     def partly(self, scores: ImageScores) -> int:
         """How many are not recovered but partly recognisable."""
-        return sum(scores.partly(self.metric, self.scale, self.threshold))
+        return sum(
+            scores.partly(self.metric, self.threshold, known_scales([self.metric, *scores.metrics], self.scales))
+        )
 
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """The attacks that have judged images, the one that leaked most first."""
@@ -184,6 +186,22 @@ class Gate:
             return True
         values = self.scores(record)
         return bool(values) and None not in values
+
+
+def known_scales(names: Iterable[str], told: Mapping[str, Scale]) -> dict[str, Scale]:
+    """Return the scale of each metric: told, or else looked up; one without any say where its package is gone.
+
+    >>> known_scales(["gone"], {})
+    {'gone': Scale(title='gone', unit='', digits=3, higher_leaks=True, range=(None, None), sure=None, exact=None)}
+    """
+    return {name: told[name] if name in told else _looked_up(name) for name in names}
+
+
+def _looked_up(metric: str) -> Scale:
+    try:
+        return scale_of(metric)
+    except UsageError:
+        return Scale(metric)
 
 
 UNSCORED = (Kind.NO_TRUTH, Kind.NO_EXACT_METHOD, Kind.OUT_OF_TIME)

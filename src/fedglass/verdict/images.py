@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
-from fedglass.core.scale import Scale, scale_of
+from fedglass.core.scale import Scale
 from fedglass.ledger.records import Record
 
 LEAD = 1 / 6
@@ -150,10 +150,11 @@ class ImageScores:
         close = self.earned(metric, scale, sure if scale.beyond(half, sure) else half)
         return [seen and not hit for seen, hit in zip(close, hits, strict=True)]
 
-    def partly(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
+    def partly(self, metric: str, threshold: float, scales: Mapping[str, Scale]) -> list[bool]:
         """Which images are not recovered, but come near by this metric or are recovered by another."""
+        scale = scales[metric]
         hits = self.recovered(metric, scale, threshold)
         signs = [self.near(metric, scale, threshold)]
-        others = {name: scale_of(name) for name in self.metrics if name != metric}
+        others = {name: scales[name] for name in self.metrics if name != metric}
         signs += [self.earned(name, other, other.sure[1]) for name, other in others.items() if other.sure is not None]
         return [not hit and any(seen[i] for seen in signs if i < len(seen)) for i, hit in enumerate(hits)]

@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedglass.core.errors import AuditError, FedglassError, UsageError
+from fedglass.core.errors import AuditError, FedglassError
 from fedglass.core.files import write_atomic
-from fedglass.core.scale import Scale, scale_of
+from fedglass.core.scale import Scale
 from fedglass.ledger.records import Picture, Record, refuse_other_version, version_in
-from fedglass.verdict.gate import Gate, attacks_in
+from fedglass.verdict.gate import Gate, attacks_in, known_scales
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge
 
@@ -112,7 +112,7 @@ class Summary(_Frozen):
     def judged_by(self) -> Gate:
         """The gate, with what is known of its metric."""
         fields: dict[str, Any] = self.gate
-        return Gate(**fields, known=self.scales.get(str(fields["metric"])))
+        return Gate(**fields, scales=self.scales)
 
     def write(self, path: Path) -> None:
         """Replace `summary.json` in one step."""
@@ -127,7 +127,7 @@ def summarise(
     verdict = judge(records, gate, missing=max(0, total - len(records)))
     return Summary(
         gate={each.name: getattr(gate, each.name) for each in fields(gate) if each.compare},
-        scales={**(scales or {}), gate.metric: gate.scale},
+        scales=scales_of(records, {**(scales or {}), gate.metric: gate.scale}),
         planned=total,
         cases=len(records),
         verdict={"sentence": verdict.sentence, **vars(verdict), "limits": list(verdict.limits)},
@@ -151,14 +151,7 @@ def read_summary(path: Path) -> Summary:
 def scales_of(records: Iterable[Record], told: Mapping[str, Scale]) -> dict[str, Scale]:
     """The scale of every metric in the records: told, or else looked up; higher leaks where nobody knows."""
     names = dict.fromkeys(name for record in records for name in (*record.metrics, *record.skipped_metrics))
-    return {**told, **{name: _looked_up(name) for name in names if name not in told}}
-
-
-def _looked_up(metric: str) -> Scale:
-    try:
-        return scale_of(metric)
-    except UsageError:
-        return Scale(metric)
+    return {**told, **known_scales(names, told)}
 
 
 def by_attack(records: Sequence[Record], gate: Gate) -> list[Group]:
