@@ -29,6 +29,7 @@ from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import ModelError, UpdateError, UsageError
+from fedglass.core.identity import identity_text
 from fedglass.core.types import Observation, Training, Unknown
 from fedglass.rounds.observe import observe
 from fedglass.rounds.views.server import ServerView
@@ -73,6 +74,95 @@ def test_the_restart_of_lowest_energy_is_returned(toy: Any, energies: list[float
     chosen = solver.starts[energies.index(best)]
     torch.testing.assert_close(found.images, seen.knows.whitening.unwhiten(chosen[0]))
     assert len({float(s.sum()) for s in solver.starts}) == len(energies)  # each from a start of its own
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A solver that notes its iterations and start, with an energy that is a function of both."""
+
+    noted: list[tuple[int, float]]
+    iterations: int = 320
+
+    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+        start = float(problem.unknowns[0].start.sum())
+        self.noted.append((self.iterations, start))
+        progress(0, self.iterations)
+        progress(self.iterations, self.iterations)
+        energy = abs(start) if math.isfinite(start) else math.nan
+        return Solution(tuple(u.start for u in problem.unknowns), energy, torch.tensor([energy]))
+
+
+def noted(restarts: int, halving: bool) -> tuple[Attack, list[tuple[int, float]]]:
+    stage = Stage(OneGradient(), FreePixels(), SquaredError(), Noted([]))
+    attack = Attack(OracleLabels(), (stage,), restarts=restarts, halving=halving)
+    return attack, stage.solver.noted
+
+
+def test_halving_runs_the_start_of_lowest_energy_to_its_end(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    (plain, each), (halved, some) = noted(8, halving=False), noted(8, halving=True)
+    best, found = plain.run(seen, seed=4), halved.run(seen, seed=4)
+    assert [iterations for iterations, _ in some] == [20] * 8 + [40] * 4 + [80] * 2 + [320]
+    assert [start for _, start in some[:8]] == [start for _, start in each]
+    assert some[-1] == min(each, key=lambda run: abs(run[1]))
+    assert {start for _, start in some[8:12]} == set(sorted((start for _, start in each), key=abs)[:4])
+    assert found.energy == best.energy
+    assert torch.equal(found.images, best.images)
+
+
+@pytest.mark.parametrize(("restarts", "runs"), [(2, 2 + 1), (3, 3 + 2 + 1), (5, 5 + 3 + 2 + 1)])
+def test_any_number_of_starts_is_halved_and_progress_ends_with_the_last(toy: Any, restarts: int, runs: int) -> None:
+    attack, some = noted(restarts, halving=True)
+    told: list[float] = []
+    attack.run(toy.observation(FEDAVG), progress=lambda done, of: told.append(done / of))
+    assert len(some) == runs
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+def test_halving_of_one_start_is_that_run(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    one, halved = simple().run(seen), replace(simple(), halving=True).run(seen)
+    assert torch.equal(one.images, halved.images)
+    assert one.energy == halved.energy
+    assert one.trace == halved.trace
+
+
+def test_halving_is_told_only_where_it_is_done() -> None:
+    attack = simple(restarts=4)
+    halved = replace(attack, halving=True)
+    assert "halving" not in repr(attack)
+    assert repr(attack).endswith("refine=(), restarts=4)")
+    assert repr(halved) == repr(attack)[:-1] + ", halving=True)"
+    assert "halving" not in identity_text(attack)
+    assert identity_text(attack) != identity_text(halved)
+
+
+@dataclass(frozen=True)
+class CountedLabels:
+    """Labels that count how often they are found; with random numbers where `drawing`."""
+
+    asked: list[int]
+    drawing: bool
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        found = torch.zeros(observation.knows.examples, dtype=torch.int64)
+        if self.drawing:
+            found = torch.randint(3, found.shape, generator=generator)
+        self.asked.append(int(found.sum()))
+        return Bound((), lambda tensors: found)
+
+
+def test_labels_are_found_anew_for_each_start_only_where_they_are_drawn(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    drawn, read = CountedLabels([], drawing=True), CountedLabels([], drawing=False)
+    for labels in (drawn, read):
+        replace(simple(1, restarts=5), labels=labels).run(seen)
+    assert read.asked == [0]
+    assert len(drawn.asked) == 5
+    assert len(set(drawn.asked)) > 1
+    replace(simple(1, restarts=5), labels=read).run(seen)
+    assert read.asked == [0, 0]  # nothing is kept from one run to the next
 
 
 def test_a_run_that_is_not_finite_is_flagged(toy: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from fedglass.attack.several_rounds import EachRound, MeanOverRounds, labels_of
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
+from fedglass.core.identity import LATER
 from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction, Unknown
@@ -44,6 +45,8 @@ from fedglass.fl.trajectory import per_epoch
 
 TRACE_POINTS = 200
 """How many energies of a run are kept for its curve."""
+TRIALS = 0.5
+"""What each halving of the starts costs, in whole runs."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Attack:
     merge: Merge = field(default_factory=MatchAndAverage)
     refine: tuple[Refine, ...] = ()
     restarts: int = 1
+    halving: bool = field(default=False, metadata=LATER)
+    """Whether short runs choose the one start that is run to its end, by halving the number of starts."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -82,15 +87,17 @@ class Attack:
         if self.restarts < 1:
             raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
 
+    def __repr__(self) -> str:
+        """Halving is printed only where it is done: records of runs go by this name."""
+        told = [f for f in fields(self) if f.name != "halving" or self.halving]
+        return f"Attack({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
         """Reconstruct; `progress` hears of iterations over all restarts and stages, then of each refinement's own."""
         check_observation(observation)
         check_needs(self, observation)
-        runs = [
-            self._once(observation, derive(seed, "restart", i), part(progress, i, self.restarts))
-            for i in range(self.restarts)
-        ]
-        best = min(runs, key=lambda run: rank(run.energy))
+        seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
+        best = (self._halved if self.halving else self._best)(self._bound(observation), seeds, progress)
         return self._refined(observation, best, seed, progress) if self.refine else best
 
     def check(self, observation: Observation) -> None:
@@ -184,21 +191,44 @@ class Attack:
         own = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
         return float(_energy(stage, observation, forward)(candidate, own, 1.0).detach())
 
-    def _once(self, observation: Observation, seed: int, progress: Progress) -> Reconstruction:
+    def _bound(self, observation: Observation) -> _Bound:
+        """What is the same for all starts."""
         # All operators first: what the last one refuses is said before the first one has run for minutes.
         stages = self._stages(observation)
         forwards = [stage.forward.bind(observation) for stage in stages]
-        labels = labels_of(self.labels, observation, lambda: stream(seed, "labels"))
+        return _Bound(observation, stages, forwards, _labels_by_seed(self.labels, observation))
+
+    def _best(self, bound: _Bound, seeds: Sequence[int], progress: Progress) -> Reconstruction:
+        """The run of lowest energy, each to its end."""
+        runs = [self._once(bound, seed, part(progress, i, len(seeds))) for i, seed in enumerate(seeds)]
+        return min(runs, key=lambda run: rank(run.energy))
+
+    def _halved(self, bound: _Bound, seeds: Sequence[int], progress: Progress) -> Reconstruction:
+        """The run of one start; short runs, which grow longer as starts get fewer, leave out the worse half."""
+        rounds = math.ceil(math.log2(len(seeds)))
+        whole, done = 1 + TRIALS * rounds, 0.0
+        while len(seeds) > 1:
+            share, energies = TRIALS / len(seeds), dict[int, float]()
+            for seed in seeds:
+                energies[seed] = self._once(bound, seed, _within(progress, done, share, whole), share).energy
+                done += share
+            seeds = sorted(seeds, key=lambda seed: rank(energies[seed]))[: math.ceil(len(seeds) / 2)]
+        return self._once(bound, seeds[0], _within(progress, done, 1.0, whole))
+
+    def _once(self, bound: _Bound, seed: int, progress: Progress, share: float = 1.0) -> Reconstruction:
+        """The run from one start, with a share of its iterations."""
+        observation, labels = bound.observation, bound.labels(seed)
         label_start = [u.start for u in labels.unknowns]
         images: Tensor | None = None
         notes = list(labels.notes)
-        for i, (stage, forward) in enumerate(zip(stages, forwards, strict=True)):
-            bound = stage.images.bind(observation, stream(seed, "images", i), images)
+        for i, (stage, forward) in enumerate(zip(bound.stages, bound.forwards, strict=True)):
+            unknown = stage.images.bind(observation, stream(seed, "images", i), images)
             asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
-            problem = _problem(stage, observation, forward, bound, Bound(asked, labels.decode))
-            solution = stage.solver.minimise(problem, part(progress, i, len(self.stages)))
-            of_images, of_labels, own = _split(solution.tensors, bound.unknowns, asked)
-            images = bound.decode(of_images).detach()
+            problem = _problem(stage, observation, forward, unknown, Bound(asked, labels.decode))
+            solver = stage.solver if share == 1 else _shortened(stage.solver, share)
+            solution = solver.minimise(problem, part(progress, i, len(self.stages)))
+            of_images, of_labels, own = _split(solution.tensors, unknown.unknowns, asked)
+            images = unknown.decode(of_images).detach()
             label_start = list(of_labels)
             notes += [] if solution.finite else ["non-finite"]
         assert images is not None, "an attack has at least one stage"
@@ -217,6 +247,38 @@ class Attack:
         pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
         hard = labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
         return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), unknowns)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """A message, and of an attack what is the same for all starts."""
+
+    observation: Observation
+    stages: Sequence[Stage]
+    forwards: Sequence[BoundForward]
+    labels: Callable[[int], Bound]
+    """By the start's seed."""
+
+
+def _labels_by_seed(labels: Labels, observation: Observation) -> Callable[[int], Bound]:
+    """The labels of each start, found once where they draw no random number."""
+    found: list[Bound] = []
+
+    def of(seed: int) -> Bound:
+        if found:
+            return found[0]
+        drawn: list[torch.Generator] = []
+
+        def generator() -> torch.Generator:
+            drawn.append(stream(seed, "labels"))
+            return drawn[-1]
+
+        bound, unused = labels_of(labels, observation, generator), stream(seed, "labels").get_state()
+        if all(torch.equal(each.get_state(), unused) for each in drawn):
+            found.append(bound)
+        return bound
+
+    return of
 
 
 def refined(
@@ -319,6 +381,11 @@ def _split(
 def part(progress: Progress, index: int, parts: int) -> Progress:
     """The share of a progress bar that one restart or stage owns."""
     return lambda done, total: progress(index * total + done, parts * total)
+
+
+def _within(progress: Progress, done: float, share: float, whole: float) -> Progress:
+    """The part of a progress bar that a run of that share owns, after those that are done."""
+    return lambda at, of: progress(round(1000 * (done + share * at / of) / whole), 1000)
 
 
 def _thin(trace: Tensor) -> tuple[float, ...]:
