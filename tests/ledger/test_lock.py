@@ -13,6 +13,7 @@ import pytest
 from fedglass.audit.audit import Job, run
 from fedglass.core.errors import UsageError
 from fedglass.ledger.lock import alone
+from fedglass.rounds.views.server import ServerView
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no flock")
 
@@ -30,7 +31,7 @@ def test_a_second_audit_is_refused_and_writes_nothing(make_job: Callable[..., Jo
     with alone(tmp_path), pytest.raises(UsageError, match=r"Another command is running in .* choose another directory"):
         run(make_job(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    job = make_job()
+    job = make_job(views=(ServerView(0),), iterations=1)
     assert len(run(job, tmp_path).records) == len(job.cases)
 
 
