@@ -7,9 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fedglass.audit.looks import Effort
-from fedglass.verdict.findings import Findings
-from fedglass.verdict.flags import flags_of
 
 from fedglass.audit.assessment import Question, assess
 from fedglass.audit.guesses import IMAGINED, best_guess, guesses, scored_guesses
@@ -80,14 +77,12 @@ def test_what_public_data_show_as_well_is_not_recovered(make_federation: Make) -
     run = attack.run(target.observation)
     shown: Reconstruction = replace(run, images=(truth.images + 0.03).clamp(0, 1))
 
-    def flags(public: Public | None) -> list[str]:
-        asked = Question(
-            attack, replace(target, public=public), truth, shown, ("psnr",), Gate(), 0, Effort.QUICK, lambda a, b: None
-        )
-        return [flag.name for flag in flags_of(assess(asked, Findings(Gate(), energy=shown.energy)).findings)]
+    def guessed(public: Public | None) -> int:
+        asked = Question(attack, replace(target, public=public), truth, shown, ("psnr",), 0)
+        return Gate().guessed(assess(asked).scores)
 
-    assert "no better than guessing" not in flags(None)
-    assert "no better than guessing" in flags(Public.of(truth.images, truth.labels))
+    assert guessed(None) == 0
+    assert guessed(Public.of(truth.images, truth.labels)) == 1
 
 
 @pytest.mark.parametrize("gate", [Gate("rmse", 0.1), Gate("psnr", 20.0)], ids=str)
@@ -99,15 +94,12 @@ def test_a_peer_that_shows_what_can_be_guessed_is_flagged_by_any_gate(make_feder
     near = (truth.images + 0.03).clamp(0, 1)  # beyond either gate's threshold
     shown: Reconstruction = replace(attack.run(target.observation), images=near)
 
-    def flags(public: Public | None) -> list[str]:
-        metrics = ("psnr", "rmse")
-        asked = Question(
-            attack, replace(target, public=public), truth, shown, metrics, gate, 0, Effort.QUICK, lambda a, b: None
-        )
-        return [flag.name for flag in flags_of(assess(asked, Findings(gate, energy=shown.energy)).findings)]
+    def guessed(public: Public | None) -> int:
+        asked = Question(attack, replace(target, public=public), truth, shown, ("psnr", "rmse"), 0)
+        return gate.guessed(assess(asked).scores)
 
-    assert "no better than guessing" not in flags(None)
-    assert "no better than guessing" in flags(Public.of(truth.images, torch.arange(len(truth.images))))
+    assert guessed(None) == 0
+    assert guessed(Public.of(truth.images, torch.arange(len(truth.images)))) > 0
 
 
 def test_black_is_black_and_never_better_than_the_best_flat_colour(make_federation: Make) -> None:
@@ -143,10 +135,9 @@ def test_an_image_that_random_codes_draw_as_well_is_not_recovered(make_federatio
     truth = replace(target.truth, images=drawn.images)  # as if the private images were what the decoder draws anyway
     shown: Reconstruction = replace(attack.run(target.observation), images=drawn.images)
     gate = Gate("rmse", 0.1)
-    asked = Question(attack, target, truth, shown, ("rmse",), gate, 0, Effort.QUICK, lambda a, b: None)
-    findings = assess(asked, Findings(gate, energy=shown.energy)).findings
-    assert "no better than guessing" in [flag.name for flag in flags_of(findings)]
-    assert not any(findings.recovered)
+    scores = assess(Question(attack, target, truth, shown, ("rmse",), 0)).scores
+    assert gate.guessed(scores) > 0
+    assert not any(gate.hits(scores))
 
 
 def test_public_means_leave_out_what_is_private() -> None:

@@ -30,6 +30,7 @@ from fedglass.recipes.catalogue import recipe
 from fedglass.report.html import write_report
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.views.server import ServerView
+from fedglass.verdict.doubts import flags_of
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Job]
@@ -77,7 +78,7 @@ def attack(refine: tuple[Black, ...] = ()) -> Attack:
 def test_a_refinement_that_destroys_the_images_hides_no_leak(make_job: Make, tmp_path: Path) -> None:
     attacks = {"raw": attack(), "black": attack((Black(),))}
     result = run(make_job(views=VIEW, attacks=attacks, gate=LOW), tmp_path)
-    raw, black = result.records
+    raw, black = result.searches
     assert raw.metrics_raw == {}
     assert raw.energy_refined is None
     assert black.metrics["psnr"][0] != raw.metrics["psnr"][0]
@@ -106,7 +107,7 @@ def test_a_refinement_that_destroys_the_images_hides_no_leak(make_job: Make, tmp
 
 
 def flags(record: Record) -> set[str]:
-    return {flag.name for flag in record.flags}
+    return {flag.name for flag in flags_of(record, Gate())}
 
 
 @pytest.mark.parametrize(("exact", "failed"), [(False, False), (True, True)])
@@ -117,7 +118,7 @@ def test_what_can_not_be_represented_is_no_failure_of_the_search(
     solver = Adam(0.05, 600, keep=Lowest())
     stage = Stage(OneGradient(), Blocks(exact), SquaredError(), solver)
     job = make_job(views=VIEW, attacks={"blocks": Attack(SignRule(), (stage,))}, federation=make_federation())
-    (record,) = run(job, tmp_path).records
+    (record,) = run(job, tmp_path).searches
     assert record.energy is not None
     assert record.energy_truth is not None
     assert ("optimiser failed" in flags(record)) is failed

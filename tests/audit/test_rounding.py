@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.audit.assessment import explained_in
+from fedglass.audit.check_message import message_doubts
 from fedglass.audit.replay import MOST_UNDECIDED, Declared, Part, as_declared, replay
 from fedglass.audit.target import Target
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Knowledge, Observation, Training, Whitening
+from fedglass.ledger.doubts import Kind
 
 WHITENING = Whitening((0.4,), (0.3,))
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(2))
@@ -106,7 +107,7 @@ def test_another_training_is_found(said: Callable[[], Declared]) -> None:
     assert found is not None
     assert not found.explained
     assert found.undecided <= MOST_UNDECIDED
-    assert explained_in(target(said()))["explained"] is False
+    assert kinds(said()) == [Kind.NOT_AS_DECLARED]
 
 
 def test_what_explains_the_message_in_its_place_is_found_but_for_rounding() -> None:
@@ -138,17 +139,16 @@ def test_where_rounding_decides_much_of_it_nothing_can_be_told() -> None:
     assert not found.explained
     assert found.undecided > MOST_UNDECIDED
     assert found.untold
-    told = explained_in(target(said))
-    assert told["explained"] is None
-    assert "Rounding decides" in told["replay"]
-    assert "can not tell whether it gives the message" in told["replay"]
+    assert kinds(said) == [Kind.NOT_REPLAYED]
+    assert "rounding decides" in found.words
 
 
 def test_what_rounding_does_not_decide_is_still_compared_there() -> None:
-    assert explained_in(target(declared(model=channels, lr=0.02)))["explained"] is False
-    assert explained_in(target(declared(model=channels, images=OTHERS)))["explained"] is False
+    assert kinds(declared(model=channels, lr=0.02)) == [Kind.NOT_AS_DECLARED]
+    assert kinds(declared(model=channels, images=OTHERS)) == [Kind.NOT_AS_DECLARED]
 
 
-def target(said: Declared) -> Target:
+def kinds(said: Declared) -> list[Kind]:
     knows = Knowledge(shape=(1, 8, 8), classes=5, examples=6, whitening=WHITENING)
-    return Target(Observation(said.model, said.before, said.buffers, said.update, knows), None, declared=said)
+    seen = Observation(said.model, said.before, said.buffers, said.update, knows)
+    return [each.kind for each in message_doubts(Target(seen, None, declared=said))]

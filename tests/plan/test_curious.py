@@ -12,6 +12,8 @@ from fedglass.audit.isolation import oracle_facts
 from fedglass.core.errors import UsageError
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
+from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.gate import Gate
 
 PLAN = """
 effort = "quick"
@@ -46,7 +48,7 @@ def test_simulating_each_client_is_marked_as_an_oracles(tmp_path: Path) -> None:
     text = plan("curious_client_published", "grouped = true", "true")
     (record,) = run(compile_plan(parse_plan(text), tmp_path, text), tmp_path).records
     assert record.oracle
-    (flag,) = [flag for flag in record.flags if flag.name == "oracle knowledge used"]
+    (flag,) = [flag for flag in flags_of(record, Gate()) if flag.name == "oracle knowledge used"]
     assert "the true labels of each client" in flag.text
 
 

@@ -16,6 +16,9 @@ from fedglass.audit.consistency import contradictions
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import UsageError
 from fedglass.core.types import BatchNorm, Observation, Training, Whitening
+from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.fl.protection import Protection
+from fedglass.ledger.doubts import Kind
 from fedglass.models.catalogue import build
 from fedglass.plan.code import code_of
 from fedglass.plan.compile import read_job
@@ -95,7 +98,7 @@ def test_a_recording_is_the_observation_that_was_recorded(
 
 
 def test_a_recording_is_audited(folder: Path) -> None:
-    (record,) = run(job(folder), folder / "out").records
+    (record,) = run(job(folder), folder / "out").searches
     assert record.status == "done"
     assert len(record.metrics["psnr"]) == 1
     assert record.view == "recording: the server sees the update of client 0 in round 1"
@@ -104,9 +107,9 @@ def test_a_recording_is_audited(folder: Path) -> None:
 
 def test_without_truth_there_are_pictures_and_no_verdict(folder: Path) -> None:
     result = run(job(folder, ('truth = "truth.npz"', "shape = [1, 12, 12]\nexamples = 1")), folder / "out")
-    (record,) = result.records
+    (record,) = result.searches
     assert record.metrics == {}
-    assert [flag.name for flag in record.flags] == ["no truth"]
+    assert [each.kind for each in record.doubts] == [Kind.NO_TRUTH]
     (picture,) = record.extra["pictures"]  # type: ignore[misc]  # JSON
     assert (folder / "out" / str(picture)).is_file()
     assert result.verdict.exit_code == 3
@@ -233,29 +236,14 @@ def test_labels_of_the_truth_must_be_classes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "defences", "defended"),
-    [("", None, None), ("defended = false", (), False), ("defended = true", ("Defended, as the plan says.",), True)],
+    ("said", "defences", "unnamed"),
+    [("", None, True), ("defended = false", (), False), ("defended = true", ("Defended, as the plan says.",), True)],
 )
 def test_whether_a_recording_was_defended_is_told_or_unknown(
-    said: str, defences: tuple[str, ...] | None, defended: bool | None, folder: Path
+    said: str, defences: tuple[str, ...] | None, unnamed: bool, folder: Path
 ) -> None:
     (target,) = source(job(folder, ("classes = 4", f"classes = 4\n{said}"))).targets(lambda done, total: None)
-    assert (target.defences, target.defended) == (defences, defended)
-
-
-def test_a_defended_recording_without_its_defence_is_the_replay(folder: Path) -> None:
-    """Up to rounding, where the message had no defence in truth."""
-    (target,) = source(job(folder, ("classes = 4", "classes = 4\ndefended = true"))).targets(lambda done, total: None)
-    assert target.bare is not None
-    for name, tensor in target.observation.update.items():
-        torch.testing.assert_close(target.bare.update[name], tensor, rtol=1e-3, atol=1e-6)
-
-
-def test_effort_decides_the_key(folder: Path) -> None:
-    keys = {job(folder, ("[recording]", f'effort = "{e}"\n[recording]')).cases[0].key for e in ("quick", "thorough")}
-    assert len(keys) == 2
-    assert job(folder).cases[0].key not in keys
-    assert job(folder, ("[recording]", 'effort = "standard"\n[recording]')).cases[0].key == job(folder).cases[0].key
+    assert (target.defences, target.unnamed) == (defences, unnamed)
 
 
 def test_statistics_after_the_training_come_with_it_or_in_a_file_of_their_own(folder: Path) -> None:
@@ -280,15 +268,15 @@ def test_a_defence_may_be_named_with_its_options(folder: Path) -> None:
     said = 'defended = { name = "gaussian_noise", std = 0.5 }'
     found = source(job(folder, ("classes = 4", f"classes = 4\n{said}")))
     (target,) = found.targets(lambda *_: None)
-    assert (target.defences, target.defended) == (("Defended by GaussianNoise(std=0.5).",), True)
+    assert (target.defences, target.unnamed) == (("Defended by GaussianNoise(std=0.5).",), False)
     assert target.declared is not None
-    assert target.declared.protected
+    assert target.declared.parts[0].protection == Protection(release=GaussianNoise(std=0.5))
     other = source(job(folder, ("classes = 4", f"classes = 4\n{said.replace('0.5', '0.4')}")))
     assert other.identity() != found.identity()
     with pytest.raises(UsageError, match="std"):
         job(folder, ("classes = 4", f"classes = 4\n{said.replace('0.5', '-1.0')}"))
     (target,) = source(job(folder, ("classes = 4", "classes = 4\ndefended = []"))).targets(lambda *_: None)
-    assert target.defended is False
+    assert (target.protections, target.unnamed) == ((Protection(),), False)
 
 
 def test_code_of_others_in_a_recordings_defence_is_named() -> None:

@@ -128,6 +128,11 @@ class Result:
     records: Sequence[Record]
     summary: Summary
 
+    @property
+    def searches(self) -> list[Record]:
+        """The records of the attacks that were named, without what every audit does of its own."""
+        return [record for record in self.records if record.attack not in (EXACT, GAME, CERTIFICATE)]
+
 
 def run(
     job: Job,

@@ -62,7 +62,7 @@ class CheckMessage:
         claims = [each.declared for each in messages if each.declared is not None]
         replays: list[dict[str, Any]] = []
         if not target.simulated:
-            doubts += [each for one in messages for each in _as_declared(one, replays)]
+            doubts += message_doubts(target, replays)
         certificate = None
         if target.truth is None:
             doubts.append(doubt(Kind.NO_TRUTH))
@@ -91,6 +91,12 @@ def _coverage(target: Target) -> Iterator[Doubt]:
     if target.miscounted and target.truth is not None:
         stated, true = target.observation.knows.examples, len(target.truth.labels)
         yield doubt(Kind.WRONG_COUNT, stated=stated, true=true)
+
+
+def message_doubts(target: Target, replays: list[dict[str, Any]] | None = None) -> list[Doubt]:
+    """Return what of a recorded message, and of those attacked together with it, is not as declared."""
+    kept: list[dict[str, Any]] = [] if replays is None else replays
+    return [each for one in (target, *target.also) for each in _as_declared(one, kept)]
 
 
 def _as_declared(target: Target, replays: list[dict[str, Any]]) -> Iterator[Doubt]:
