@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+import scipy  # its parts are imported when they are first used
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betaincinv, expit, ndtri
-from scipy.stats import binom
 
 from fedglass.bounds.arguments import check_count, check_delta, check_rate, check_size
 from fedglass.core.errors import UsageError
@@ -39,12 +38,12 @@ def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta
     _check_guesses(canaries, guesses, right)
     check_size("epsilon", epsilon)
     check_delta(delta)
-    rate = float(expit(epsilon))
-    beta = float(binom.sf(right - 1, guesses, rate))
+    rate = float(scipy.special.expit(epsilon))
+    beta = float(scipy.stats.binom.sf(right - 1, guesses, rate))
     if right == 0:
         return 1.0
     steps = np.arange(1, right + 1)
-    gain = np.cumsum(binom.pmf(right - steps, guesses, rate)) / steps
+    gain = np.cumsum(scipy.stats.binom.pmf(right - steps, guesses, rate)) / steps
     return min(1.0, beta + 2 * canaries * delta * float(gain.max()))
 
 
@@ -108,7 +107,8 @@ def gaussian_mu_ceiling(included: int, excluded: int, level: float = LEVEL) -> f
 def _largest_mu(counts: Iterable[tuple[int, int]], inside: int, outside: int, level: float) -> float:
     """Return the best of the limits of all (false positives, false negatives)."""
     shown = (
-        -float(ndtri(_upper_limit(above, outside, level))) - float(ndtri(_upper_limit(missed, inside, level)))
+        -float(scipy.special.ndtri(_upper_limit(above, outside, level)))
+        - float(scipy.special.ndtri(_upper_limit(missed, inside, level)))
         for above, missed in counts
     )
     return max(0.0, max(shown))
@@ -116,7 +116,7 @@ def _largest_mu(counts: Iterable[tuple[int, int]], inside: int, outside: int, le
 
 def _upper_limit(hits: int, trials: int, level: float) -> float:
     """Return the one-sided upper limit of a rate [Clopper and Pearson, 1934]."""
-    return 1.0 if hits >= trials else float(betaincinv(hits + 1, trials - hits, 1 - level))
+    return 1.0 if hits >= trials else float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - level))
 
 
 def _exceedances(excluded: int) -> list[int]:

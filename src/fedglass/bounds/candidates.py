@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its parts are imported when they are first used
 import torch
-from scipy.special import log_ndtr
 from torch import Tensor
 
 from fedglass.bounds.arguments import check_count, check_finite, check_size
@@ -44,7 +44,7 @@ def orthonormal_success(candidates: int, mu: float) -> float:
     noise, step = np.linspace(-REACH, REACH, POINTS, retstep=True)
     density = np.exp(-noise * noise / 2) / math.sqrt(2 * math.pi)
     # The trapezoidal rule: both ends vanish.
-    return min(1.0, float((density * np.exp((candidates - 1) * log_ndtr(noise + mu))).sum() * step))
+    return min(1.0, float((density * np.exp((candidates - 1) * scipy.special.log_ndtr(noise + mu))).sum() * step))
 
 
 def candidate_bound(candidates: int, mu: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from scipy.special import digamma, gammainc
+import scipy  # its parts are imported when they are first used
 
 from fedglass.bounds.arguments import check_count, check_finite
 from fedglass.core.errors import UsageError
@@ -26,7 +26,7 @@ def reach_probability(psnr: float, pixels: int, norm: float, noise_multiplier: f
         raise UsageError("psnr must be a number, got nan.")
     if variance == 0:
         return 1.0
-    return float(gammainc(pixels / 2, pixels * 10 ** (-psnr / 10) / (2 * variance)))
+    return float(scipy.special.gammainc(pixels / 2, pixels * 10 ** (-psnr / 10) / (2 * variance)))
 
 
 def expected_psnr(pixels: int, norm: float, noise_multiplier: float, peak: float = 1.0) -> float:
@@ -38,7 +38,7 @@ def expected_psnr(pixels: int, norm: float, noise_multiplier: float, peak: float
     variance = _pixel_variance(pixels, norm, noise_multiplier, peak)
     if variance == 0:
         return math.inf
-    return -10 / math.log(10) * (math.log(2 * variance / pixels) + float(digamma(pixels / 2)))
+    return -10 / math.log(10) * (math.log(2 * variance / pixels) + float(scipy.special.digamma(pixels / 2)))
 
 
 def _pixel_variance(pixels: int, norm: float, noise_multiplier: float, peak: float) -> float:

@@ -19,7 +19,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from scipy.optimize import minimize_scalar
+import scipy  # its parts are imported when they are first used
 
 from fedglass.bounds.arguments import check_count, check_delta, check_finite, check_rate
 from fedglass.bounds.success import gdp_epsilon, gdp_success
@@ -78,7 +78,9 @@ def _dual_success(losses: Any, base_rate: float) -> float:
         return float(losses.get_delta_for_epsilon(eps)) + math.exp(eps) * base_rate
 
     highest = max(0.0, -math.log(base_rate))  # beyond it e^eps kappa alone exceeds 1
-    found = minimize_scalar(bound, bounds=(LOWEST_EPS, highest), method="bounded", options={"xatol": 1e-5})
+    found = scipy.optimize.minimize_scalar(
+        bound, bounds=(LOWEST_EPS, highest), method="bounded", options={"xatol": 1e-5}
+    )
     return min(1.0, float(found.fun))
 
 

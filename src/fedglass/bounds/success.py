@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from scipy.optimize import brentq
-from scipy.special import erf, log_ndtr, ndtr, ndtri
+import scipy  # its parts are imported when they are first used
 
 from fedglass.bounds.arguments import check_delta, check_rate, check_size
 from fedglass.core.errors import UsageError
@@ -28,7 +27,7 @@ def gdp_success(base_rate: float, mu: float) -> float:
     """
     check_rate("base_rate", base_rate)
     check_size("mu", mu)
-    return float(ndtr(ndtri(base_rate) + mu))
+    return float(scipy.special.ndtr(scipy.special.ndtri(base_rate) + mu))
 
 
 def eps_delta_success(base_rate: float, eps: float, delta: float) -> float:
@@ -54,7 +53,7 @@ def gdp_advantage(mu: float) -> float:
     0.382925
     """
     check_size("mu", mu)
-    return float(erf(mu / math.sqrt(8)))
+    return float(scipy.special.erf(mu / math.sqrt(8)))
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
@@ -78,13 +77,13 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     high = max(1.0, mu * mu / 2)
     while excess(high) > 0:
         high *= 2
-    return float(brentq(excess, 0.0, high, xtol=1e-12))
+    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12))
 
 
 def _gdp_delta(mu: float, eps: float) -> float:
     """Return Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) from logarithms: neither term underflows alone."""
-    first = float(log_ndtr(mu / 2 - eps / mu))
-    second = eps + float(log_ndtr(-mu / 2 - eps / mu))
+    first = float(scipy.special.log_ndtr(mu / 2 - eps / mu))
+    second = eps + float(scipy.special.log_ndtr(-mu / 2 - eps / mu))
     return -math.exp(first) * math.expm1(min(0.0, second - first))
 
 
@@ -112,4 +111,4 @@ def largest_mu(base_rate: float, max_success: float) -> float:
         raise UsageError(
             f"max_success {max_success:g} is below the base rate {base_rate:g}, which needs no message: raise it."
         )
-    return math.inf if max_success == 1 else float(ndtri(max_success) - ndtri(base_rate))
+    return math.inf if max_success == 1 else float(scipy.special.ndtri(max_success) - scipy.special.ndtri(base_rate))

@@ -12,9 +12,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import betainc, erf, gammainc, gammaincc, ndtr
-from scipy.stats import binom, gamma
+import scipy  # its parts are imported when they are first used
 from torch import Tensor
 
 from fedglass.checks.rounding_cells import Array, Law, as_array, cdf
@@ -71,13 +69,13 @@ def std(z: Array) -> Outcome:
 
 def distribution(z: Array) -> Outcome:
     """Test the law of the entries by Kolmogorov and Smirnov."""
-    return _uniform(as_array(ndtr(z)))
+    return _uniform(as_array(scipy.special.ndtr(z)))
 
 
 def largest_entry(z: Array) -> Outcome:
     """Test the largest entry, which may be too large or too small."""
     largest = float(np.abs(z).max())
-    below, beyond = float(erf(largest / math.sqrt(2))), 2 * float(ndtr(-largest))
+    below, beyond = float(scipy.special.erf(largest / math.sqrt(2))), 2 * float(scipy.special.ndtr(-largest))
     log_below = z.size * (math.log1p(-beyond) if beyond < 0.5 else math.log(below) if below > 0 else -math.inf)
     p = min(1.0, 2 * min(math.exp(log_below), -math.expm1(log_below)))
     return Outcome(p, {"largest_over_std": largest})
@@ -87,7 +85,10 @@ def small_entries(z: Array) -> Outcome | None:
     """Test how many entries are next to zero, as they are without noise."""
     counts = {share: int((np.abs(z) < share).sum()) for share in SMALL}
     return smallest(
-        Outcome(float(binom.sf(count - 1, z.size, erf(share / math.sqrt(2)))), {"below": share, "entries": count})
+        Outcome(
+            float(scipy.stats.binom.sf(count - 1, z.size, scipy.special.erf(share / math.sqrt(2)))),
+            {"below": share, "entries": count},
+        )
         for share, count in counts.items()
     )
 
@@ -147,7 +148,7 @@ def _common_step(x: Array, law: Law) -> Outcome:
     """
     bins = BINS if x.size >= MANY else FEW_BINS
     counts = np.bincount((x / SPAN % 1 * bins).astype(np.int64) % bins, minlength=bins)
-    spectrum = rfft(counts.astype(np.float64))
+    spectrum = scipy.fft.rfft(counts.astype(np.float64))
     first = math.ceil(_end_of_law(x.size, law) * SPAN / (2 * math.pi))
     power = (np.square(spectrum.real) + np.square(spectrum.imag))[first:] / x.size
     best = int(power.argmax())
@@ -192,7 +193,7 @@ def row_sums(z: Array) -> Outcome | None:
 
 def chi_square(squares: Array, count: int) -> Array:
     """Return the two-sided p of sums of so many squares."""
-    low, high = gammainc(count / 2, squares / 2), gammaincc(count / 2, squares / 2)
+    low, high = scipy.special.gammainc(count / 2, squares / 2), scipy.special.gammaincc(count / 2, squares / 2)
     return as_array(np.minimum(1.0, 2 * np.minimum(low, high)))
 
 
@@ -205,8 +206,10 @@ def neighbours(z: Array) -> Outcome | None:
             found.append(_products(np.sum(ahead[1:] * ahead[:-1]).reshape(1), as_array([ahead[1:].size])))
     flat = z.reshape(-1)[:MOST_ENTRIES]
     if flat.size > 1:
-        spectrum = rfft(flat, next_fast_len(2 * flat.size, real=True))
-        products = as_array(irfft(np.square(np.abs(spectrum)), next_fast_len(2 * flat.size, real=True)))
+        spectrum = scipy.fft.rfft(flat, scipy.fft.next_fast_len(2 * flat.size, real=True))
+        products = as_array(
+            scipy.fft.irfft(np.square(np.abs(spectrum)), scipy.fft.next_fast_len(2 * flat.size, real=True))
+        )
         found.append(_products(products[1 : flat.size], flat.size - np.arange(1.0, flat.size)))
     return smallest(found)
 
@@ -233,7 +236,7 @@ def singular_values(matrix: Array) -> Outcome | None:
     count, length = part.shape
     values, vectors = np.linalg.eigh(part @ part.T)
     left = 1 / (np.square(vectors) @ (1 / np.maximum(values, np.finfo(np.float64).tiny)))
-    apart = min(1.0, count * float(gammainc((length - count + 1) / 2, left.min() / 2)))
+    apart = min(1.0, count * float(scipy.special.gammainc((length - count + 1) / 2, left.min() / 2)))
     largest = float(values[-1])
     return smallest(
         [
@@ -248,7 +251,7 @@ def _tracy_widom(largest: float, count: int, length: int) -> float:
     one, other = math.sqrt(count - 0.5), math.sqrt(length - 0.5)
     scaled = (largest - (one + other) ** 2) / ((one + other) * (1 / one + 1 / other) ** (1 / 3))
     shape, shift, scale = TRACY_WIDOM
-    return min(1.0, TAIL * float(gamma.sf(scaled + shift, shape, scale=scale)))
+    return min(1.0, TAIL * float(scipy.stats.gamma.sf(scaled + shift, shape, scale=scale)))
 
 
 def correlated_rows(matrix: Array) -> Outcome | None:
@@ -268,7 +271,7 @@ def correlated_rows(matrix: Array) -> Outcome | None:
 
 def correlation_p(correlation: float, length: int) -> float:
     """Return the chance that independent normals are at so small an angle to any vector of that length."""
-    return float(betainc((length - 1) / 2, 0.5, max(0.0, 1 - correlation**2)))
+    return float(scipy.special.betainc((length - 1) / 2, 0.5, max(0.0, 1 - correlation**2)))
 
 
 def correlated(one: Array, other: Array, **seen: str) -> Iterator[Outcome]:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
+import scipy  # its parts are imported when they are first used
 import torch
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr, ndtri_exp
 from torch import Tensor
 
 Array = NDArray[np.float64]
@@ -27,14 +27,14 @@ COARSE = (torch.bfloat16, torch.float16, torch.float32)
 
 def cdf(x: Array, law: Law) -> Array:
     """Return the distribution function of the law with standard deviation 1."""
-    return as_array(ndtr(x)) if law == "gaussian" else np.exp(_log_cdf(x, law))
+    return as_array(scipy.special.ndtr(x)) if law == "gaussian" else np.exp(_log_cdf(x, law))
 
 
 def normal_scores(x: Array, law: Law) -> Array:
     """Return what is standard normal where `x` follows the law with standard deviation 1."""
     if law == "gaussian":
         return x
-    return np.copysign(as_array(ndtri_exp(_log_cdf(-np.abs(x), law))), x)
+    return np.copysign(as_array(scipy.special.ndtri_exp(_log_cdf(-np.abs(x), law))), x)
 
 
 def grid_of(sent: Iterable[Tensor]) -> torch.dtype:
@@ -82,14 +82,14 @@ def as_array(values: Any) -> Array:
 
 def _log_cdf(x: Array, law: Law) -> Array:
     if law == "gaussian":
-        return as_array(log_ndtr(x))
+        return as_array(scipy.special.log_ndtr(x))
     scaled = math.sqrt(2) * x
     return np.where(x <= 0, np.minimum(scaled, 0) - math.log(2), np.log1p(-0.5 * np.exp(-np.maximum(scaled, 0))))
 
 
 def _quantile(log_u: Array, law: Law) -> Array:
     if law == "gaussian":
-        return as_array(ndtri_exp(log_u))
+        return as_array(scipy.special.ndtri_exp(log_u))
     low = log_u <= -math.log(2)
     upper = -np.log1p(-np.exp(np.where(low, -math.log(2), log_u))) - math.log(2)
     return np.where(low, log_u + math.log(2), upper) / math.sqrt(2)

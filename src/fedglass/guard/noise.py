@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import scipy  # its parts are imported when they are first used
 import torch
-from scipy.stats import f as fisher
 from torch import Tensor
 
 from fedglass.audit.replay import Declared, has_no_order, message_of
@@ -67,7 +67,7 @@ def _smaller_than_replays(declared: Declared, protected: Protected, clean: dict[
         usual = sum(_mean_square(each[name] - tensor) for each in draws) / DRAWS
         left = min(_mean_square(declared.update[name].double() - each[name]) for each in (clean, bare))
         ratio = left / (SHARE**2 * usual) if usual > 0 else 0.0
-        if not fisher.cdf(ratio, tensor.numel(), DRAWS * tensor.numel()) > LEVEL / (2 * len(clean)):
+        if not scipy.stats.f.cdf(ratio, tensor.numel(), DRAWS * tensor.numel()) > LEVEL / (2 * len(clean)):
             found.append(name)
     return found
 
