@@ -52,7 +52,7 @@ def test_a_plan_is_audited_from_python(tmp_path: Path) -> None:
     plan += '[[attacks]]\nname = "sme"\niterations = 2\n'
     (tmp_path / "plan.toml").write_text(plan)
     result = audit_plan(tmp_path / "plan.toml", tmp_path / "out")
-    assert len(result.records) == 1
+    assert len(result.searches) == 1
     assert (tmp_path / "out" / "plan.toml").read_text() == plan
 
 

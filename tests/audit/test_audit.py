@@ -57,8 +57,8 @@ def timeless(records: list[Record] | Any) -> list[dict[str, Any]]:
 
 def test_a_run_leaves_records_images_and_a_verdict(make_job: Make, tmp_path: Path) -> None:
     result = run(make_job(), tmp_path)
-    assert len(result.records) == 4
-    for record in result.records:
+    assert len(result.searches) == 4
+    for record in result.searches:
         assert record.status == "done"
         assert len(record.metrics["psnr"]) == len(record.pictures) == 1
         assert record.energy_truth is not None
@@ -68,23 +68,15 @@ def test_a_run_leaves_records_images_and_a_verdict(make_job: Make, tmp_path: Pat
             assert (tmp_path / path).is_file()
         saved = load_file(tmp_path / "reconstructions" / f"{record.key}.safetensors")
         assert saved["images"].shape == (1, 1, 12, 12)
-    assert result.verdict.exit_code in (0, 1)
+    assert result.verdict.exit_code in (1, 3)
     assert (tmp_path / "summary.json").is_file()
-
-
-def test_true_images_have_the_lowest_energy_of_an_undefended_gradient(make_job: Make, tmp_path: Path) -> None:
-    for record in run(make_job(), tmp_path).records:
-        decoys = record.extra["energy_decoys"]
-        assert isinstance(decoys, list)
-        assert record.energy_truth is not None
-        assert all(isinstance(d, float) and record.energy_truth < d for d in decoys)
 
 
 def test_what_is_finished_is_never_run_again(make_job: Make, tmp_path: Path) -> None:
     first, second = Log(), Log()
     before = run(make_job(), tmp_path, progress=first)
     after = run(make_job(), tmp_path, progress=second)
-    assert len(first.ran) == 4
+    assert len(first.ran) == len(make_job().cases)
     assert second.ran == []
     assert before.records == after.records
 
@@ -101,7 +93,7 @@ def test_a_stopped_audit_continues_where_it_was(make_job: Make, tmp_path: Path) 
         run(make_job(), tmp_path / "a", progress=stopped)
     result = run(make_job(), tmp_path / "a", progress=rest)
     assert not set(stopped.ran) & set(rest.ran)
-    assert len(stopped.ran) == len(rest.ran) == 2
+    assert (len(stopped.ran), len(rest.ran)) == (2, len(make_job().cases) - 2)
     assert timeless(result.records) == timeless(run(make_job(), tmp_path / "b").records)
 
 
@@ -248,10 +240,10 @@ def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:
 
     job = make_job(views=(ServerView(0),))
     run(job, tmp_path, progress=Tell())
-    first = job.cases[0].key
-    assert events[:3] == [("planned", 2, 0), ("trained", 1, 1), ("started", first)]
-    assert ("moved", first, 5, 5) in events
-    assert [e[0] for e in events].count("finished") == 2
+    first, last = job.cases[0].key, job.cases[-1].key
+    assert events[:3] == [("planned", 5, 0), ("trained", 1, 1), ("started", first)]
+    assert ("moved", last, 5, 5) in events
+    assert [e[0] for e in events].count("finished") == 5
 
 
 def test_a_record_says_where_unknowns_ended_and_what_was_supposed(make_job: Make, tmp_path: Path) -> None:
@@ -261,7 +253,7 @@ def test_a_record_says_where_unknowns_ended_and_what_was_supposed(make_job: Make
         "ig": recipe("inverting_gradients", iterations=2),
     }
     knows = Knows(training=False, steps=True)
-    sme, epochs, plain = run(make_job(views=(ServerView(0),), attacks=attacks, knows=knows), tmp_path).records
+    sme, epochs, plain = run(make_job(views=(ServerView(0),), attacks=attacks, knows=knows), tmp_path).searches
     unknowns = sme.extra["unknowns"]
     assert isinstance(unknowns, dict)
     assert list(unknowns) == ["alpha"]
@@ -288,7 +280,7 @@ def test_a_view_that_a_rule_leaves_nothing_to_see_fails_alone(
     federation = replace(make_federation(), aggregator=FirstOnly())
     source = Simulated(federation, views=(PeerView(0), PeerView(1)))
     attacks = {"ig": recipe("inverting_gradients", iterations=2)}
-    first, second = run(Job([source], attacks, metrics=("psnr",)), tmp_path).records
+    first, second = run(Job([source], attacks, metrics=("psnr",)), tmp_path).searches
     assert (first.status, second.status) == ("failed", "done")
     assert "only that of 'client 0' itself got through" in str(first.error)
     assert (second.client, second.kept) == ("client 0", ["client 0"])
@@ -312,7 +304,7 @@ def test_a_round_whose_updates_were_all_rejected_keeps_the_model_and_the_audit_g
     views = PeerView(0, 0), AggregateView(0), ServerView(0, 0), PeerView(0, 1)
     attacks = {"ig": recipe("inverting_gradients", iterations=2)}
     job = Job([Simulated(federation, 2, views)], attacks, metrics=("psnr",))
-    peer, aggregate, server, later = run(job, tmp_path).records
+    peer, aggregate, server, later = run(job, tmp_path).searches
     assert [r.status for r in (peer, aggregate, server, later)] == ["failed", "failed", "done", "done"]
     assert "No update of the round got through the rule, which left the model as it was" in str(peer.error)
     assert "No update of round 0 got through" in str(aggregate.error)

@@ -30,9 +30,10 @@ def keys(job: Job) -> list[str]:
 
 
 def test_cases_are_all_combinations(make_job: Make) -> None:
+    """Of each of two messages: two attacks and the exact one three times, the game and the check once."""
     job = make_job(repeats=3)
-    assert len(job.cases) == 2 * 2 * 3
-    assert len(set(keys(job))) == 12
+    assert len(job.cases) == 2 * (3 * 3 + 2)
+    assert len(set(keys(job))) == 22
 
 
 def test_the_same_audit_has_the_same_keys(make_job: Make) -> None:
@@ -77,11 +78,13 @@ def test_the_weights_count(make_job: Make, make_federation: Callable[..., Federa
 
 def test_attack_view_knowledge_and_seed_count(make_job: Make) -> None:
     mine = set(keys(make_job()))
-    assert not mine & set(keys(make_job(iterations=6)))
+    shared = mine & set(keys(make_job(iterations=6)))
+    assert {c.facts["attack"] for c in make_job().cases if c.key in shared} == {"certificate", "exact", "singling_out"}
     assert not mine & set(keys(make_job(knows=Knows(training=False))))
     assert not mine & set(keys(make_job(seed=1)))
     assert not mine & set(keys(make_job(views=(AggregateView(),))))
-    assert len(mine & set(keys(make_job(views=(ServerView(1),))))) == 2
+    alone = make_job(views=(ServerView(1),)).cases  # the game's limits are corrected over all messages
+    assert {c.facts["attack"] for c in alone if c.key not in mine} == {"singling_out"}
 
 
 def test_attacks_start_from_the_same_seed_and_repeats_do_not(make_job: Make) -> None:
@@ -111,7 +114,7 @@ def test_an_attack_that_can_not_be_told_from_another_is_refused(make_job: Make) 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"attacks": {}}, "at least one attack"),
+        ({"attacks": {"singling_out": recipe("dlg")}}, "No attack may be called 'singling_out'"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
         ({"gate": Gate(metric="rmse", threshold=0.1)}, "gate.metric is 'rmse', which is not among the metrics"),
         ({"views": (ServerView(7),)}, "adversary.client must be one of 0 to 1, got 7"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from fedglass.audit.judgement import decoys, judge
+from fedglass.audit.judgement import blends_of, decoys, judge
 from fedglass.audit.simulated import Simulated
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
@@ -32,22 +32,6 @@ def test_a_peers_own_examples_are_no_leak_before_a_refinement_either(make_federa
     assert max(judged.scores_raw.values["psnr"]) < 20
 
 
-def test_decoys_stand_for_the_others_examples_alone(make_federation: Make) -> None:
-    """A message of the adversary's own examples alone points at nobody else's, however well these fit it."""
-    federation = make_federation(clients=2, examples=2)
-    (target,) = Simulated(federation, views=(PeerView(0),)).targets(lambda done, total: None)
-    assert target.truth is not None
-    attack = recipe("inverting_gradients", iterations=1)
-    found = attack.run(target.observation)
-    plain = 0.5 + 1e-4 * torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(0))
-    same = replace(target.truth, images=torch.cat([plain, target.truth.images[2:]]))
-    judged = judge(attack, target.observation, found, same, ("psnr",))
-    assert judged.energy_truth is not None
-    assert len(judged.energy_decoys) == 3
-    for energy in judged.energy_decoys:  # a plain image inverted within its own range is all but itself
-        assert abs(energy - judged.energy_truth) < 1e-5
-
-
 def test_a_decoy_that_shows_the_same_is_none() -> None:
     """Otherwise the truth would seem not to stand out from other images, which is what shows that a defence works."""
     halves = torch.zeros(1, 1, 8, 8)
@@ -56,3 +40,14 @@ def test_a_decoy_that_shows_the_same_is_none() -> None:
     torch.testing.assert_close(inverted, 1 - halves)
     assert decoys(torch.full((1, 1, 8, 8), 0.3)) == []
     assert len(decoys(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)))) == 3
+
+
+def test_a_blend_of_two_images_is_neither() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(3, 1, 6, 6, generator=generator)
+    mean = images[:2].mean(0, keepdim=True)
+    noisy = images + 0.05 * torch.randn(images.shape, generator=generator)
+    assert blends_of(torch.cat([mean, mean, noisy[2:]]), images) == [[0, 1], [0, 1], []]
+    assert blends_of(noisy, images) == [[], [], []]
+    unread = torch.full_like(images[:1], torch.nan)
+    assert blends_of(torch.cat([unread, noisy[1:]]), images) == [[], [], []]

@@ -20,6 +20,7 @@ from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.fl.protection import Protection
 from fedglass.fl.release import Chain
 from fedglass.rounds.federation import Federation
 from fedglass.rounds.truth import Examples
@@ -58,10 +59,9 @@ def test_a_message_is_protected_by_its_own_clients_defences_alone(make_federatio
     federation = replace(bare, clients=[bare.clients[0], noisy, private])
     views = ServerView(0), ServerView(1), ServerView(2), AggregateView(), PeerView(1)
     own, other, third, all_three, peer = Simulated(federation, views=views).targets(lambda done, total: None)
-    assert own.defended is False
     assert own.defences == ()
-    assert other.defended
-    assert other.bare is not None
+    assert own.protections == (Protection(),)
+    assert other.protections == (Protection(release=noisy.release),)
     assert other.defences is not None
     assert "Defended by Clip(norm=1.0)." in other.defences
     assert third.defences is not None

@@ -87,7 +87,7 @@ def test_a_refinement_that_destroys_the_images_hides_no_leak(make_job: Make, tmp
     assert black.energy_refined is not None
     assert black.energy is not None
     assert black.energy_refined > black.energy
-    assert [tally.recovered for tally in LOW.tally(result.records)] == [1, 1]
+    assert [tally.recovered for tally in LOW.tally(result.searches)] == [1, 1]
     (picture,) = black.pictures
     assert picture.raw is not None
     assert (tmp_path / picture.raw).read_bytes() == (tmp_path / raw.pictures[0].reconstruction).read_bytes()
@@ -139,7 +139,7 @@ def test_pixels_outside_the_bounds_are_not_asked_of_pixels_inside(make_job: Make
 def test_without_a_truth_the_raw_images_are_kept_too(make_job: Make, tmp_path: Path) -> None:
     job = make_job(views=VIEW, attacks={"black": attack((Black(),))})
     target = job.sources[0].targets(lambda done, total: None)[0]
-    work = Work(job.cases[0], replace(target, truth=None), torch.device("cpu"))
+    work = Work(job.cases[-1], replace(target, truth=None), torch.device("cpu"))
     outcome = play(work, lambda done, total: None)
     assert outcome.evidence is not None
     record = outcome.evidence.save(tmp_path, outcome.record)

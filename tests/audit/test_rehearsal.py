@@ -164,7 +164,7 @@ def test_the_advice_to_who_does_not_know_the_training_holds(adversary: str, advi
     assert all(f"adversary.{word}" in str(caught.value) for word in words)
     assert advised in (*str(caught.value).replace(",", "").replace(".", "").split(), "dlfa_published")
     result = run(plan(SHORT.format(advised), adversary), tmp_path)
-    assert [record.status for record in result.records] == ["done"]
+    assert [record.status for record in result.searches] == ["done"]
 
 
 def test_counted_labels_say_what_they_lack_and_what_needs_nothing() -> None:

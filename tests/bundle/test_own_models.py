@@ -79,7 +79,7 @@ def test_a_message_is_read_from_the_model_that_its_client_was_sent(
 def test_its_image_comes_back(tmp_path: Path) -> None:
     personalised(tmp_path / "b")
     done = run(job(tmp_path, 'truth = "b-truth"\nwhose = ["client 1"]', attack=IDLG), tmp_path / "out")
-    (record,) = (each for each in done.records if isinstance(each, Record))
+    (record,) = (each for each in done.searches if isinstance(each, Record))
     assert min(record.metrics["psnr"]) > 30
 
 

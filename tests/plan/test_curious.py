@@ -46,7 +46,7 @@ def plan(attack: str, more: str = "", labels: str = "false") -> str:
 
 def test_simulating_each_client_is_marked_as_an_oracles(tmp_path: Path) -> None:
     text = plan("curious_client_published", "grouped = true", "true")
-    (record,) = run(compile_plan(parse_plan(text), tmp_path, text), tmp_path).records
+    (record,) = run(compile_plan(parse_plan(text), tmp_path, text), tmp_path).searches
     assert record.oracle
     (flag,) = [flag for flag in flags_of(record, Gate()) if flag.name == "oracle knowledge used"]
     assert "the true labels of each client" in flag.text
@@ -62,7 +62,7 @@ def test_simulating_each_client_needs_the_labels(tmp_path: Path) -> None:
 def test_what_a_peer_found_is_refined(tmp_path: Path, attack: str) -> None:
     """Those of the others alone: the adversary has its own as they are."""
     text = plan(attack, 'refine = { name = "ddrm", model = "glyphs", factor = 2, steps = 2 }')
-    (record,) = run(compile_plan(parse_plan(text), tmp_path, text), tmp_path).records
+    (record,) = run(compile_plan(parse_plan(text), tmp_path, text), tmp_path).searches
     assert len(record.metrics["psnr"]) == len(record.metrics_raw["psnr"]) == 4
     assert record.metrics["psnr"] != record.metrics_raw["psnr"]
     assert record.energy_refined is not None

@@ -118,7 +118,8 @@ def test_the_cases_are_counted_before_they_are_made() -> None:
 
 def test_the_count_is_that_of_the_audit() -> None:
     plan = parse_plan("repeats = 3\n" + PLAN.replace("round = 0", "client = [1, 1]"))
-    assert len(compile_plan(plan, Path()).cases) == plan.cases == 3
+    cases = compile_plan(plan, Path()).cases
+    assert len([case for case in cases if case.facts["attack"] in {a.name for a in plan.attacks}]) == plan.cases == 3
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def compiled(text: str, folder: Path = Path()) -> Simulated:
 
 
 def test_the_templates_are_sound_plans() -> None:
-    assert len(compile_plan(parse_plan(PLAN), Path()).cases) == 4
+    assert len(compile_plan(parse_plan(PLAN), Path()).cases) == 4 + 2 * 3
     demo = compile_plan(parse_plan(DEMO), Path())
     assert [source.name for source in demo.sources] == [table.name for table in parse_plan(DEMO).federation]
 

@@ -191,7 +191,7 @@ def test_steps_may_be_known_without_epochs_and_batch_size(folder: Path) -> None:
     found = job(folder, attack, steps)
     knows = seen_of(found).knows
     assert (knows.training, knows.steps, knows.lr) == (None, 1, 0.1)
-    records = run(job(folder, attack, steps), folder / "out").records
+    records = run(job(folder, attack, steps), folder / "out").searches
     assert [record.status for record in records] == ["done"]
     with pytest.raises(UsageError, match=r"TryEpochs needs .*local steps.*recording\.lr and recording\.steps"):
         job(folder, attack, (steps[0], ""))
@@ -289,5 +289,5 @@ def test_public_data_of_a_recording_stand_beside_its_scores(folder: Path) -> Non
     """Those that hold the private images show them without the message, and nothing counts as recovered."""
     told = job(folder, ("[[attacks]]", '[adversary]\npublic = "npz:truth.npz"\n[[attacks]]'))
     assert told.cases[0].key != job(folder).cases[0].key
-    record = run(told, folder / "out").records[0]
+    record = run(told, folder / "out").searches[0]
     assert set(record.blind_by["psnr"]) & {"the mean of public images", "the means of the classes found"}

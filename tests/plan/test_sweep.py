@@ -62,7 +62,7 @@ def test_each_value_makes_a_federation() -> None:
 
 
 def test_the_report_draws_it_beside_the_blind_guess(tmp_path: Path) -> None:
-    records = run(compile_plan(parse_plan(PLAN), Path()), tmp_path).records
+    records = run(compile_plan(parse_plan(PLAN), Path()), tmp_path).searches
     assert [record.swept for record in records] == [{"noise_multiplier": n} for n in (0.0, 0.1, 3.0)]
     page = audit_page(tmp_path, records)
     assert "RMSE over noise multiplier (lower = more leaked)" in page
@@ -74,10 +74,10 @@ def test_rounds_are_drawn_with_the_accuracy_that_the_model_had(tmp_path: Path) -
     start, end = PLAN.index("[federation.sweep]"), PLAN.index("[adversary]")
     text = (PLAN[:start] + PLAN[end:]).replace("examples = 1", "examples = 1\nrounds = 3\ntest_examples = 20")
     records = run(compile_plan(parse_plan(text.replace("client = 0", "client = 0\nround = [0, 2]")), Path()), tmp_path)
-    page = audit_page(tmp_path, records.records)
+    page = audit_page(tmp_path, records.searches)
     assert "RMSE over round (lower = more leaked)" in page
-    accuracies = [record.utility[AFTER_ROUND] for record in records.records]
-    assert accuracies[-1] == records.records[-1].utility["test accuracy"]
+    accuracies = [record.utility[AFTER_ROUND] for record in records.searches]
+    assert accuracies[-1] == records.searches[-1].utility["test accuracy"]
     for place, accuracy in zip((1, 3), accuracies, strict=True):
         assert accuracy is not None
         assert f"{place}: 0 of 1 image (test accuracy {accuracy:.1%})" in page

@@ -91,7 +91,7 @@ def test_a_poison_is_told_and_never_as_a_defence(tmp_path: Path) -> None:
     assert "Client 1 sends its update with the sign flipped, times 2." in lines
     assert "Client 0, client 1: Defended by Clip(norm=1.0)." in lines
     assert not any("Defended" in line and "Flip" in line for line in lines)
-    records = run(job, tmp_path).records
+    records = run(job, tmp_path).searches
     assert len(records) == 4
     for record in records:
         assert record.defences is not None

@@ -29,6 +29,8 @@ SCATTERED = 0.1
 """The share below which one step is not Adam's, which was seen to have 0.68 at the least."""
 HEIGHT = 3.0
 """How many times the median the largest of Adam's steps may be; that of SGD was seen to be 12 and more."""
+GRAIN = 2.0**-20
+"""The share of a weight up to which a local step moves it by its rounding, of which many are equal: 8 x 2^-23."""
 ENTRIES = 16
 """That a tensor must have moved for its sizes to be compared, and two tensors must."""
 LARGEST_EPS = 1e-6
@@ -218,7 +220,8 @@ def _moved(said: Statement) -> Tensor | None:
 
     One layer alone may have gradients of equal size: zero weights of two classes, and pixels that are black or white.
     """
-    kept = [u.abs()[u != 0].double() for u in said.update.values()]
+    pairs = [(u.abs().double(), said.before[name].abs().double()) for name, u in said.update.items()]
+    kept = [moved[moved > GRAIN * said.steps * size] for moved, size in pairs]
     enough = [sizes for sizes in kept if len(sizes) >= ENTRIES]
     return torch.cat(enough).sort().values if len(enough) > 1 else None
 

@@ -132,5 +132,5 @@ def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
     order = distances.argsort(dim=1)
     means = true[order].cumsum(dim=1) / torch.arange(1, len(true) + 1).view(1, -1, 1)  # (n, n, pixels)
     to_means = (means - flat.unsqueeze(1)).norm(dim=2)  # (n, n): to the mean of the nearest 1, 2, ...
-    best = to_means.nan_to_num(torch.inf).argmin(dim=1)
+    best = torch.where(to_means.isnan(), torch.inf, to_means).argmin(dim=1)
     return [sorted(order[i, : int(k) + 1].tolist()) if k else [] for i, k in enumerate(best)]

@@ -8,7 +8,7 @@ from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.ledger.doubts import Doubt, Kind, doubt
 from fedglass.ledger.records import BASE_RATE, Certificate, Game, Record
 from fedglass.verdict.disagreement import contradiction, opposite_order
-from fedglass.verdict.gate import RARE, Gate, known_scales
+from fedglass.verdict.gate import RARE, Gate, is_mute, known_scales
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.texts import Flag, Severity, flag
 
@@ -28,8 +28,9 @@ def doubts_of(record: Record, gate: Gate) -> list[Doubt]:
         return []
     if record.kind == "certificate":
         return [*_of_declaration(record, gate), *gate.doubts_of_certificate(record)]
-    derived = [*_of_search(record, gate), *_of_pictures(record, gate)] if record.kind == "attack" else []
-    return [*record.doubts, *derived]
+    if record.kind == "game" or is_mute(record):
+        return list(record.doubts)
+    return [*record.doubts, *_of_search(record, gate), *_of_pictures(record, gate)]
 
 
 def with_refutations(records: Sequence[Record]) -> list[Record]:

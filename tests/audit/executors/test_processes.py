@@ -50,7 +50,7 @@ def test_a_killed_worker_is_one_failed_record(
     attacks: dict[str, Any] = {"deadly": deadly, "ig": recipe("inverting_gradients", iterations=3)}
     job = make_job(views=(ServerView(0),), attacks=attacks)
     result = run(job, tmp_path / "out", executor=Processes(2))
-    status = {record.attack: record for record in result.records}
+    status = {record.attack: record for record in result.searches}
     assert status["ig"].status == "done"
     assert status["deadly"].status == "failed"
     assert f"exit code {-signal.SIGKILL}" in (status["deadly"].error or "")
@@ -72,7 +72,7 @@ def test_what_can_not_be_sent_is_said_so(tmp_path: Path) -> None:
     job = Job([Simulated(federation)], attacks, metrics=("psnr",))
     with pytest.raises(UsageError, match=r"importable module, or set workers to 1"):
         run(job, tmp_path, executor=Processes(2))
-    assert len(run(job, tmp_path, executor=InProcess()).records) == 2
+    assert len(run(job, tmp_path, executor=InProcess()).searches) == 2
 
 
 def test_a_worker_that_dies_costs_its_own_job_only() -> None:
