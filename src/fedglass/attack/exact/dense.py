@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from fedglass.attack.exact.method import Search
 from fedglass.attack.exact.rows import Rows, entry_error, one_input, row_ratios, spectrum, stacked
-from fedglass.attack.exact.sparse import Layer, sparse_inputs
+from fedglass.attack.exact.sparse import Accept, Layer, sparse_inputs
 from fedglass.core.optimisers import SGD, Move
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation
@@ -52,7 +52,7 @@ class DenseInputs:
     """Candidates for the inputs of a dense layer."""
 
     inputs: Tensor  # (m, d), double
-    votes: Tensor  # (m,), how many rows gave each of them; 0 for one that comes from a search over rows
+    votes: Tensor  # (m,), how many rows gave each of them; 0 for those that inactive units prove
     rank: int
     """The number of independent inputs that the update has."""
     complete: bool
@@ -60,6 +60,8 @@ class DenseInputs:
     residual: float
     """Relative size of what they leave unexplained of the update."""
     details: Mapping[str, float | int | str]
+    guesses: Tensor | None = None  # (b, d)
+    """Inputs of a search that ended without a proof: as many as there are examples, some of them mixtures."""
 
 
 def first_dense(observation: Observation) -> DenseUpdate | str:
@@ -105,11 +107,14 @@ def dense_inputs(
     error: tuple[Tensor, Tensor] | None = None,
     relu: bool = True,
     after: tuple[Tensor, Tensor] | None = None,
+    steps: int | None = None,
+    accept: Accept | None = None,
 ) -> DenseInputs:
     """Return candidates for the inputs of a dense layer: by division, by rows that agree, and by SPEAR behind a ReLU.
 
     `count` is the number of examples. `error` is the rounding of the update's and the bias's entries; where it is
-    left out it is taken from their types. Units that are on before and off `after`, or the reverse, may be both.
+    left out it is taken from their types. Units that are on before and off `after`, or the reverse, may be both; with
+    several `steps` others may be so too, and `accept` can say that inputs explain the message all the same.
     # update (h, d), bias (h,); after: weight (h, d) and bias (h,)
     """
     errors = error or (entry_error(update, weight_before), entry_error(bias, bias_before))
@@ -121,14 +126,14 @@ def dense_inputs(
     clear = spectrum(sent, count)
     told = {"rank": clear.rank, "groups": len(rows.inputs)}
     if relu and clear.rank == count:
-        layer = Layer((weight_before.double(), bias_before.double()), after)
-        solved = sparse_inputs(sent, clear, layer, rows, search)
-        if solved.complete or len(solved.inputs) > len(rows.inputs):
+        layer = Layer((weight_before.double(), bias_before.double()), after, steps)
+        solved = sparse_inputs(sent, clear, layer, torch.cat([rows.inputs, rows.ratios]), search, accept)
+        told |= solved.details
+        guesses = solved.guesses if len(solved.guesses) else None
+        if len(solved.inputs) or guesses is not None:
             votes = torch.zeros(len(solved.inputs), dtype=torch.int64)
-            return DenseInputs(
-                solved.inputs, votes, count, solved.complete, solved.residual, {**told, **solved.details}
-            )
-    return DenseInputs(rows.inputs, rows.votes, clear.rank, False, rows.residual, told)
+            return DenseInputs(solved.inputs, votes, count, solved.complete, solved.residual, told, guesses)
+    return DenseInputs(rows.inputs[:count], rows.votes[:count], clear.rank, False, rows.residual, told)
 
 
 def decay_factor(observation: Observation) -> float:

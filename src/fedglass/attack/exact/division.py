@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense, row_ratios
 from fedglass.attack.exact.method import Search, Solved
-from fedglass.attack.exact.rows import one_input, stacked
+from fedglass.attack.exact.rows import Rows, one_input, spectrum, stacked
+from fedglass.attack.exact.sparse import Layer, proved_inputs
 from fedglass.attack.exact.verify import Fit, Message, Replay, best_label, layer_explained, message_of
 from fedglass.core.registry import register
 from fedglass.core.types import Knowledge, Observation
@@ -225,12 +226,29 @@ def _several(message: Message, layer: DenseUpdate) -> Solved | None:
     if layer.bias is None or layer.bias_error is None:
         return None
     rows = row_ratios(layer.weight, layer.bias, (layer.weight_error, layer.bias_error))
-    pictures = within_bounds(knows, rows.inputs)
-    inputs, votes = rows.inputs[pictures], rows.votes[pictures]
+    inputs = _proved(layer, rows, knows)
+    inputs = inputs[within_bounds(knows, inputs)]
     if not len(inputs):
         return None
-    images = as_images(knows, inputs[: knows.examples] if knows.counted else inputs)
+    images = as_images(knows, inputs)
     found = message.replay(images)
     residual = found.residual if math.isfinite(found.residual) else rows.residual
-    details: dict[str, float | int | str] = {"groups": len(inputs), "rows": int(votes.sum())}
+    details: dict[str, float | int | str] = {"groups": len(rows.votes), "rows": int(rows.votes.sum())}
     return Solved(images, found.labels, residual, message.verified(found.residual), details)
+
+
+def _proved(layer: DenseUpdate, rows: Rows, knows: Knowledge) -> Tensor:
+    """The inputs that inactive units prove, or else those on which rows agree, as many as there are examples.
+
+    # (m, d)
+    """
+    assert layer.bias is not None, "rows were divided by it"
+    count = knows.examples if knows.counted else None
+    sent = stacked(layer.weight, layer.bias, layer.weight_error, layer.bias_error)
+    clear = spectrum(sent, count)
+    if layer.relu and layer.bias_before is not None and clear.rank == (count or clear.rank):
+        weights = Layer((layer.weight_before, layer.bias_before), layer.after, knows.local_steps)
+        found = proved_inputs(sent, clear, weights, torch.cat([rows.inputs, rows.ratios]))
+        if len(found):
+            return found
+    return rows.inputs[:count]

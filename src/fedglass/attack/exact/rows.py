@@ -58,7 +58,7 @@ class Spectrum:
     values: Tensor  # (rank,)
     right: Tensor  # (rank, d + 1)
     share: float
-    """What is left besides, relative to the rounding that was expected; at most 1."""
+    """What is left besides, relative to the rounding that was expected."""
 
     @property
     def rank(self) -> int:
@@ -174,7 +174,7 @@ def spectrum(sent: Sent, most: int | None = None) -> Spectrum:
     rank = min(int((values > STANDS_OUT * floor).sum()), len(values) if most is None else most)
     rest = float(sent.matrix.square().sum()) - float(values[:rank].square().sum())
     seen = math.sqrt(max(rest, 0.0) / max(1, (h - rank) * (d - rank)))
-    return Spectrum(left[:, :rank], values[:rank], right[:rank], min(1.0, seen / size) if size and seen else 1.0)
+    return Spectrum(left[:, :rank], values[:rank], right[:rank], seen / size if size and seen else 1.0)
 
 
 def _singular(matrix: Tensor, most: int | None) -> tuple[Tensor, Tensor, Tensor]:

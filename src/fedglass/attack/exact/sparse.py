@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,13 +17,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedglass.attack.exact.method import Search
-from fedglass.attack.exact.rows import Rows, Sent, Spectrum
-from fedglass.attack.exact.verify import layer_explained
+from fedglass.attack.exact.rows import Sent, Spectrum
+from fedglass.attack.exact.verify import active_units, layer_explained
 
 DRAWS = 4096
 """Sets of rows that are looked at together."""
 FEW = 16
 """How many sets for each that is expected to have its zeros in one column, where that needs fewer than `DRAWS`."""
+FEASIBLE = 24
+"""Rows of a set beyond which no search ends: a column then is the kernel of one set in 2^24."""
 LOOSE, TIGHT = 40.0, 8.0
 """Standard deviations of rounding below which an entry of L q counts as zero: before and after q is fitted to all of
 its zero rows, since the kernel of b - 1 rows magnifies their rounding."""
@@ -31,23 +33,30 @@ GLANCE = 64
 """Rows that a kernel is first looked at in: a true column is zero in a quarter of them or more."""
 APART = 1e-3
 """The share of a column that must lie outside of those with more zeros."""
-CONFIRMED = 3
-"""Rows that must agree on an input for it to be taken for known in the second try."""
+SAME = 1e-5
+"""1 - cosine up to which two inputs are one, in the coordinates of L."""
+ORTHOGONAL = 1e-3
+"""Cosine up to which an input is orthogonal to a column: what rounding leaves of zero, and no mixture of 1 % does."""
+FLIPPED = 0.05
+"""The share of an input's inactive units that may have been on between two of several steps."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The weights of a ReLU layer, with the biases as a last column."""
+    """Weight (h, d) and bias (h,) of a ReLU layer, before and after training."""
 
     before: tuple[Tensor, Tensor]
     after: tuple[Tensor, Tensor] | None = None
+    steps: int | None = None
+    """Local steps; None where they are not known."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
     """What the search found."""
 
-    inputs: Tensor  # (m, d); only those that no unit contradicts, where it is not complete
+    inputs: Tensor  # (m, d); all, or those that their inactive units prove
+    guesses: Tensor  # (b, d) or (0, d); those of the sparsest columns, where they were found but explain nothing
     complete: bool
     """Whether they explain the whole layer."""
     residual: float
@@ -62,6 +71,7 @@ class _Factors:
     right: Tensor  # (b, d + 1)
     noise: Tensor  # (h,), rounding of each row's entries
     values: Tensor  # (b,), singular values
+    alive: Tensor  # (units,), which rows these are
 
     def zeros(self, columns: Tensor, times: float) -> Tensor:
         """Which entries of L q are zero but for rounding.  # (n, b) -> (h, n)"""
@@ -126,48 +136,137 @@ class _Basis:
         return list(torch.linalg.qr(torch.stack(self.columns, 1)).Q.T)
 
 
-def sparse_inputs(sent: Sent, found: Spectrum, layer: Layer, rows: Rows, search: Search) -> Sparse:
+Accept = Callable[[Tensor], bool]
+"""Whether inputs, as many as there are examples, explain the message.  # (b, d)"""
+
+
+def sparse_inputs(
+    sent: Sent, found: Spectrum, layer: Layer, candidates: Tensor, search: Search, accept: Accept | None = None
+) -> Sparse:
     """Return the inputs that explain a ReLU layer's update, searched until they do or until the time is over.
 
-    Inputs that several rows agree on are taken for known at first, which shortens the search; where the rest does not
-    fit to them, some were mixtures, and the search begins with fewer or without.
+    Of the `candidates` those are kept that their inactive units prove, which shortens the search for the others.
+    Inputs that do not explain the layer, since units change sign between several steps, may still be accepted.
+    # candidates (n, d)
     """
     begin = time.monotonic()
-    factors = _factors(sent, found)
-    tries = _tries(_coordinates(factors, rows.inputs), rows.votes, found.rank)
-    best: Sparse | None = None
-    for number, known in enumerate(tries):
-        end = begin + search.seconds * (number + 1) / len(tries)
-        tried = _search(_Problem(sent, factors, layer, known), search.generator, end)
-        if best is None or tried.complete or len(tried.inputs) > len(best.inputs):
-            best = tried
-        if best.complete:
-            break
-    assert best is not None, "there is always one try"
-    told = {"rank": found.rank, "tries": number + 1, "seconds": round(time.monotonic() - begin, 3)}
-    return Sparse(best.inputs, best.complete, best.residual, {**best.details, **told})
+    run = _Search(sent, _factors(sent, found), layer, accept)
+    run.prove(candidates)
+    rows = len(run.columns)
+    whole = run.finished() or run.look(search.generator, begin + search.seconds)
+    seconds = round(time.monotonic() - begin, 3)
+    told = {"rank": found.rank, "from_rows": rows, "draws": run.draws, "seconds": seconds}
+    return Sparse(run.inputs, run.guesses, whole, run.residual, told)
 
 
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    sent: Sent
-    factors: _Factors
-    layer: Layer
-    known: Tensor  # (m, b), coordinates of inputs that are taken for known
+def proved_inputs(sent: Sent, found: Spectrum, layer: Layer, candidates: Tensor) -> Tensor:
+    """Return the candidates that are inputs of the layer: the units that they leave off prove it.  # (n, d) -> (m, d)
 
-
-def _tries(known: Tensor, votes: Tensor, rank: int) -> list[Tensor]:
-    """Which inputs are taken for known, one try after another: all, those of several rows, none."""
-    sets = [known, known[votes >= CONFIRMED], known[:0]]
-    fit = [each for each in sets if len(each) <= rank]
-    return [each for i, each in enumerate(fit) if i == 0 or len(each) < len(fit[i - 1])]
+    Rows of units that are off for an example hold the others alone, so that they have the rank b - 1. Those that a
+    mixture leaves off have the rank b.
+    """
+    run = _Search(sent, _factors(sent, found), layer, None)
+    run.prove(candidates)
+    return run.inputs
 
 
 def _factors(sent: Sent, found: Spectrum) -> _Factors:
     noise = sent.noise * found.share
     alive = sent.matrix.norm(dim=1) > TIGHT * noise * math.sqrt(sent.matrix.shape[1])
     # The rows that are left out are nothing but rounding, so that the others keep the singular vectors.
-    return _Factors(found.left[alive], found.values[:, None] * found.right, noise[alive], found.values)
+    return _Factors(found.left[alive], found.values[:, None] * found.right, noise[alive], found.values, alive)
+
+
+@dataclass(eq=False)
+class _Search:
+    """Columns of Q that are proved, each with the input that proved it, and the search for the others."""
+
+    sent: Sent
+    factors: _Factors
+    layer: Layer
+    accept: Accept | None
+    draws: int = 0
+    residual: float = math.inf
+
+    def __post_init__(self) -> None:
+        rank = len(self.factors.values)
+        self.proofs = self.sent.matrix.new_zeros(0, self.sent.matrix.shape[1] - 1)  # (m, d)
+        self.columns = self.proofs.new_zeros(0, rank)  # (m, b)
+        self.basis = _Basis()
+        self.complete: Tensor | None = None
+
+    @property
+    def inputs(self) -> Tensor:
+        """All inputs, or else those that proved a column and go with the other columns.  # (m, d)"""
+        return self.proofs[self._exact()] if self.complete is None else self.complete
+
+    @property
+    def guesses(self) -> Tensor:
+        """The inputs that belong to the columns as they are; none where columns are missing.  # (b, d)"""
+        full = self.complete is None and len(self.basis.columns) == len(self.factors.values)
+        return self._completed() if full else self.proofs[:0]
+
+    def look(self, generator: torch.Generator, end: float) -> bool:
+        """Draw rows until the columns that their kernels give explain the layer, or until the time is over."""
+        turn = 0
+        while time.monotonic() < end:
+            # Inputs that proved a column may be slightly off: every other draw does without them.
+            known = self._known() if turn % 2 == 0 else self.columns[:0]
+            turn += 1
+            kernels = _draw(self.factors, known, generator)
+            self.draws += len(kernels)
+            if _note(self.factors, kernels, self.basis) and self.finished():
+                return True
+            if not len(kernels) and not len(known):
+                return False
+        return False
+
+    def finished(self) -> bool:
+        """Whether all columns are there, and explain the layer; columns that they prove are kept on the way."""
+        while len(self.basis.columns) == len(self.factors.values):
+            inputs = self._completed()
+            if self._explained(inputs):
+                return True
+            if not self.prove(inputs):
+                return False
+        return False
+
+    def prove(self, inputs: Tensor) -> bool:
+        """Keep the columns that the units of these inputs prove; whether there are new ones."""
+        inputs = inputs[inputs.isfinite().all(1)]
+        columns, proved = _proofs(self.factors, self.layer, inputs)
+        found = False
+        for i in torch.nonzero(proved)[:, 0].tolist():
+            if len(self.columns) and float((self.columns @ columns[i]).abs().max()) > 1 - SAME:
+                continue
+            self.proofs = torch.cat([self.proofs, inputs[i : i + 1]])
+            self.columns = torch.cat([self.columns, columns[i : i + 1]])
+            # More zeros than any other can have: a proved column goes first.
+            found |= self.basis.offer(columns[i], len(self.factors.left) + 1)
+        return found
+
+    def _known(self) -> Tensor:
+        """The coordinates of the inputs that go with all proved columns, at most b - 1.  # (m, b)"""
+        return _coordinates(self.factors, self.proofs)[self._exact()][: len(self.factors.values) - 1]
+
+    def _exact(self) -> Tensor:
+        """Which inputs are orthogonal to all proved columns but their own, as true ones are.  # (m,)"""
+        along = (_coordinates(self.factors, self.proofs) @ self.columns.T).abs()
+        return (along - torch.diag(along.diag())).amax(1) <= ORTHOGONAL if len(along) else along.new_zeros(0).bool()
+
+    def _completed(self) -> Tensor:
+        """All inputs, if the columns are right: [X | 1] = Q^-1 R.  # (b, d)"""
+        beside: Tensor = torch.linalg.solve(torch.stack(self.basis.columns, 1), self.factors.right)
+        return beside[:, :-1] / beside[:, -1:]
+
+    def _explained(self, inputs: Tensor) -> bool:
+        layer = self.layer
+        checked = layer_explained(self.sent.matrix, inputs, *layer.before, self.sent.error, layer.after)
+        few = float(checked.wrong.max()) <= FLIPPED * len(self.sent.matrix)
+        if checked.complete or (self.accept is not None and few and self.accept(inputs)):
+            self.complete, self.residual = inputs, checked.residual
+            return True
+        return False
 
 
 def _coordinates(factors: _Factors, inputs: Tensor) -> Tensor:
@@ -176,40 +275,41 @@ def _coordinates(factors: _Factors, inputs: Tensor) -> Tensor:
     return normalize(beside @ factors.right.T / factors.values.square(), dim=1)
 
 
-def _search(problem: _Problem, generator: torch.Generator, end: float) -> Sparse:
-    """Draw rows until the columns that their kernels give explain the layer."""
-    factors, basis, draws = problem.factors, _Basis(), 0
-    rank, width = len(factors.values), problem.sent.matrix.shape[1] - 1
-    best = Sparse(problem.sent.matrix.new_zeros(0, width), False, math.inf, {"draws": 0})
-    while True:
-        for others in _each_left_out(problem.known):
-            kernels = _draw(factors, others, generator)
-            draws += len(kernels)
-            if _note(factors, kernels, basis) and len(basis.columns) == rank:
-                tried = _explained(problem, torch.stack(basis.columns, 1), draws)
-                if tried.complete:
-                    return tried
-                best = tried if len(tried.inputs) >= len(best.inputs) else best
-            if time.monotonic() > end:
-                return best
-        if len(problem.known) == rank and len(basis.columns) == rank:
-            return best  # nothing was drawn: there is nothing else to find
+def _proofs(factors: _Factors, layer: Layer, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The column that is zero in the inactive units of each input, and whether it is so in them alone.
+
+    # (n, d) -> (n, b), (n,)
+    """
+    rank = len(factors.values)
+    on, off = (states[factors.alive] for states in active_units(inputs, layer.before, layer.after))  # (h, n)
+    # In units of rounding, in which all coordinates are rounded alike.
+    rows = factors.left * factors.values / factors.noise[:, None]
+    squares = off.T.double() @ (rows[:, :, None] * rows[:, None]).flatten(1)
+    kernels = torch.linalg.eigh(squares.view(-1, rank, rank)).eigenvectors[:, :, 0] * factors.values
+    zero = factors.zeros(normalize(kernels, dim=1), LOOSE)
+    near = ((zero & off).sum(0) >= (1 - 2 * FLIPPED) * off.sum(0)) & ((zero & on).sum(0) < 0.5 * on.sum(0))
+    columns, proved = inputs.new_zeros(len(inputs), rank), torch.zeros(len(inputs), dtype=torch.bool)
+    for i in torch.nonzero(near & (off.sum(0) > rank))[:, 0].tolist():
+        columns[i], proved[i] = _proof(factors, rows, on[:, i], off[:, i], layer.steps == 1)
+    return columns, proved
 
 
-def _explained(problem: _Problem, columns: Tensor, draws: int) -> Sparse:
-    """The inputs that belong to these columns, and whether they explain the layer."""
-    inputs = _inputs(problem.factors, columns)
-    layer = problem.layer
-    checked = layer_explained(problem.sent.matrix, inputs, *layer.before, problem.sent.error, layer.after)
-    told = {"draws": draws, "contradicted": int(checked.wrong.count_nonzero())}
-    right = inputs if checked.complete else inputs[checked.wrong == 0]
-    return Sparse(right, checked.complete, checked.residual, told)
-
-
-def _each_left_out(known: Tensor) -> list[Tensor]:
-    """The known inputs, and all but one of them in turn: a column is orthogonal to all inputs but its own."""
-    everyone = torch.arange(len(known))
-    return [known, *(known[everyone != i] for i in range(len(known)))]
+def _proof(factors: _Factors, rows: Tensor, on: Tensor, off: Tensor, strict: bool) -> tuple[Tensor, bool]:
+    """The kernel of the rows of inactive units, and whether they have but one, which the active units do not share."""
+    zero = off
+    for _ in range(1 if strict else 3):  # units that were on for some of several steps are left out
+        found = torch.linalg.svd(rows[zero], full_matrices=False)
+        column = normalize(found.Vh[-1] * factors.values, dim=0)
+        everywhere = factors.zeros(column[None], TIGHT)[:, 0]
+        zero = off & everywhere
+        if int(zero.sum()) <= len(column):
+            return column, False
+    chance = float(factors.by_chance(column[None], TIGHT)[0]) - (len(column) - 1)
+    alone = len(column) == 1 or float(found.S[-2]) > LOOSE * math.sqrt(int(zero.sum()))
+    missed = int(off.sum()) - int(zero.sum())
+    shared = int((on & everywhere).sum())
+    allowed = 0 if strict else FLIPPED * int(off.sum())
+    return column, alone and missed <= allowed and shared <= chance and int(zero.sum()) > len(column) - 1 + chance - 3
 
 
 def _draw(factors: _Factors, known: Tensor, generator: torch.Generator) -> Tensor:
@@ -263,9 +363,3 @@ def _fitted(factors: _Factors, column: Tensor) -> tuple[Tensor, int]:
         rows = factors.left[zero] / factors.noise[zero, None]
         column = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, 0]
     return column, int(factors.zeros(column[None], TIGHT).sum())
-
-
-def _inputs(factors: _Factors, columns: Tensor) -> Tensor:
-    """X of [X | 1] = Q^-1 R, the last column of which tells the scales.  # (b, b) -> (b, d)"""
-    beside: Tensor = torch.linalg.solve(columns, factors.right)
-    return beside[:, :-1] / beside[:, -1:]

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedglass.attack.exact.dense import dense_inputs, first_dense
 from fedglass.attack.exact.division import as_images, within_bounds
 from fedglass.attack.exact.method import Search, Solved
@@ -58,6 +60,11 @@ class Spear:
         layer, knows = first_dense(observation), observation.knows
         if isinstance(layer, str) or layer.bias is None or layer.bias_before is None or layer.bias_error is None:
             return None
+        message = message_of(observation)
+
+        def accept(inputs: Tensor) -> bool:
+            return message.verified(message.replay(as_images(knows, inputs)).residual)
+
         found = dense_inputs(
             layer.weight,
             layer.bias,
@@ -68,12 +75,16 @@ class Spear:
             (layer.weight_error, layer.bias_error),
             layer.relu,
             layer.after,
+            knows.local_steps,
+            accept,
         )
         inputs = found.inputs[within_bounds(knows, found.inputs)]
+        if found.guesses is not None:
+            guesses = found.guesses[within_bounds(knows, found.guesses)]
+            inputs = guesses if len(guesses) > len(inputs) else inputs
         if not len(inputs):
             return None
         images = as_images(knows, inputs)
-        message = message_of(observation)
         again = message.replay(images)
         whole = found.complete and len(inputs) == knows.examples
         contradicted = math.isfinite(again.residual) and again.residual > CONTRADICTED

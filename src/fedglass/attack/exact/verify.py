@@ -155,22 +155,27 @@ def layer_explained(
     residual = float(left.norm()) / size if size else math.inf
     expected = LEVEL * float(error.norm()) / size + 1e-9 if size else 0.0
     noise = error.square().mean(1).sqrt()[:, None] * inverse.norm(dim=0)  # (h, n)
-    wrong = _contradictions(factors, noise, beside, (weight_before, bias_before), after)
+    wrong = _contradictions(factors, noise, *active_units(inputs, (weight_before, bias_before), after))
     return LayerExplained(residual, wrong, residual <= expected and not bool(wrong.any()))
 
 
-def _contradictions(
-    factors: Tensor,
-    noise: Tensor,
-    beside: Tensor,
-    before: tuple[Tensor, Tensor],
-    after: tuple[Tensor, Tensor] | None,
-) -> Tensor:
-    """Units that have a gradient while off, and units that have none while on, of each example.  # (n,)"""
+def active_units(
+    inputs: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Return which units are clearly on for each input before training and after, and which are clearly off.
+
+    # inputs (n, d); weight (h, d) and bias (h,) -> (h, n) both
+    """
+    beside = torch.cat([inputs.double(), inputs.new_ones(len(inputs), 1, dtype=torch.float64)], 1)
     on, off = _states(beside, before)
-    if after is not None:
-        later_on, later_off = _states(beside, after)
-        on, off = on & later_on, off & later_off
+    if after is None:
+        return on, off
+    later_on, later_off = _states(beside, after)
+    return on & later_on, off & later_off
+
+
+def _contradictions(factors: Tensor, noise: Tensor, on: Tensor, off: Tensor) -> Tensor:
+    """Units that have a gradient while off, and units that have none while on, of each example.  # (h, n) -> (n,)"""
     moved = factors.abs() > CLEARLY * noise
     on = on & moved.any(1, keepdim=True)  # a unit that nothing depends on has no gradient for anybody
     # What is below the noise may be small by chance: as often as numbers of this column's size are.
