@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from fedglass.audit.audit import Job
+from fedglass.audit.certificate import without_noise
 from fedglass.audit.check_message import message_doubts
 from fedglass.audit.recorded import Recorded
+from fedglass.audit.replay import played
 from fedglass.audit.target import Target
 from fedglass.bundle import BundleWriter
 from fedglass.bundle.facts import FURTHER
@@ -131,11 +133,12 @@ def test_without_its_defence_every_round_is_without_it(tmp_path: Path) -> None:
     noise = [{"name": "gaussian_noise", "options": {"std": 0.01}}]
     Real(sizes=(1,), rounds=2, leaves=noisy).record(tmp_path / "b", defences=noise)
     (target,) = targets(job(tmp_path, "true"))
-    assert target.bare is not None
-    (seen, *also), (bare, *others) = ((o, *o.also) for o in (target.observation, target.bare))
-    assert len(others) == len(also) == 1
-    for one, other in zip((seen, *also), (bare, *others), strict=True):
-        assert 0.005 < difference(one.update, other.update) < 0.02
+    assert len(target.also) == 1
+    for each in (target, *target.also):
+        assert each.declared is not None
+        bare = played(without_noise(each.declared))
+        assert bare is not None
+        assert 0.005 < difference(each.observation.update, bare) < 0.02
 
 
 def difference(one: Params, other: Params) -> float:

@@ -69,7 +69,7 @@ def test_workers_find_it_too(own: str, write_plan: Write, tmp_path: Path) -> Non
     plan = plan_with(write_plan, own)
     command = [sys.executable, "-m", "fedglass", "audit", plan, "-o", tmp_path / "out", "--workers", "2", "--code", "."]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
-    assert json.loads(done.stdout)["cases"] == {"planned": 2, "run": 2, "failed": 0}, done.stderr
+    assert json.loads(done.stdout)["cases"] == {"planned": 8, "run": 8, "failed": 0}, done.stderr
 
 
 def test_as_a_module_the_current_folder_is_not_searched(own: str, write_plan: Write, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_what_was_recorded_is_audited(
     plan.write_text(plan.read_text(encoding="utf-8").replace("iterations = 1000", "iterations = 200"), encoding="utf-8")
     done = fedglass("audit", "plan.toml", "--code", ".", "-o", "out", "--workers", 1, "--json")
     told = json.loads(done.stdout)
-    assert told["cases"] == {"planned": 1, "run": 1, "failed": 0}
+    assert told["cases"] == {"planned": 4, "run": 4, "failed": 0}
     assert (told["state"], done.exit_code) == ("leak", 1)
     assert (recorded / told["paths"]["report"]).is_file()
 

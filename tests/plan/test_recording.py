@@ -113,7 +113,7 @@ def test_without_truth_there_are_pictures_and_no_verdict(folder: Path) -> None:
     (picture,) = record.extra["pictures"]  # type: ignore[misc]  # JSON
     assert (folder / "out" / str(picture)).is_file()
     assert result.verdict.exit_code == 3
-    assert "true images were not given" in result.verdict.sentence
+    assert "true examples were not given" in result.verdict.sentence
 
 
 def test_half_precision_is_read_as_single(folder: Path) -> None:
