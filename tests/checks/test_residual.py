@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -121,6 +122,15 @@ GRADIENTS = torch.randn(12, 16 * 20, generator=stream(0, "gradients"))
 def test_p_is_never_smaller_than_its_chance(test: Callable[..., residual_tests.Outcome]) -> None:
     noise = np.random.default_rng(1).standard_normal((1000, 16, 20))
     p = np.array([test(z).p for z in noise])
+    for level in (0.2, 0.05, 0.01):
+        assert (p < level).sum() <= binom.isf(1e-3, len(p), level)
+
+
+@pytest.mark.parametrize("law", ["gaussian", "laplacian"])
+def test_p_of_grids_is_never_smaller_than_its_chance(law: Law) -> None:
+    generator = np.random.default_rng(2)
+    draw = generator.standard_normal if law == "gaussian" else partial(generator.laplace, 0.0, math.sqrt(0.5))
+    p = np.array([residual_tests.grid(draw(size=72), STD, law, 23).p for _ in range(400)])
     for level in (0.2, 0.05, 0.01):
         assert (p < level).sum() <= binom.isf(1e-3, len(p), level)
 
