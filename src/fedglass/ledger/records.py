@@ -77,7 +77,9 @@ class Game(_Frozen):
 
     records: int
     candidates: int
-    """In each game, the record among them."""
+    """That each record was compared with."""
+    messages: int = 1
+    """Messages of the audit, over which limits and ranks are corrected."""
     top1: float
     low: float
     high: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,8 @@ FEW = 8
 """Records below which a rate has no useful interval, so that the ranks of single records decide."""
 LEAST = 200
 """Candidates below which a rate says little: among 20, a guess is right once in 20 times."""
+LEVEL = 0.05
+"""The chance of a false EXPOSED over all messages of an audit."""
 RARE = 1e-3
 """The level of a single record's rank, and of the test whether a game refutes a certificate."""
 
@@ -159,8 +162,10 @@ class Gate:
             return False
         if game.records >= FEW:
             return game.candidates >= LEAST and game.low > max(self.max_singling_out, game.control_high)
-        first = min(game.rank_p, default=1.0) <= RARE
-        return first and min(game.control_rank_p, default=0.0) > RARE
+        named, records = sum(p <= RARE for p in game.rank_p), len(game.rank_p)
+        chances = (math.comb(records, k) * RARE**k * (1 - RARE) ** (records - k) for k in range(named, records + 1))
+        rare = named > 0 and sum(chances) <= LEVEL / game.messages
+        return rare and min(game.control_rank_p, default=0.0) > RARE
 
     def certifies(self, record: Record) -> bool:
         """Return whether a certificate bounds every audited record as the gate demands."""

@@ -42,7 +42,10 @@ class ExactAttack:
         """Refuse nothing beyond what every attack refuses: where no method applies, nothing is read."""
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
-        check_observation(observation)
+        try:
+            check_observation(observation)
+        except UsageError as error:  # every audit asks, whatever the adversary knows
+            return _reconstruction(observation, None, {"exact": str(error)})
         seen = _first_alone(observation)
         reasons: dict[str, str] = {}
         best: tuple[ExactMethod, Solved] | None = None

@@ -1,0 +1,219 @@
+"""The examples of a batch from the last layer, where they are fewer than the classes.
+
+The last layer's update is s G'H with the features H and G = softmax(H W' + c) - Y. Its column space is known, so that
+G = M C with a small unknown matrix M; M must give the features that give M, which a few Newton steps solve. From the
+features and G the gradient at every dense layer before follows, as far as its activation can be inverted, and from it
+that layer's inputs by least squares: no unit needs to be active for one example alone, and no ReLU is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import least_squares
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedglass.attack.exact.cut import Cut, cut_at
+from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
+from fedglass.attack.exact.head import Features, checked, polished, sent_by, smoothing_of
+from fedglass.attack.exact.method import Search, Solved
+from fedglass.attack.exact.peel import pixels_solved
+from fedglass.attack.labels.instance_counts import InstanceCounts
+from fedglass.core.errors import UsageError
+from fedglass.core.registry import register
+from fedglass.core.types import Observation
+
+STARTS = 10
+"""Starts of the search for M; where all labels differ the first one converges (24 of 24 on CIFAR networks)."""
+SPREAD = 0.3
+"""Standard deviation of the logits that tell examples of one label apart at the start: those of a fresh network."""
+SOLVED = 1e-6
+"""Misfit of the equations at which the search ends: rounding of float32 at a learning rate of 0.1."""
+EVALUATIONS = 200
+"""Most evaluations of one start; those that converge take 10 to 60."""
+ON = 1e-5
+"""Features above this share of the largest are behind an open ReLU; the others are rounding."""
+
+Slope = Callable[[Tensor], Tensor]
+ACTIVATIONS: tuple[tuple[Callable[[Tensor], Tensor], Slope], ...] = (
+    (F.relu, lambda y: (y > ON * y.abs().max()).to(y)),
+    (torch.tanh, lambda y: 1 - y.square()),
+    (torch.sigmoid, lambda y: y * (1 - y)),
+    (F.leaky_relu, lambda y: torch.where(y > 0, 1.0, 0.01).to(y)),
+    (F.elu, lambda y: torch.where(y > 0, torch.ones_like(y), y + 1)),
+    (lambda a: a, torch.ones_like),
+)
+"""Functions of one number, and their slopes as functions of their value."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Equations:
+    """The last layer's equations in the unknown N = M^-1: the features beside one are N'B."""
+
+    basis: Tensor  # C, (b, k)
+    inner: Tensor  # B = C U / s, (b, d + 1)
+    answers: Tensor  # Q = [W | c] B', (k, b): the logits are Q N
+    targets: Tensor  # Y, (b, k)
+
+    def misfit(self, flat: Tensor) -> Tensor:
+        """Return what a guess of N leaves of all equations."""
+        count = len(self.basis)
+        unknown = flat.view(count, count)
+        gradient = (self.answers @ unknown).softmax(0).T - self.targets  # (b, k)
+        inside = gradient @ self.basis.T  # M
+        outside = gradient - inside @ self.basis
+        inverse = inside @ unknown - torch.eye(count, dtype=flat.dtype)
+        return torch.cat([outside.flatten(), inverse.flatten(), self.inner[:, -1] @ unknown - 1])
+
+    def start(self, logits: Tensor) -> Tensor:
+        """Return N from a guess of the logits.  # (b, k) -> (b * b,)"""
+        inverse: Tensor = torch.linalg.pinv((logits.softmax(1) - self.targets) @ self.basis.T)
+        return inverse.flatten()
+
+
+def chained_inputs(observation: Observation, layers: Sequence[DenseUpdate], search: Search) -> Features | None:
+    """Return the inputs of the first of these layers from the last of them, which gives the logits.
+
+    None where the layers between have no activation that can be inverted, or the examples are too many.
+    """
+    solved = _chain(observation, layers, search)
+    if solved is None:
+        return None
+    cut, (inputs, labels) = cut_at(observation, layers[0].name), solved
+    if len(layers) > 1:
+        inputs = polished(observation, layers[0], cut, inputs, labels)
+    return checked(observation, layers[0], cut, inputs, labels)
+
+
+def _chain(observation: Observation, layers: Sequence[DenseUpdate], search: Search) -> tuple[Tensor, Tensor] | None:
+    """Inputs of the first layer and labels, layer by layer from the last.  # (n, d), (n,)"""
+    found = _last_inputs(observation, layers[-1], search)
+    if found is None:
+        return None
+    inputs, labels, factor = found
+    gradient = _softmax(layers[-1], inputs) - _targets(observation, labels)  # at the logits, (n, k)
+    for layer, after in zip(reversed(layers[:-1]), reversed(layers[1:]), strict=True):
+        slope = _slope_between(cut_at(observation, layer.name), after.name)
+        if slope is None or layer.bias is None:
+            return None
+        gradient = gradient @ after.weight_before * slope(inputs)  # (n, h)
+        solved = torch.linalg.pinv(gradient.T) @ sent_by(layer) / factor
+        inputs = solved[:, :-1] / solved[:, -1:]
+    return inputs, labels
+
+
+def _last_inputs(observation: Observation, layer: DenseUpdate, search: Search) -> tuple[Tensor, Tensor, float] | None:
+    """The features of all examples, their labels, and the factor between gradient and update."""
+    count, travel = observation.knows.examples, observation.knows.travel
+    labels = _labels(observation, search)
+    if labels is None or travel is None or layer.bias is None or not _gives_logits(observation, layer):
+        return None
+    factor = -travel / count
+    equations = _equations(observation, layer, labels, factor)
+    begun, best = time.monotonic(), (torch.inf, torch.zeros(0))
+    for trial in range(STARTS):
+        best = min(best, _search(equations, layer, labels, trial, search), key=lambda found: found[0])
+        if best[0] < SOLVED or time.monotonic() - begun > search.seconds:
+            break
+    return (best[1].view(count, count).T @ equations.inner)[:, :-1], labels, factor
+
+
+def _equations(observation: Observation, layer: DenseUpdate, labels: Tensor, factor: float) -> _Equations:
+    sent, count = sent_by(layer), len(labels)
+    basis = torch.linalg.svd(sent, full_matrices=False).U[:, :count].T
+    inner = basis @ sent / factor
+    return _Equations(basis, inner, _beside(layer) @ inner.T, _targets(observation, labels))
+
+
+def _search(
+    equations: _Equations, layer: DenseUpdate, labels: Tensor, trial: int, search: Search
+) -> tuple[float, Tensor]:
+    """The best N from one start, and its misfit."""
+    assert layer.bias_before is not None, "checked by the caller"
+    repeated = trial > 0 or len(set(labels.tolist())) < len(labels)
+    noise = torch.randn(len(labels), len(layer.bias_before), generator=search.generator, dtype=torch.float64)
+    start = equations.start(layer.bias_before + SPREAD * repeated * noise)
+    slopes = torch.func.jacrev(equations.misfit)
+    ended = least_squares(
+        lambda x: equations.misfit(torch.from_numpy(x)).numpy(),
+        start.numpy(),
+        jac=lambda x: slopes(torch.from_numpy(x)).numpy(),
+        method="lm",
+        max_nfev=EVALUATIONS,
+    )
+    return float((2 * ended.cost) ** 0.5), torch.from_numpy(ended.x)
+
+
+def _labels(observation: Observation, search: Search) -> Tensor | None:
+    """The labels of all examples, in any order; None where the counts cannot be read, or are too many."""
+    count = observation.knows.examples
+    if not 1 <= count < observation.knows.classes:
+        return None
+    try:
+        return InstanceCounts().bind(observation, search.generator).decode([])
+    except UsageError:
+        return None
+
+
+def _gives_logits(observation: Observation, layer: DenseUpdate) -> bool:
+    """Whether the layer's outputs are the logits themselves."""
+    cut = cut_at(observation, layer.name)
+    outputs = torch.linspace(-1, 1, 2 * len(layer.weight_before), dtype=torch.float64).view(2, -1)
+    return cut.headed() and torch.equal(cut.head(outputs), outputs)
+
+
+def _slope_between(cut: Cut, after: str) -> Slope | None:
+    """The slope of the activation between two layers as a function of its value; None for any other connection."""
+    units = cut.model.get_submodule(cut.layer).get_parameter("weight").shape[0]
+    outputs = torch.linspace(-4, 4, 2 * units, dtype=torch.float64).view(2, -1).flip(0)
+    given = cut.between(outputs, after)
+    matches = (
+        slope for act, slope in ACTIVATIONS if given.shape == outputs.shape and torch.allclose(act(outputs), given)
+    )
+    return next(matches, None)
+
+
+def _softmax(layer: DenseUpdate, inputs: Tensor) -> Tensor:
+    return (torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1) @ _beside(layer).T).softmax(1)
+
+
+def _targets(observation: Observation, labels: Tensor) -> Tensor:
+    smoothing, classes = smoothing_of(observation), observation.knows.classes
+    return (1 - smoothing) * F.one_hot(labels, classes).double() + smoothing / classes
+
+
+def _beside(layer: DenseUpdate) -> Tensor:
+    """[W | c].  # (h, d + 1)"""
+    assert layer.bias_before is not None, "a trained bias has a value before"
+    return torch.cat([layer.weight_before, layer.bias_before[:, None]], 1)
+
+
+@register(
+    "exact",
+    "last_layer",
+    summary="the examples of a batch smaller than the number of classes, from the last dense layer back to the pixels",
+)
+@dataclass(frozen=True)
+class LastLayer:
+    """Read a batch from the last layer of a network of dense layers."""
+
+    name: str = "last_layer"
+    paper: str = ""
+
+    def applies(self, observation: Observation) -> str:
+        """Return why the method does not apply; empty where it does."""
+        layer, knows = first_dense(observation), observation.knows
+        if isinstance(layer, str):
+            return f"{layer}, so that the last layer's features give no pixels"
+        if not knows.examples < knows.classes:
+            return f"{knows.examples} examples are not fewer than the {knows.classes} classes"
+        return "division reads a single example" if knows.examples == 1 else ""
+
+    def solve(self, observation: Observation, search: Search) -> Solved | None:
+        """Return the images of all examples."""
+        found = chained_inputs(observation, dense_layers(observation), search)
+        return None if found is None else pixels_solved(observation, found)

@@ -1,0 +1,285 @@
+"""The gradients of many examples at the same weights: too many to keep, so that each is read once.
+
+What enters a layer and what comes back to it give the gradients of all examples of a batch in one backward pass
+[Goodfellow, 2015, arXiv:1510.01799]. Each is kept as a sketch: random signs, and the sums of the entries that fall into
+the same of some thousand places [Charikar, Chen and Farach-Colton, 2002]. Sketches are linear, and their products are
+those of the gradients up to the root of the number of places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedglass.core.params import Params
+from fedglass.core.rng import stream
+from fedglass.core.types import BatchNorm
+from fedglass.defend.example_gradients import example_gradients
+from fedglass.fl.local import MeanGradient, Step
+from fedglass.models.network import Network
+
+PLACES = 8192
+"""Length of a sketch: measured on CIFAR-10, twice as many names no more records; fewer entries are kept as they are."""
+AT_ONCE = 32
+"""Examples in one backward pass, and in the batch whose statistics a BatchNorm layer in batch mode uses."""
+MOST_GROUPS = 16
+"""Groups of rows into which a dense layer is summed, at most: each is one product of matrices."""
+AGREE = 1e-3
+"""How far the sum of the gradients that are read may lie from the gradient of the batch, as a share of its size."""
+
+_Layer = nn.Linear | nn.Conv2d | _BatchNorm | nn.GroupNorm | nn.LayerNorm
+
+
+@dataclass(frozen=True, eq=False)
+class _Outer:
+    """Gradients of a dense layer's weight, left as the products that they are."""
+
+    back: Tensor  # (b, leaving)
+    entered: Tensor  # (b, entering)
+
+
+_Found = Tensor | _Outer
+"""The gradients of one parameter.  # (b, *shape)"""
+
+
+class Reader:
+    """Reads the gradient of each example's own loss, in the order of `network.names`.
+
+    With the statistics of the batch (`BatchNorm.BATCH`) it is the example's part of the gradient of its batch, in which
+    it is among other examples that are read.
+    """
+
+    def __init__(
+        self, network: Network, before: Params, smoothing: float = 0.0, moved: Params | None = None, seed: int = 0
+    ) -> None:
+        """`moved` is 1 at the entries that count, and 0 elsewhere."""
+        self.network, self.smoothing = network, smoothing
+        self.weights = [before[name].detach().float() for name in network.names]
+        signs = stream(seed, "sketch")
+        self._signs = [
+            (torch.randint(0, 2, w.shape, generator=signs).float() * 2 - 1)
+            * (1.0 if moved is None else moved[name].float())
+            for name, w in zip(network.names, self.weights, strict=True)
+        ]
+        self.places = min(PLACES, sum(w.numel() for w in self.weights))
+        self._by_layers: bool | None = None
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the network normalises with the statistics of the batch."""
+        return any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self.network._module.modules())
+
+    def read(self, inputs: Tensor, labels: Tensor, along: Sequence[Sequence[Tensor]] = ()) -> tuple[Tensor, Tensor]:
+        """Return the sketches and the exact products with some vectors.  # (b, places), (b, vectors)"""
+        sketches, products = [], []
+        for found in self._gradients(inputs, labels):
+            sketches.append(self._sketched(found))
+            each = [_products(found, vector) for vector in along]
+            products.append(torch.stack(each, 1) if each else torch.zeros(len(sketches[-1]), 0))
+        return torch.cat(sketches), torch.cat(products)
+
+    def can_read(self, inputs: Tensor, labels: Tensor) -> bool:
+        """Return whether examples have gradients to read: with the statistics of a batch, its layers must tell them."""
+        self._by_layers = self._agrees(self._step(inputs, labels))
+        return self._by_layers or not self.mixes
+
+    def sketch(self, update: Params) -> Tensor:
+        """Return the sketch of an update.  # (places,)"""
+        return self._sketched([update[name].detach().float()[None] for name in self.network.names])[0]
+
+    def weighted_sum(self, inputs: Tensor, labels: Tensor, shares: Tensor) -> list[Tensor]:
+        """Return the sum of the gradients, each times its share, at the entries that count."""
+        total, first = [torch.zeros_like(w) for w in self.weights], 0
+        for found in self._gradients(inputs, labels):
+            size = len(found[0].back if isinstance(found[0], _Outer) else found[0])
+            some = shares[first : first + size].float()
+            first += size
+            total = [t + _summed(g, some).view_as(t) for t, g in zip(total, found, strict=True)]
+        return [t * s.abs() for t, s in zip(total, self._signs, strict=True)]
+
+    def _sketched(self, found: Sequence[_Found]) -> Tensor:
+        out, at = None, 0
+        for gradient, signs in zip(found, self._signs, strict=True):
+            flat = _signed(gradient, signs, self.places)
+            out = torch.zeros(len(flat), self.places) if out is None else out
+            _fold_into(out, flat, at)
+            at = (at + flat.shape[1]) % self.places
+        assert out is not None
+        return out
+
+    def _gradients(self, inputs: Tensor, labels: Tensor) -> Iterator[list[_Found]]:
+        for first in range(0, len(labels), AT_ONCE):
+            step = self._step(inputs[first : first + AT_ONCE], labels[first : first + AT_ONCE])
+            if self._by_layers is None:
+                self._by_layers = self._agrees(step)
+            if self._by_layers:
+                yield _by_layers(step)
+            else:
+                yield from ([*chunk] for chunk in example_gradients(step))
+
+    def _step(self, inputs: Tensor, labels: Tensor) -> Step:
+        return Step(self.network, self.weights, inputs, labels, smoothing=self.smoothing)
+
+    def _agrees(self, step: Step) -> bool:
+        """Whether the layers tell all: else the gradients are computed example by example, several times as slowly."""
+        if not _covers(self.network):
+            return False
+        try:
+            found = _by_layers(step)
+        except RuntimeError:  # such as what a layer returned was overwritten
+            return False
+        ones = torch.full((len(step.targets),), 1 / len(step.targets))
+        with torch.enable_grad():
+            leaves = [w.requires_grad_() for w in (w.clone() for w in self.weights)]
+            whole = MeanGradient().gradient(
+                Step(step.network, leaves, step.inputs, step.targets, smoothing=self.smoothing)
+            )
+        size = torch.stack([w.norm() for w in whole]).norm()
+        gap = torch.stack([(_summed(g, ones).view_as(w) - w).norm() for g, w in zip(found, whole, strict=True)]).norm()
+        return bool(gap <= AGREE * size)
+
+
+def _signed(gradient: _Found, signs: Tensor, places: int) -> Tensor:
+    """The gradients times the signs; of large matrices the rows are summed in groups.  # (b, entries)"""
+    if signs.dim() != 2 or signs.numel() <= places:
+        written = gradient.back[:, :, None] * gradient.entered[:, None, :] if isinstance(gradient, _Outer) else gradient
+        return written.flatten(1) * signs.flatten()
+    groups = max(1, min(MOST_GROUPS, places // signs.shape[1], signs.shape[0]))
+    if isinstance(gradient, _Outer):
+        summed = [gradient.back[:, i::groups] @ signs[i::groups] * gradient.entered for i in range(groups)]
+    else:
+        summed = [(gradient[:, i::groups] * signs[i::groups]).sum(1) for i in range(groups)]
+    return torch.cat(summed, dim=1)
+
+
+def _fold_into(out: Tensor, flat: Tensor, at: int) -> None:
+    """Add entry j to place (at + j) modulo the number of places."""
+    places = out.shape[1]
+    while flat.shape[1]:
+        room = min(places - at, flat.shape[1])
+        if at == 0 and flat.shape[1] >= 2 * places:
+            rows = flat.shape[1] // places
+            out += flat[:, : rows * places].view(len(flat), rows, places).sum(1)
+            flat = flat[:, rows * places :]
+            continue
+        out[:, at : at + room] += flat[:, :room]
+        flat, at = flat[:, room:], (at + room) % places
+
+
+def _products(found: Sequence[_Found], along: Sequence[Tensor]) -> Tensor:
+    """# (b,)"""
+    parts = [
+        (g.back @ u * g.entered).sum(1) if isinstance(g, _Outer) else g.flatten(1) @ u.flatten()
+        for g, u in zip(found, along, strict=True)
+    ]
+    return torch.stack([part.double() for part in parts]).sum(0)
+
+
+def _summed(gradient: _Found, shares: Tensor) -> Tensor:
+    if isinstance(gradient, _Outer):
+        return (shares[:, None] * gradient.back).T @ gradient.entered
+    return torch.tensordot(shares, gradient, dims=1)
+
+
+def _covers(network: Network) -> bool:
+    """Whether every parameter belongs to a layer whose gradient is known in closed form."""
+    module = network._module
+    known = {f"{name}.{part}".lstrip(".") for name, _ in _layers(module) for part in ("weight", "bias")}
+    return all(name in known for name in network.names)
+
+
+def _layers(module: nn.Module) -> list[tuple[str, _Layer]]:
+    return [
+        (name, m)
+        for name, m in module.named_modules()
+        if isinstance(m, _Layer)
+        and not (isinstance(m, nn.Conv2d) and _padded_otherwise(m))
+        and m._parameters.get("weight") is not None
+    ]
+
+
+def _padded_otherwise(layer: nn.Conv2d) -> bool:
+    return isinstance(layer.padding, str) or layer.padding_mode != "zeros"
+
+
+def _by_layers(step: Step) -> list[_Found]:
+    """The gradients of the examples' own losses, from what entered each layer and what came back."""
+    layers = dict(_layers(step.network._module))
+    with torch.enable_grad(), _watched(layers) as seen:
+        logits = step.network(step.weights, step.inputs.detach().requires_grad_())
+        loss = step.loss(logits, step.targets) * len(step.targets)
+    if sorted(name for name, _, _ in seen) != sorted(layers):
+        raise RuntimeError("a layer is not gone through once")
+    back = torch.autograd.grad(loss, [left for _, _, left in seen])
+    found: dict[str, _Found] = {}
+    for (name, entered, _), gradient in zip(seen, back, strict=True):
+        parts = _of_layer(layers[name], entered.detach(), gradient)
+        found.update({f"{name}.{part}".lstrip("."): value for part, value in parts.items()})
+    return [found[name] for name in step.network.names]
+
+
+@contextmanager
+def _watched(layers: dict[str, _Layer]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
+    """What enters and leaves the layers; what leaves is passed on as a copy, which may be overwritten."""
+    seen: list[tuple[str, Tensor, Tensor]] = []
+
+    def noting(name: str) -> object:
+        def note(layer: nn.Module, entered: tuple[Tensor, ...], left: Tensor) -> Tensor:
+            seen.append((name, entered[0], left))
+            return left.clone()
+
+        return note
+
+    hooks = [layer.register_forward_hook(noting(name)) for name, layer in layers.items()]  # type: ignore[arg-type]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _of_layer(layer: _Layer, entered: Tensor, back: Tensor) -> dict[str, _Found]:
+    if isinstance(layer, nn.Linear):
+        if back.dim() == 2:
+            return {"weight": _Outer(back, entered), "bias": back}
+        back, entered = back.flatten(1, -2), entered.flatten(1, -2)
+        return {"weight": back.mT @ entered, "bias": back.sum(1)}
+    if isinstance(layer, nn.Conv2d):
+        return {"weight": _of_convolution(layer, entered, back), "bias": back.flatten(2).sum(2)}
+    if isinstance(layer, nn.LayerNorm):
+        over = tuple(range(1, back.dim() - len(layer.normalized_shape)))
+        parts = F.layer_norm(entered, layer.normalized_shape, eps=layer.eps) * back, back
+        return {name: part.sum(over) if over else part for name, part in zip(("weight", "bias"), parts, strict=True)}
+    return {"weight": (_normalised(layer, entered) * back).flatten(2).sum(2), "bias": back.flatten(2).sum(2)}
+
+
+def _normalised(layer: _BatchNorm | nn.GroupNorm, entered: Tensor) -> Tensor:
+    if isinstance(layer, nn.GroupNorm):
+        return F.group_norm(entered, layer.num_groups, eps=layer.eps)
+    mean, variance = layer.running_mean, layer.running_var
+    return F.batch_norm(entered, mean, variance, training=mean is None, eps=layer.eps)
+
+
+def _of_convolution(layer: nn.Conv2d, entered: Tensor, back: Tensor) -> Tensor:
+    """As one convolution with a group for each example: two to four times faster than products of patches.
+
+    # (b, leaving, entering / groups, height, width)
+    """
+    size, shape = len(back), layer.weight.shape
+    found = conv2d_weight(
+        entered.reshape(1, -1, *entered.shape[2:]),
+        (size * shape[0], *shape[1:]),
+        back.reshape(1, -1, *back.shape[2:]),
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        size * layer.groups,
+    )
+    return found.view(size, *shape)

@@ -1,0 +1,366 @@
+"""The candidate game: among many candidates, does the message name the one that was trained on?
+
+It needs no reconstruction: one gradient for each candidate, at the weights that the client started from. A record is
+named if it fits the message better than every candidate of its label. Records of the same origin that the message was
+not made with play the same game as a control, without which nothing is decided: a client's pictures may differ from
+the candidates in more than that the client trained on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedglass.checks.candidates import ENOUGH, FEW_RECORDS, SAME_AS_PRIVATE, Draw, Pool, draw_candidates, shows_one_of
+from fedglass.checks.message_scores import Kept, Message, Scorer
+from fedglass.checks.rates import LEVEL, Game, chance_of, limits
+from fedglass.core.errors import UsageError
+from fedglass.core.params import Params, buffers_of, check_update, check_weights, subtract, weights_of
+from fedglass.core.rng import stream
+from fedglass.core.types import Training, Whitening
+from fedglass.fl.local import schedule, train
+from fedglass.models.network import Network
+from fedglass.rounds.truth import Examples
+
+Counterfactual = Callable[[Tensor], Params]
+"""What would have been sent if only these records had been trained on, by their indices."""
+
+LOW_POWER = 100
+"""Public gradients below which a message that names nobody says little: 20 find .28 where 400 find .91."""
+RARE = 1 / 1000
+"""The rank of a single record that decides, as a share of all candidates."""
+MOST_CONTROLS = 256
+"""Held-out records that are played, at most: more hardly narrow the limits."""
+DECOYS = 8
+"""Messages of other examples against which a record is played that has no other records beside it."""
+MOST_STEPS = 2000
+"""Local steps beyond which a training is not played again."""
+QUANTILES = 21
+"""Of the candidates' scores, for the chart."""
+
+
+@dataclass(frozen=True)
+class GameResult:
+    """How often the message names its records, beside records that it was not made with. Plain numbers."""
+
+    records: int
+    """Those that were played: records whose label has too few candidates are left out."""
+    candidates: int
+    """That each record was compared with, at least."""
+    top1: float
+    low: float
+    high: float
+    """Two-sided limits at confidence 1 - 0.05 / messages."""
+    control_top1: float | None
+    control_low: float | None
+    control_high: float | None
+    control: str
+    """`held_out` or `counterfactual`; empty where there is none."""
+    control_missing: str
+    """Why there is no control: `not_given`, `not_replayed`, `no_candidates`; empty where there is one."""
+    rank_p: tuple[float, ...]
+    """Of each record, (1 + better) / (1 + candidates)."""
+    control_rank_p: tuple[float, ...]
+    exposed_by: str
+    """`rate`, or `rank` where there are fewer than 8 records; empty where records are not shown to be singled out."""
+    scores: tuple[float, ...]
+    control_scores: tuple[float, ...]
+    candidate_quantiles: tuple[float, ...]
+    statistic: str
+    """`projected_cosine`, or `likelihood` under declared noise."""
+    directions: int
+    public: int
+    same_source: bool
+    low_power: bool
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """Examples that play against one of the messages."""
+
+    examples: Examples
+    own: Sequence[Tensor]
+    """Of each, its candidates, as places within those of its label."""
+    message: int = 0
+    without: int | None = None
+    """A row of the pool that the message was made with."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Control:
+    """Records that the message was not made with, and messages that were made without the records."""
+
+    kind: str = ""
+    missing: str = ""
+    trials: Sequence[_Trial] = ()
+    updates: Sequence[Params] = ()
+
+
+def play(
+    message: Message,
+    records: Examples,
+    pool: Pool,
+    *,
+    max_singling_out: float = 0.1,
+    messages: int = 1,
+    candidates: int = 1000,
+    counterfactual: Counterfactual | None = None,
+    held_out: Examples | None = None,
+    seed: int = 0,
+    kept: Kept | None = None,
+) -> GameResult:
+    """Play the candidate game on one of `messages` messages of an audit.
+
+    The messages of a round that are given the same `kept` share the gradients of the pool.
+    """
+    check_weights(message.before, message.model)
+    check_update(message.update, message.before)
+    private = [] if held_out is None else [held_out.images]
+    draw = draw_candidates(records, pool, candidates=candidates, private=private, seed=seed)
+    control = _control(message, records, pool, draw, counterfactual, held_out, seed)
+    scorer = Scorer(message, [message.update, *control.updates], pool, draw.public, kept)
+    rows = torch.cat([*draw.of_label.values()])
+    rows = rows[torch.randperm(len(rows), generator=stream(seed, "batches"))]
+    scores = torch.zeros(1 + len(control.updates), len(pool.labels))
+    scores[:, rows] = scorer.of_pool(rows)
+    main = _game([_Trial(_at(records, draw.records), draw.own)], scorer, draw, scores)
+    beside = _game(control.trials, scorer, draw, scores) if control.trials else None
+    result = _result(main, beside, messages, seed)
+    result = replace(
+        result,
+        control=control.kind,
+        control_missing=control.missing,
+        candidate_quantiles=_quantiles(scores[0, rows]),
+        statistic=scorer.statistic,
+        directions=scorer.directions,
+        public=len(draw.public),
+        same_source=pool.same_source,
+        low_power=len(draw.public) < LOW_POWER or not scorer.reads_as_trained,
+        doubts=(),
+    )
+    return replace(result, doubts=_doubts(result), exposed_by=_exposed_by(result, max_singling_out, messages))
+
+
+def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> Game:
+    """The scores of all trials, beside those of the candidates."""
+    pools: dict[tuple[int, int, int | None], Tensor] = {}
+    found, groups, counts, better = [], [], [], []
+    known: dict[int, Tensor] = {}
+    for trial in trials:
+        if id(trial.examples) not in known:
+            known[id(trial.examples)] = scorer.of_examples(trial.examples)
+        own_scores = known[id(trial.examples)][trial.message].tolist()
+        for score, label, own in zip(own_scores, trial.examples.labels.tolist(), trial.own, strict=True):
+            rows, key = draw.of_label[label], (label, trial.message, trial.without)
+            pools.setdefault(key, scores[trial.message, rows[rows != (-1 if trial.without is None else trial.without)]])
+            compared = rows[own][rows[own] != (-1 if trial.without is None else trial.without)]
+            found.append(score)
+            groups.append([*pools].index(key))
+            counts.append(len(compared))
+            better.append(int((scores[trial.message, compared] >= score).sum()))
+    arrays = [each.double().numpy() for each in pools.values()]
+    return Game(np.array(found), np.array(groups), arrays, np.array(counts), np.array(better))
+
+
+def _result(main: Game, beside: Game | None, messages: int, seed: int) -> GameResult:
+    """The figures of both games; the rest is filled in by whoever knows it."""
+    low, high = limits(main, messages, seed)
+    control_low, control_high = (None, None) if beside is None else limits(beside, messages, seed)
+    return GameResult(
+        records=len(main.scores),
+        candidates=int(main.candidates.min()),
+        top1=main.rate,
+        low=low,
+        high=high,
+        control_top1=None if beside is None else beside.rate,
+        control_low=control_low,
+        control_high=control_high,
+        control="",
+        control_missing="",
+        rank_p=main.rank_p,
+        control_rank_p=() if beside is None else beside.rank_p,
+        exposed_by="",
+        scores=tuple(main.scores.tolist()),
+        control_scores=() if beside is None else tuple(beside.scores.tolist()),
+        candidate_quantiles=(),
+        statistic="",
+        directions=0,
+        public=0,
+        same_source=True,
+        low_power=False,
+        doubts=(),
+    )
+
+
+def _doubts(result: GameResult) -> tuple[str, ...]:
+    found = {
+        "few_candidates": result.candidates < ENOUGH,
+        "other_domain": not result.same_source,
+        "no_control": not result.control,
+        "low_power": result.low_power,
+    }
+    return tuple(name for name, holds in found.items() if holds)
+
+
+def _exposed_by(result: GameResult, allowed: float, messages: int) -> str:
+    """Whether records are singled out more often than is allowed and than those that were not trained on."""
+    if result.control_high is None or result.candidates < ENOUGH or not result.same_source:
+        return ""
+    if result.records >= FEW_RECORDS:
+        return "rate" if result.low > max(allowed, result.control_high) else ""
+    named = sum(p <= RARE for p in result.rank_p)
+    by_chance = chance_of(named, result.records, RARE)
+    control_named = any(p <= RARE for p in result.control_rank_p)
+    return "rank" if by_chance <= LEVEL / messages and result.top1 > allowed and not control_named else ""
+
+
+def _quantiles(scores: Tensor) -> tuple[float, ...]:
+    return tuple(np.quantile(scores.double().numpy(), np.linspace(0, 1, QUANTILES)).tolist())
+
+
+def _control(
+    message: Message,
+    records: Examples,
+    pool: Pool,
+    draw: Draw,
+    counterfactual: Counterfactual | None,
+    held_out: Examples | None,
+    seed: int,
+) -> _Control:
+    if held_out is not None and len(held_out.labels):
+        return _held_out(records, held_out, draw, seed)
+    if counterfactual is None:
+        return _Control(missing="not_given")
+    if len(records.labels) > 1:
+        return _halves(records, draw, counterfactual, seed)
+    return _in_its_place(message, records, pool, draw, seed)
+
+
+def _held_out(records: Examples, held_out: Examples, draw: Draw, seed: int) -> _Control:
+    """Records of the same origin, without those that show what was trained on."""
+    other = ~shows_one_of(held_out.images, records.images, SAME_AS_PRIVATE)
+    known = torch.isin(held_out.labels, torch.tensor([*draw.of_label]))
+    rows = (other & known).nonzero().flatten()
+    if not len(rows):
+        return _Control(missing="no_candidates")
+    chosen = rows[torch.randperm(len(rows), generator=stream(seed, "held out"))[:MOST_CONTROLS]]
+    examples, most = _at(held_out, chosen), max(map(len, draw.own))
+    own = [
+        torch.randperm(len(draw.of_label[label]), generator=stream(seed, "held out", i))[:most]
+        for i, label in enumerate(examples.labels.tolist())
+    ]
+    return _Control("held_out", trials=[_Trial(examples, own)])
+
+
+def _halves(records: Examples, draw: Draw, counterfactual: Counterfactual, seed: int) -> _Control:
+    """Each half of the records against the message of the other half."""
+    order = torch.randperm(len(records.labels), generator=stream(seed, "halves"))
+    halves = order[: len(order) // 2].sort().values, order[len(order) // 2 :].sort().values
+    updates = [counterfactual(half) for half in halves]
+    if not all(_finite(update) for update in updates):
+        return _Control(missing="not_replayed")
+    trials = []
+    for sent, half in enumerate(reversed(halves), start=1):
+        places = [i for i, record in enumerate(draw.records.tolist()) if record in set(half.tolist())]
+        trials.append(_Trial(_at(records, draw.records[places]), [draw.own[i] for i in places], sent))
+    return _Control("counterfactual", trials=[trial for trial in trials if trial.own], updates=updates)
+
+
+def _in_its_place(message: Message, records: Examples, pool: Pool, draw: Draw, seed: int) -> _Control:
+    """The only record against messages of other examples of its label."""
+    rows = draw.of_label[int(records.labels[0])][:DECOYS]
+    updates = [replayed(message, _at(pool, row[None]), seed) for row in rows]
+    if not all(_finite(update) for update in updates):
+        return _Control(missing="not_replayed")
+    trials = [_Trial(records, draw.own, i, int(row)) for i, row in enumerate(rows, start=1)]
+    return _Control("counterfactual", trials=trials, updates=updates)
+
+
+def replayed(message: Message, examples: Examples, seed: int = 0) -> dict[str, Tensor]:
+    """Return what the declared training would have sent for these examples, with noise of its own.
+
+    Empty where the training is too long.
+    """
+    training = message.training
+    if training.local_steps(len(examples.labels)) > MOST_STEPS:
+        return {}
+    network = Network(message.model, message.buffers, training.batch_norm)
+    start = [message.before[name] for name in network.names]
+    batches = schedule(training, len(examples.labels), stream(seed, "counterfactual"))
+    inputs = message.whitening.whiten(examples.images.to(start[0].dtype))
+    after = train(network, start, inputs, examples.labels, batches, training)
+    noise = stream(seed, "counterfactual", "noise", len(examples.labels), int(examples.images.sum()))
+    return {
+        name: a - b + message.noise_std * torch.randn(b.shape, generator=noise)
+        for name, a, b in zip(network.names, after, start, strict=True)
+    }
+
+
+def _finite(update: Params) -> bool:
+    return bool(update) and all(bool(torch.isfinite(tensor).all()) for tensor in update.values())
+
+
+def _at(examples: Examples | Pool, rows: Tensor) -> Examples:
+    return Examples(examples.images[rows], examples.labels[rows])
+
+
+Labelled = Examples | tuple[Tensor, Tensor]
+"""Images and their labels."""
+
+
+def singling_out(
+    model: nn.Module,
+    *,
+    training: Training,
+    records: Labelled,
+    candidates: Labelled,
+    before: Params | None = None,
+    after: Params | None = None,
+    update: Params | None = None,
+    buffers: Params | None = None,
+    whitening: Whitening | None = None,
+    noise_std: float = 0.0,
+    held_out: Labelled | None = None,
+    same_source: bool = True,
+    max_singling_out: float = 0.1,
+    messages: int = 1,
+    number: int = 1000,
+    seed: int = 0,
+) -> GameResult:
+    """Return how often one client's message names the records that it was trained on among candidates.
+
+    `before` are the weights that the client started from, by default those of the model; give `after` or `update`.
+    Images are pixels in [0, 1], which `whitening` turns into what the network is fed. `candidates` are examples of the
+    same origin that were not trained on, and `number` is how many of them each record is compared with. Without
+    `held_out` records, the declared training is played again on each half of the records as a control.
+    """
+    known, start = _examples(records), weights_of(model) if before is None else before
+    if (after is None) == (update is None):
+        raise UsageError("singling_out needs either `after` or `update`: give one of them.")
+    sent = subtract(after, start) if after is not None else update
+    assert sent is not None
+    plain = Whitening((0.0,) * known.images.shape[1], (1.0,) * known.images.shape[1])
+    message = Message(
+        model, start, buffers_of(model) if buffers is None else buffers, sent, training, whitening or plain, noise_std
+    )
+    given = _examples(candidates)
+    return play(
+        message,
+        known,
+        Pool(given.images, given.labels, same_source),
+        max_singling_out=max_singling_out,
+        messages=messages,
+        candidates=number,
+        counterfactual=lambda rows: replayed(message, _at(known, rows), seed),
+        held_out=None if held_out is None else _examples(held_out),
+        seed=seed,
+    )
+
+
+def _examples(given: Labelled) -> Examples:
+    return given if isinstance(given, Examples) else Examples(*given)
