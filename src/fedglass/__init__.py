@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedglass.api import Audit, audit_plan
     from fedglass.attack.attack import Attack
+    from fedglass.audit.certificate import certify
+    from fedglass.checks.singling_out import singling_out
     from fedglass.core.optimisers import SGD, Adam, AdamW
     from fedglass.core.registry import register
     from fedglass.core.scale import Scale
@@ -57,17 +59,21 @@ __all__ = [
     "__version__",
     "audit_plan",
     "build",
+    "certify",
     "defence",
     "load",
     "recipe",
     "record_aggregate",
     "recording",
     "register",
+    "singling_out",
 ]
 
 _PLACES = {
     "fedglass.api": ("Audit", "audit_plan"),
     "fedglass.attack.attack": ("Attack",),
+    "fedglass.audit.certificate": ("certify",),
+    "fedglass.checks.singling_out": ("singling_out",),
     "fedglass.core.optimisers": ("SGD", "Adam", "AdamW"),
     "fedglass.core.registry": ("register",),
     "fedglass.core.scale": ("Scale",),

@@ -72,7 +72,7 @@ def test_a_plan_names_them_and_the_report_shows_them(fedglass: Callable[..., Don
     done = fedglass("audit", PACKAGE / "plan.toml", "-o", out, "--workers", 2)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "INCONCLUSIVE" in done.stdout
-    records = RecordFile(out / RECORDS).read()
+    records = [record for record in RecordFile(out / RECORDS).read() if record.attack == "huber_inversion"]
     assert len(records) == 2
     for record in records:
         assert (record.status, record.attack) == ("done", "huber_inversion")

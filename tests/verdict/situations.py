@@ -32,6 +32,7 @@ from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.data.glyphs import glyphs
 from fedglass.data.photos import photos
 from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
@@ -829,4 +830,227 @@ def _among_peers() -> Iterator[Situation]:
     yield row("a peer behind a median of two that add heavy noise", SAFE, loud, through("median"))
 
 
-SITUATIONS = tuple(_situations())
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(432, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+
+
+def two_by_two() -> nn.Module:
+    """A dense network that sees means over squares of two pixels."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(108, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+class Grey(nn.Module):
+    """A layer that averages the channels."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean(1, keepdim=True)
+
+
+def grey() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Grey(), nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+Noise = Callable[[Tensor, torch.Generator], Tensor]
+"""What is added to a tensor of the update: noise of size 1 that somebody takes for Gaussian."""
+
+
+def some_rows(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Three rows of a matrix, and of a bias, are left out: dividing these reads the picture."""
+    noise = normal(like, generator)
+    noise[:3] = 0
+    return noise
+
+
+def centred(like: Tensor, generator: torch.Generator) -> Tensor:
+    """It cancels in the sum over rows."""
+    noise = normal(like, generator)
+    return noise - noise.mean(0, keepdim=True)
+
+
+def paired(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Every second row has the opposite noise of the one before: their sum has none."""
+    noise = normal(like, generator)
+    noise[1::2] = -noise[: 2 * (len(noise) // 2) : 2]
+    return noise
+
+
+def of_low_rank(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Of a matrix, noise in eight directions alone."""
+    if like.dim() < 2:
+        return normal(like, generator)
+    left, right = (torch.randn(n, 8, generator=generator) for n in (like.shape[0], like[0].numel()))
+    return (left @ right.T / 8**0.5).view_as(like)
+
+
+def rounded(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Multiples of a thirtieth of its size: what is left beside them is the update."""
+    return (30 * normal(like, generator)).round() / 30
+
+
+def of_few_bits(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Drawn in bfloat16, and added in single precision."""
+    return normal(like, generator).bfloat16().float()
+
+
+def half_of_it(like: Tensor, generator: torch.Generator) -> Tensor:
+    """On every second entry."""
+    noise = normal(like, generator)
+    noise.view(-1)[::2] = 0
+    return noise
+
+
+def without_columns(like: Tensor, generator: torch.Generator) -> Tensor:
+    noise = normal(like, generator)
+    if like.dim() > 1:
+        noise[:, : max(1, like.shape[1] // 8)] = 0
+    return noise
+
+
+def seeded(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Everybody can draw it again."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(0))
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """Noise that is not what somebody takes it for."""
+
+    draw: Noise
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        return {n: t + self.std * self.draw(t, outgoing.generator) for n, t in outgoing.update.items()}
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """Every entry times a random number, which leaves every zero and every ratio of signs."""
+
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        return {n: t * self.std * normal(t, outgoing.generator) for n, t in outgoing.update.items()}
+
+
+@dataclass(frozen=True)
+class RandomSigns:
+    """Every entry keeps its size."""
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        return {n: t * normal(t, outgoing.generator).sign() for n, t in outgoing.update.items()}
+
+
+def _false_passes() -> Iterator[Situation]:
+    """Messages that were once called clear, each of which a calculation reads."""
+    declared = {"client 0": Protection(release=GaussianNoise(std=1.0))}
+    noises: dict[str, Noise] = {
+        "three rows without noise": some_rows,
+        "noise that is centred over rows": centred,
+        "rows in pairs of opposite noise": paired,
+        "noise of rank 8": of_low_rank,
+        "noise rounded to a thirtieth of its size": rounded,
+        "noise drawn in bfloat16": of_few_bits,
+        "noise on half of the entries": half_of_it,
+        "columns without noise": without_columns,
+        "noise of seed 0": seeded,
+    }
+    for name, draw in noises.items():
+        noised = simulated({"release": Shaped(draw, 1.0)}, model=mlp)
+        yield row(f"saved: {name}, declared as Gaussian", LEAK, saved(noised, shields=declared), SHORT, REFUTED)
+    unbounded = Kind.DEFENCE_NOT_BOUNDED
+    half = simulated({"release": Shaped(half_of_it, 1.0)}, model=mlp)
+    yield row("a defence of one's own: noise on half of the entries", LEAK, half, SHORT, unbounded)
+    times = simulated({"release": Multiplied(30.0)}, model=mlp)
+    yield row("a defence of one's own: entries times random numbers", LEAK, times, SHORT, unbounded)
+    yield row(
+        "a defence of one's own: random signs", LEAK, simulated({"release": RandomSigns()}, model=mlp), SHORT, unbounded
+    )
+    slow = Training(lr=0.001)
+    yield row(
+        "undefended, a dense network behind pooling of 2 x 2", LEAK, simulated(model=two_by_two, training=slow), SHORT
+    )
+    halved = saved(simulated(model=two_by_two), edit=edited(lambda tensor: tensor.bfloat16().float()))
+    yield row("saved: the same in bfloat16", LEAK, halved, SHORT)
+    in_grey = saved(simulated(model=grey), edit=edited(lambda tensor: tensor.bfloat16().float()))
+    yield row("saved: a dense network that averages the channels, in bfloat16", LEAK, in_grey, SHORT)
+    yield row("undefended, a dense network", LEAK, simulated(model=mlp), SHORT)
+    momentum = replace(TOLD, epochs=20, optimiser=SGD(momentum=0.9))
+    yield row(
+        "undefended, a dense network, twenty steps with momentum", LEAK, simulated(model=mlp, training=momentum), SHORT
+    )
+    yield row("undefended, a dense network, four images", LEAK, simulated(model=mlp, count=4), SHORT)
+
+
+KINDS = 4
+"""Classes of characters, of which there are then enough candidates of each."""
+
+
+@cache
+def characters() -> Examples:
+    drawn = glyphs().resized((14, 14))
+    return Examples(drawn.images, drawn.labels % KINDS)
+
+
+def convolutions() -> nn.Module:
+    """Without a hidden dense layer, and without one that is fed the pixels."""
+    torch.manual_seed(0)
+    body = (nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU())
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(512, KINDS))
+
+
+def of_characters(
+    rows: slice,
+    *,
+    training: Training = TOLD,
+    candidates: slice = slice(200, 3000),
+    change: Callable[[Tensor], Tensor] = lambda images: images,
+    label: int | None = None,
+    **parts: Any,
+) -> Callable[[], Source]:
+    """A client with some characters, to an adversary that has others, which may be changed."""
+
+    def source() -> Source:
+        known = characters()
+        kept = torch.arange(len(known.labels)) if label is None else (known.labels == label).nonzero().flatten()
+        own, other = kept[rows], torch.arange(len(known.labels))[candidates]
+        other = other[~torch.isin(other, own)]
+        client = Client("client 0", known.images[own], known.labels[own], **parts)
+        federation = Federation(convolutions(), [client], training, KINDS, Whitening((0.5,), (0.5,)))
+        public = Public.of(change(known.images[other]), known.labels[other])
+        return Simulated(federation, public=public)
+
+    return source
+
+
+def of_others(source: Callable[[], Source]) -> Callable[[], Source]:
+    """The same message, of which records are said to be behind it that nobody trained on."""
+
+    def swapped_records() -> Source:
+        made = source()
+        assert isinstance(made, Simulated)
+        known = characters()
+        count = len(made.federation.clients[0].labels)
+        other = Examples(known.images[100 : 100 + count], known.labels[100 : 100 + count])
+        return Recorded(made.transcript(), Truths({"client 0": other}), public=made.public)
+
+    return swapped_records
+
+
+def _games() -> Iterator[Situation]:
+    """Whether a message names its records among others, and must not name those that it was not made with."""
+    steps = replace(TOLD, epochs=3, batch_size=8)
+    yield Situation("thirty-two characters, one step", EXPOSED, of_characters(slice(32)), None)
+    yield Situation("thirty-two characters, three epochs", EXPOSED, of_characters(slice(32), training=steps), None)
+    loud = {"release": GaussianNoise(std=1.0)}
+    yield Situation("sixteen characters, heavy noise", SAFE, of_characters(slice(16), **loud), None)
+    yield Situation("characters that nobody trained on", OPEN, of_others(of_characters(slice(16))), None, NOT_SO)
+    few = of_characters(slice(16), candidates=slice(200, 215))
+    yield Situation("fifteen candidates", OPEN, few, None, Kind.NO_CANDIDATES)
+    one = of_others(of_characters(slice(16), label=1))
+    yield Situation("a client of one class, records that nobody trained on", OPEN, one, None)
+
+
+SITUATIONS = (*_situations(), *_false_passes(), *_games())

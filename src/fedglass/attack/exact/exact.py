@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedglass.attack.attack import check_observation
+from fedglass.attack.attack import check_counted, check_observation
 from fedglass.attack.exact.method import ExactMethod, Search, Solved
 from fedglass.attack.exact.verify import explains, gradient_direction, replayed
 from fedglass.attack.forward.target import network_of
@@ -39,7 +39,8 @@ class ExactAttack:
             raise UsageError(f"exact.seconds must be positive and finite, got {self.seconds}.")
 
     def check(self, observation: Observation) -> None:
-        """Refuse nothing beyond what every attack refuses: where no method applies, nothing is read."""
+        """Refuse what every attack refuses: where no method applies, nothing is read."""
+        check_counted(observation)
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
         try:

@@ -44,7 +44,9 @@ class PooledInput:
         cut = cut_at(observation, layers[0].name)
         solved = solved_by(observation, found, smoothest(observation.knows, cut.front, found.inputs))
         share = min(1.0, found.inputs.shape[1] / solved.images[0].numel())
-        return replace(solved, details={**solved.details, "share_seen": share})
+        # Fewer numbers than pixels leave a choice: such an image explains the message, and need not be the true one.
+        explains = solved.explains and share == 1
+        return replace(solved, explains=explains, details={**solved.details, "share_seen": share})
 
 
 def _layers(observation: Observation) -> list[DenseUpdate] | str:
