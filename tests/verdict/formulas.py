@@ -135,8 +135,10 @@ def judge(images: Tensor, private: Tensor, public: Tensor) -> Reading:
     """Compare what formulas give with the private images; one that is read is enough.  # (m, c, h, w), (n, c, h, w)"""
     found = images.clamp(0, 1)
     best = [(max((psnr(each, image) for each in found), default=0.0), blind(image, public)) for image in private]
-    score, guess = max(best, key=lambda pair: pair[0] - max(THRESHOLD, pair[1]))
-    if score >= max(BORDER[1], guess + MARGIN + DOUBT):
+    at = max(range(len(best)), key=lambda i: best[i][0] - max(THRESHOLD, best[i][1]))
+    score, guess = best[at]
+    nearest = max(psnr(each, private[at]) for each in public)  # no blind guess: who could know which one it is
+    if score >= max(BORDER[1], guess + MARGIN + DOUBT, nearest + MARGIN):
         return Reading("read", score, guess)
     return Reading("unread" if score < BORDER[0] else "border", score, guess)
 

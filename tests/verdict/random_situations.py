@@ -81,8 +81,8 @@ SEARCH = recipe("inverting_gradients", iterations=200, tv=0.001)
 """Against networks that are read by a search alone."""
 SAFE_MU, GONE_MU = 0.7, 0.4
 """Largest mu of a safe situation (success .008, so that few are singled out by chance), and where noise hides all."""
-UNDETERMINED = 0.85
-"""Numbers of a message for each pixel behind it, below which no search can be sure of the images."""
+UNDETERMINED = 0.65
+"""Numbers of a message for each pixel behind it, below which a search did not find the images in trials."""
 MANY = 1000
 """Public examples of each label that a private record has."""
 MAPPED = {"clip": Clip, "prune": MagnitudePruning, "noise": GaussianNoise}
@@ -188,14 +188,14 @@ def data(draw: Draw, count: int, *, pool: bool = False, least: int = 2, sides: S
 # ---- networks -------------------------------------------------------------------------------------------------------
 
 ACTIVATIONS = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.Softplus)
-SMOOTH = (nn.Tanh, nn.Sigmoid, nn.GELU)
-SIMPLE = (nn.ReLU, nn.Tanh, nn.LeakyReLU)
-INVERTIBLE = tuple(formulas.INVERSES)
+KINKED, SMOOTH = (nn.ReLU, nn.LeakyReLU), (nn.Tanh, nn.Sigmoid, nn.GELU)
+"""With the first, a search for 16 images behind convolutions ended below 16 dB in 14 trials; with tanh it read some."""
 
 
 def network(draw: Draw, kind: str, of: Data, activations: Sequence[type[nn.Module]]) -> tuple[nn.Sequential, str]:
     """Return a network of a kind, with weights from before any training, and its name."""
-    activation, seed = draw.one(*(INVERTIBLE if kind == "features" else activations)), int(draw.numbers.integers(2**31))
+    usable = [each for each in activations if each in formulas.INVERSES] if kind == "features" else activations
+    activation, seed = draw.one(*usable), int(draw.numbers.integers(2**31))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         before, words = _front(draw, kind, of, activation)
@@ -230,7 +230,7 @@ def _front(draw: Draw, kind: str, of: Data, activation: type[nn.Module]) -> tupl
         rest = [nn.Conv2d(wide, wide, 5, 1, 2), activation(), nn.Flatten()]
         return [*first, *rest], f"LeNet-like of {wide}{' with BatchNorm' if norm else ''}"
     if kind == "convolutions":
-        wide, norm = draw.one(8, 10, 12) * (2 if channels == 3 else 1), draw.chance(0.2)
+        wide, norm = draw.one(8, 10) * (2 if channels == 3 else 1), draw.chance(0.2)
         first = [nn.Conv2d(channels, wide, 3, 2, 1), *([nn.BatchNorm2d(wide)] if norm else []), activation()]
         rest = [nn.Conv2d(wide, wide, 3, 2, 1), activation(), nn.Flatten()]
         return [*first, *rest], f"convolutions of {wide}{' with BatchNorm' if norm else ''}"
@@ -591,8 +591,10 @@ def _game_truth(scene: Scene, message: Any) -> tuple[str, str] | None:
         return None
     if not (scene.known or scene.simulated):
         return "open", "no true examples, and no formula reads it"
+    if len(formulas.flat(message.update)) > UNDETERMINED * scene.private().images.numel():
+        return None
     game = played(scene, message, 150)
-    if game.state == "won" and len(formulas.flat(message.update)) < UNDETERMINED * scene.private().images.numel():
+    if game.state == "won":
         return "exposed", f"named {game.members:.2f} of the time, {game.control:.2f} without training"
     if game.state == "lost" and message.examples >= 64:
         game = played(scene, message, 250, 0.95)  # the more that is known of gradients, the better is the statistic
@@ -748,10 +750,9 @@ def safe(draw: Draw) -> Scene:
 
 def exposed(draw: Draw) -> Scene:
     """Draw a message of many images that no formula reads."""
-    kind, kinds = draw.one(("convolutions", SIMPLE), ("convolutions", SIMPLE), ("narrow", SMOOTH))
-    made = scene_of(draw, kind, 16, kinds, pool=True, sides=(16, 20))
+    made = scene_of(draw, "convolutions", 16, KINKED, pool=True, sides=(18, 20))
     if made.data.name == "cifar" and draw.chance(0.4):
-        made = scene_of(draw, kind, 32, kinds, pool=True, sides=(16, 20))
+        made = scene_of(draw, "convolutions", 32, KINKED, pool=True, sides=(18, 20))
     clients = draw.one(1, 1, 1, 2, 4)
     epochs, size = draw.one((1, 10_000), (1, 10_000), (1, 10_000), (2, 10_000), (1, 8), (2, 8))
     recipe = replace(made.recipe, lr=draw.log(0.005, 0.05), epochs=epochs, batch_size=size, weight_decay=0.0)
@@ -767,10 +768,10 @@ def unclear(draw: Draw) -> Scene:
     if family == "lost":
         return flawed(draw, draw.one(*ROUNDED_OFF), 1e8, 1e9)
     if family == "no truth":
-        made = exposed(draw)
+        made = exposed(draw) if draw.chance(0.5) else scene_of(draw, "narrow", draw.one(16, 32), SMOOTH, pool=True)
         return replace(made, simulated=False, known=False, clients=1, view="server", steps=(), declared=())
     if family == "many":
-        made = scene_of(draw, "convolutions", 64, (nn.Tanh, nn.Sigmoid), pool=True, sides=(12, 14))
+        made = scene_of(draw, "convolutions", 64, SMOOTH, pool=True, sides=(12, 14))
         recipe = replace(made.recipe, epochs=draw.one(5, 10), batch_size=8, weight_decay=0.0)
         return replace(made, recipe=recipe, told=recipe, clients=4, view="aggregate", declared=())
     return hidden(draw)
