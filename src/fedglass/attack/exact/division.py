@@ -63,9 +63,8 @@ class Division:
         layer = first_dense(observation)
         if isinstance(layer, str):
             return None
-        if observation.knows.examples == 1 and observation.knows.counted:
-            return _one(message_of(observation), layer)
-        return _several(message_of(observation), layer)
+        read = _one if observation.knows.examples == 1 else _several
+        return read(message_of(observation), layer)
 
 
 def as_images(knows: Knowledge, inputs: Tensor) -> Tensor:
@@ -243,12 +242,11 @@ def _proved(layer: DenseUpdate, rows: Rows, knows: Knowledge) -> Tensor:
     # (m, d)
     """
     assert layer.bias is not None, "rows were divided by it"
-    count = knows.examples if knows.counted else None
     sent = stacked(layer.weight, layer.bias, layer.weight_error, layer.bias_error)
-    clear = spectrum(sent, count)
-    if layer.relu and layer.bias_before is not None and clear.rank == (count or clear.rank):
+    clear = spectrum(sent, knows.examples)
+    if layer.relu and layer.bias_before is not None and clear.rank == knows.examples:
         weights = Layer((layer.weight_before, layer.bias_before), layer.after, knows.local_steps)
         found = proved_inputs(sent, clear, weights, torch.cat([rows.inputs, rows.ratios]))
         if len(found):
             return found
-    return rows.inputs[:count]
+    return rows.inputs[: knows.examples]

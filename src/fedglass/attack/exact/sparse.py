@@ -187,6 +187,7 @@ class _Search:
     accept: Accept | None
     draws: int = 0
     residual: float = math.inf
+    """Of the last columns that were as many as there are inputs."""
 
     def __post_init__(self) -> None:
         rank = len(self.factors.values)
@@ -262,9 +263,10 @@ class _Search:
     def _explained(self, inputs: Tensor) -> bool:
         layer = self.layer
         checked = layer_explained(self.sent.matrix, inputs, *layer.before, self.sent.error, layer.after)
+        self.residual = checked.residual
         few = float(checked.wrong.max()) <= FLIPPED * len(self.sent.matrix)
         if checked.complete or (self.accept is not None and few and self.accept(inputs)):
-            self.complete, self.residual = inputs, checked.residual
+            self.complete = inputs
             return True
         return False
 

@@ -44,8 +44,6 @@ class Spear:
         layer = first_dense(observation)
         if isinstance(layer, str):
             return layer
-        if not observation.knows.counted:
-            return "the number of examples is not known"
         if observation.knows.examples == 1:
             return "a single example is read by division"
         if not layer.relu:

@@ -100,8 +100,7 @@ class Message:
 
     def verified(self, residual: float) -> bool:
         """Whether a replay that leaves this residual explains the message: it is no more than rounding."""
-        knows = self.observation.knows
-        most = MOST_OF_ONE if knows.examples == 1 and knows.counted else MOST
+        most = MOST_OF_ONE if self.observation.knows.examples == 1 else MOST
         return residual <= min(most, LEVEL * self.rounding + KERNELS)
 
     def _residual(self, images: Tensor, labels: Tensor, fit: Fit) -> float:
@@ -128,7 +127,7 @@ def message_of(observation: Observation) -> Message:
     pairs = [(observation.update[name], observation.before[name]) for name in names]
     errors = [entry_error(update, before, steps) for update, before in pairs]
     sent = tuple(update.double() for update, _ in pairs)
-    one = observation.knows.examples == 1 and observation.knows.counted
+    one = observation.knows.examples == 1
     kept = tuple(_kept(update, error) for update, error in zip(sent, errors, strict=True)) if one else None
     size = sum(float(update.square().sum()) for update in sent)
     error = sum(float(each.square().sum()) for each in errors)
@@ -236,7 +235,7 @@ def replayed(observation: Observation, images: Tensor, labels: Tensor) -> list[T
     """
     knows = observation.knows
     training = knows.training or _supposed(observation)
-    if training is None or len(images) == 0 or (knows.counted and len(images) != knows.examples):
+    if training is None or not 0 < len(images) == knows.examples:
         return None
     network = network_of(observation)
     before = [observation.before[name] for name in network.names]
