@@ -89,15 +89,15 @@ def draw_candidates(
     """
     check_pool(records, pool)
     left = _usable(records, pool, private)
-    labels, counts = records.labels.unique(return_counts=True)
+    labels, counts = torch.unique(records.labels, return_counts=True)
     free = {int(label): _shuffled(left[pool.labels[left] == label], seed, "label", int(label)) for label in labels}
     _refuse_too_few(records, pool, free)
     few = len(records.labels) < FEW_RECORDS
     public = []
     for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
-        spare = max(len(free[label]) - candidates, 0)
-        allowed = spare if few else max(spare, len(free[label]) // SHARE)
-        take = min(round(PUBLIC * count / len(records.labels)), allowed)
+        size = len(free[label])
+        allowed = size - candidates if few else max(size - candidates, min(size // SHARE, size - ENOUGH))
+        take = min(round(PUBLIC * count / len(records.labels)), max(allowed, 0))
         public.append(free[label][:take])
         free[label] = free[label][take:][: round(SPREAD * candidates)]
     others = _shuffled(left[~torch.isin(pool.labels[left], labels)], seed, "others")
@@ -135,7 +135,7 @@ def _usable(records: Examples, pool: Pool, private: Sequence[Tensor]) -> Tensor:
     secret = torch.cat([records.images, *private])
     keep = ~shows_one_of(pool.images, secret, SAME_AS_PRIVATE)
     needed = torch.isin(pool.labels, records.labels)
-    for label in records.labels.unique():
+    for label in torch.unique(records.labels):
         rows = (keep & needed & (pool.labels == label)).nonzero().flatten()
         keep[rows] = is_first(pool.images[rows], SAME_IN_POOL)
     return keep.nonzero().flatten()
@@ -144,7 +144,7 @@ def _usable(records: Examples, pool: Pool, private: Sequence[Tensor]) -> Tensor:
 def shows_one_of(images: Tensor, others: Tensor, correlation: float) -> Tensor:
     """Return which images show the same as one of the others.  # (n, c, h, w), (m, c, h, w) -> (n,)"""
     small, against = _small(images), _small(others)
-    found = [_same(some, against, correlation).any(1) for some in small.split(BLOCK)]
+    found = [_same(some, against, correlation).any(1) for some in torch.split(small, BLOCK)]
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
 
@@ -152,7 +152,7 @@ def is_first(images: Tensor, correlation: float) -> Tensor:
     """Return which images show something else than all before them.  # (n, c, h, w) -> (n,)"""
     small = _small(images)
     found = []
-    for first, some in zip(range(0, len(small), BLOCK), small.split(BLOCK), strict=True):
+    for first, some in zip(range(0, len(small), BLOCK), torch.split(small, BLOCK), strict=True):
         same = _same(some, small, correlation)
         found.append(~same.tril(first - 1).any(1))
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)

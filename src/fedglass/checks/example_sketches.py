@@ -20,7 +20,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.core.params import Params
 from fedglass.core.rng import stream
-from fedglass.core.types import BatchNorm
 from fedglass.defend.example_gradients import example_gradients
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.network import Network
@@ -122,7 +121,8 @@ class Reader:
             if self._by_layers:
                 yield _by_layers(step)
             else:
-                yield from ([*chunk] for chunk in example_gradients(step))
+                for chunk in example_gradients(step):
+                    yield [*chunk]
 
     def _step(self, inputs: Tensor, labels: Tensor) -> Step:
         return Step(self.network, self.weights, inputs, labels, smoothing=self.smoothing)
@@ -185,7 +185,7 @@ def _products(found: Sequence[_Found], along: Sequence[Tensor]) -> Tensor:
 def _summed(gradient: _Found, shares: Tensor) -> Tensor:
     if isinstance(gradient, _Outer):
         return (shares[:, None] * gradient.back).T @ gradient.entered
-    return torch.tensordot(shares, gradient, dims=1)
+    return (shares @ gradient.flatten(1)).view(gradient.shape[1:])
 
 
 def _covers(network: Network) -> bool:
@@ -273,7 +273,7 @@ def _of_convolution(layer: nn.Conv2d, entered: Tensor, back: Tensor) -> Tensor:
     # (b, leaving, entering / groups, height, width)
     """
     size, shape = len(back), layer.weight.shape
-    found = conv2d_weight(
+    found: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
         entered.reshape(1, -1, *entered.shape[2:]),
         (size * shape[0], *shape[1:]),
         back.reshape(1, -1, *back.shape[2:]),
