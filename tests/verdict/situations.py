@@ -984,7 +984,7 @@ def _false_passes() -> Iterator[Situation]:
     yield row("undefended, a dense network, four images", LEAK, simulated(model=mlp, count=4), SHORT)
 
 
-KINDS = 4
+KINDS = 3
 """Classes of characters, of which there are then enough candidates of each."""
 
 
@@ -997,8 +997,8 @@ def characters() -> Examples:
 def convolutions() -> nn.Module:
     """Without a hidden dense layer, and without one that is fed the pixels."""
     torch.manual_seed(0)
-    body = (nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU())
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(512, KINDS))
+    body = (nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU())
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(1024, KINDS))
 
 
 def of_characters(
@@ -1041,9 +1041,7 @@ def of_others(source: Callable[[], Source]) -> Callable[[], Source]:
 
 def _games() -> Iterator[Situation]:
     """Whether a message names its records among others, and must not name those that it was not made with."""
-    steps = replace(TOLD, epochs=3, batch_size=8)
-    yield Situation("thirty-two characters, one step", EXPOSED, of_characters(slice(32)), None)
-    yield Situation("thirty-two characters, three epochs", EXPOSED, of_characters(slice(32), training=steps), None)
+    yield Situation("forty-eight characters, one step", EXPOSED, of_characters(slice(48)), None)
     loud = {"release": GaussianNoise(std=1.0)}
     yield Situation("sixteen characters, heavy noise", SAFE, of_characters(slice(16), **loud), None)
     yield Situation("characters that nobody trained on", OPEN, of_others(of_characters(slice(16))), None, NOT_SO)
