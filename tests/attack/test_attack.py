@@ -22,14 +22,16 @@ from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.merge import FirstEpoch
-from fedglass.attack.parts import Binding, Bound, BoundTerm, Problem, Progress, Refinement, Solution
-from fedglass.attack.solvers.adam import Adam
+from fedglass.attack.parts import Binding, Bound, BoundTerm, Problem, Progress, Refinement, Solution, Steps, finished
+from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Lowest
+from fedglass.attack.solvers.lbfgs import LBFGS
 from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.term import Term
 from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import ModelError, UpdateError, UsageError
 from fedglass.core.identity import identity_text
+from fedglass.core.rng import derive
 from fedglass.core.types import Observation, Training, Unknown
 from fedglass.rounds.observe import observe
 from fedglass.rounds.views.server import ServerView
@@ -77,47 +79,81 @@ def test_the_restart_of_lowest_energy_is_returned(toy: Any, energies: list[float
 
 
 @dataclass(frozen=True)
-class Noted:
-    """A solver that notes its iterations and start, with an energy that is a function of both."""
+class Paced:
+    """A solver of four steps that notes how far it came from each start, with the start's size as energy."""
 
-    noted: list[tuple[int, float]]
-    iterations: int = 320
+    steps_of: dict[float, int]
+    dies: bool = False
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
+        return finished(self.steps(problem, progress))
+
+    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
         start = float(problem.unknowns[0].start.sum())
-        self.noted.append((self.iterations, start))
-        progress(0, self.iterations)
-        progress(self.iterations, self.iterations)
-        energy = abs(start) if math.isfinite(start) else math.nan
-        return Solution(tuple(u.start for u in problem.unknowns), energy, torch.tensor([energy]))
+        self.steps_of[start] = 0
+        for k in range(4):
+            progress(k, 4)
+            self.steps_of[start] += 1
+            if not self.dies:
+                yield (k + 1) / 4, abs(start)
+        progress(4, 4)
+        self.steps_of[start] += 1
+        return Solution(tuple(u.start for u in problem.unknowns), abs(start), torch.tensor([abs(start)]))
 
 
-def noted(restarts: int, halving: bool) -> tuple[Attack, list[tuple[int, float]]]:
-    stage = Stage(OneGradient(), FreePixels(), SquaredError(), Noted([]))
-    attack = Attack(OracleLabels(), (stage,), restarts=restarts, halving=halving)
-    return attack, stage.solver.noted
+def paced(restarts: int, halving: bool, dies: bool = False) -> tuple[Attack, dict[float, int]]:
+    solver = Paced({}, dies)
+    stage = Stage(OneGradient(), FreePixels(), SquaredError(), solver)
+    return Attack(OracleLabels(), (stage,), restarts=restarts, halving=halving), solver.steps_of
 
 
-def test_halving_runs_the_start_of_lowest_energy_to_its_end(toy: Any) -> None:
+@pytest.mark.parametrize(
+    ("restarts", "steps"),
+    [(1, [5]), (2, [5, 1]), (3, [5, 2, 1]), (5, [5, 5, 2, 1, 1]), (8, [5, 5, 2, 2, 1, 1, 1, 1])],
+)
+def test_halving_gives_up_the_starts_of_higher_energy(toy: Any, restarts: int, steps: list[int]) -> None:
     seen = toy.observation(FEDAVG)
-    (plain, each), (halved, some) = noted(8, halving=False), noted(8, halving=True)
-    best, found = plain.run(seen, seed=4), halved.run(seen, seed=4)
-    assert [iterations for iterations, _ in some] == [20] * 8 + [40] * 4 + [80] * 2 + [320]
-    assert [start for _, start in some[:8]] == [start for _, start in each]
-    assert some[-1] == min(each, key=lambda run: abs(run[1]))
-    assert {start for _, start in some[8:12]} == set(sorted((start for _, start in each), key=abs)[:4])
+    (plain, each), (halved, some) = paced(restarts, halving=False), paced(restarts, halving=True)
+    told: list[float] = []
+    best = plain.run(seen, seed=4)
+    found = halved.run(seen, seed=4, progress=lambda done, of: told.append(done / of))
+    assert list(each.values()) == [5] * restarts
+    assert list(some) == list(each)
+    assert [some[start] for start in sorted(some, key=abs)] == steps
     assert found.energy == best.energy
     assert torch.equal(found.images, best.images)
-
-
-@pytest.mark.parametrize(("restarts", "runs"), [(2, 2 + 1), (3, 3 + 2 + 1), (5, 5 + 3 + 2 + 1)])
-def test_any_number_of_starts_is_halved_and_progress_ends_with_the_last(toy: Any, restarts: int, runs: int) -> None:
-    attack, some = noted(restarts, halving=True)
-    told: list[float] = []
-    attack.run(toy.observation(FEDAVG), progress=lambda done, of: told.append(done / of))
-    assert len(some) == runs
     assert told == sorted(told)
     assert told[-1] == 1.0
+
+
+def test_a_start_that_ends_before_its_time_is_not_lost(toy: Any) -> None:
+    seen = toy.observation(FEDAVG)
+    dead, alive = (paced(3, halving=True, dies=dies)[0].run(seen) for dies in (True, False))
+    assert dead.energy >= alive.energy
+    assert torch.isfinite(dead.images).all()
+
+
+@pytest.mark.parametrize("solver", [Adam(0.1, 12, keep=Lowest()), SignedAdam(0.1, 12), LBFGS(iterations=6)])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_start_that_was_paused_ends_where_it_does_alone(toy: Any, solver: Any, stages: int) -> None:
+    seen = toy.observation(FEDAVG)
+    stage = Stage(OneGradient(), Pixels(), Cosine() + 0.01 * TotalVariation(), solver)
+    attack = Attack(JointLabels(), (stage,) * stages, restarts=4)
+    alone = [replace(attack, restarts=1).run(seen, seed=seed) for seed in range(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        # The seed of each start is then that of a run by itself.
+        patch.setattr("fedglass.attack.attack.derive", lambda seed, name, i: derive(i, name, 0))
+        found = replace(attack, halving=True).run(seen)
+    same = [run for run in alone if torch.equal(run.images, found.images)]
+    assert len(same) == 1
+    assert same[0].energy == found.energy
+    assert same[0].trace == found.trace
+
+
+def test_a_solver_that_can_not_pause_is_refused(toy: Any) -> None:
+    attack, _ = scripted([1.0, 2.0])
+    with pytest.raises(UsageError, match="Scripted has no method steps: leave it out"):
+        replace(attack, halving=True)
 
 
 def test_halving_of_one_start_is_that_run(toy: Any) -> None:

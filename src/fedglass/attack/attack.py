@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,11 +30,14 @@ from fedglass.attack.parts import (
     Refinement,
     Solution,
     Solver,
+    Steps,
+    Stepwise,
     binding_of,
     silent,
     unwatched,
 )
 from fedglass.attack.several_rounds import EachRound, MeanOverRounds, labels_of
+from fedglass.attack.starts import best_of, halved, part
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
@@ -45,8 +49,6 @@ from fedglass.fl.trajectory import per_epoch
 
 TRACE_POINTS = 200
 """How many energies of a run are kept for its curve."""
-TRIALS = 0.5
-"""What each halving of the starts costs, in whole runs."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,18 @@ class Attack:
     refine: tuple[Refine, ...] = ()
     restarts: int = 1
     halving: bool = field(default=False, metadata=LATER)
-    """Whether short runs choose the one start that is run to its end, by halving the number of starts."""
+    """Whether the half of the starts that have the higher energy is given up on the way, twice."""
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise UsageError("An attack needs at least one stage, got none.")
         if self.restarts < 1:
             raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
+        stubborn = [stage.solver for stage in self.stages if not isinstance(stage.solver, Stepwise)]
+        if self.halving and stubborn:
+            raise UsageError(
+                f"attack.halving pauses the solver, and {type(stubborn[0]).__name__} has no method steps: leave it out."
+            )
 
     def __repr__(self) -> str:
         """Halving is printed only where it is done: records of runs go by this name."""
@@ -97,7 +104,8 @@ class Attack:
         check_observation(observation)
         check_needs(self, observation)
         seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
-        best = (self._halved if self.halving else self._best)(self._bound(observation), seeds, progress)
+        run = partial(self._steps, self._bound(observation))
+        best = (halved if self.halving else best_of)(run, seeds, progress)
         return self._refined(observation, best, seed, progress) if self.refine else best
 
     def check(self, observation: Observation) -> None:
@@ -198,26 +206,9 @@ class Attack:
         forwards = [stage.forward.bind(observation) for stage in stages]
         return _Bound(observation, stages, forwards, _labels_by_seed(self.labels, observation))
 
-    def _best(self, bound: _Bound, seeds: Sequence[int], progress: Progress) -> Reconstruction:
-        """The run of lowest energy, each to its end."""
-        runs = [self._once(bound, seed, part(progress, i, len(seeds))) for i, seed in enumerate(seeds)]
-        return min(runs, key=lambda run: rank(run.energy))
-
-    def _halved(self, bound: _Bound, seeds: Sequence[int], progress: Progress) -> Reconstruction:
-        """The run of one start; short runs, which grow longer as starts get fewer, leave out the worse half."""
-        rounds = math.ceil(math.log2(len(seeds)))
-        whole, done = 1 + TRIALS * rounds, 0.0
-        while len(seeds) > 1:
-            share, energies = TRIALS / len(seeds), dict[int, float]()
-            for seed in seeds:
-                energies[seed] = self._once(bound, seed, _within(progress, done, share, whole), share).energy
-                done += share
-            seeds = sorted(seeds, key=lambda seed: rank(energies[seed]))[: math.ceil(len(seeds) / 2)]
-        return self._once(bound, seeds[0], _within(progress, done, 1.0, whole))
-
-    def _once(self, bound: _Bound, seed: int, progress: Progress, share: float = 1.0) -> Reconstruction:
-        """The run from one start, with a share of its iterations."""
-        observation, labels = bound.observation, bound.labels(seed)
+    def _steps(self, bound: _Bound, seed: int, progress: Progress) -> Steps[Reconstruction]:
+        """The run from one start."""
+        observation, labels, stages = bound.observation, bound.labels(seed), len(bound.stages)
         label_start = [u.start for u in labels.unknowns]
         images: Tensor | None = None
         notes = list(labels.notes)
@@ -225,8 +216,7 @@ class Attack:
             unknown = stage.images.bind(observation, stream(seed, "images", i), images)
             asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
             problem = _problem(stage, observation, forward, unknown, Bound(asked, labels.decode))
-            solver = stage.solver if share == 1 else _shortened(stage.solver, share)
-            solution = solver.minimise(problem, part(progress, i, len(self.stages)))
+            solution = yield from _staged(stage.solver, problem, part(progress, i, stages), i, stages)
             of_images, of_labels, own = _split(solution.tensors, unknown.unknowns, asked)
             images = unknown.decode(of_images).detach()
             label_start = list(of_labels)
@@ -260,6 +250,20 @@ class _Bound:
     """By the start's seed."""
 
 
+def _staged(solver: Solver, problem: Problem, progress: Progress, stage: int, stages: int) -> Steps[Solution]:
+    """The run of one of several stages, which pauses where the solver does."""
+    if not isinstance(solver, Stepwise):
+        return solver.minimise(problem, progress)
+    steps = solver.steps(problem, progress)
+    while True:
+        try:
+            share, energy = next(steps)
+        except StopIteration as end:
+            found: Solution = end.value
+            return found
+        yield (stage + share) / stages, energy
+
+
 def _labels_by_seed(labels: Labels, observation: Observation) -> Callable[[int], Bound]:
     """The labels of each start, found once where they draw no random number."""
     found: list[Bound] = []
@@ -291,14 +295,9 @@ def refined(
     film: Callable[[Film], None] = unwatched,
 ) -> Tensor:
     """Images made better by one refinement after another.  # (n, c, h, w), pixels before whitening"""
-    for i, part in enumerate(parts):
-        images = part.refine(Refinement(images, labels, knows, stream(seed, "refine", i), progress, film))
+    for i, refinement in enumerate(parts):
+        images = refinement.refine(Refinement(images, labels, knows, stream(seed, "refine", i), progress, film))
     return images
-
-
-def rank(energy: float) -> float:
-    """For choosing among runs by their energy; one that is not a number comes last."""
-    return energy if math.isfinite(energy) else math.inf
 
 
 def check_observation(observation: Observation) -> None:
@@ -376,16 +375,6 @@ def _split(
     a = len(images)
     b = a + len(labels)
     return tensors[:a], tensors[a:b], tensors[b:]
-
-
-def part(progress: Progress, index: int, parts: int) -> Progress:
-    """The share of a progress bar that one restart or stage owns."""
-    return lambda done, total: progress(index * total + done, parts * total)
-
-
-def _within(progress: Progress, done: float, share: float, whole: float) -> Progress:
-    """The part of a progress bar that a run of that share owns, after those that are done."""
-    return lambda at, of: progress(round(1000 * (done + share * at / of) / whole), 1000)
 
 
 def _thin(trace: Tensor) -> tuple[float, ...]:

@@ -6,9 +6,9 @@ observation gives closures over tensors, which is all that the hot loop sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -156,6 +156,28 @@ class Solver(Protocol):
     """Moves the unknowns to lower the energy."""
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution: ...
+
+
+T = TypeVar("T")
+Steps = Generator[tuple[float, float | Tensor], None, T]
+"""A run that pauses after each iteration: the share of its way that is done, and the last energy. At its end, T."""
+
+
+@runtime_checkable
+class Stepwise(Protocol):
+    """A solver whose run can be paused, and so be given up for another one that promises more."""
+
+    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]: ...
+
+
+def finished(steps: Steps[T]) -> T:
+    """What a run comes to without any pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
 
 class Merge(Protocol):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.attack import part
 from fedglass.attack.decoys import Decoy
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress, silent
+from fedglass.attack.starts import part
 from fedglass.core.assignment import assign
 
 

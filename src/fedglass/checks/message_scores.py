@@ -187,8 +187,9 @@ class Scorer:
 
     def _identity(self, pool: Pool) -> str:
         told, moved = self._message, "" if self._moved is None else of_params(self._moved)
-        how = f"{told.whitening!r} {told.training.label_smoothing!r} {self._reader.mixes} {type(told.model)}"
-        return digest(of_params(told.before), of_params(told.buffers), how, moved, of_tensor(pool.images))
+        how = f"{told.whitening!r} {told.training.label_smoothing!r} {self._reader.mixes} {told.model!r}"
+        examples = of_tensor(pool.images), of_tensor(pool.labels)
+        return digest(of_params(told.before), of_params(told.buffers), how, moved, *examples)
 
 
 def _moved(update: Params) -> dict[str, Tensor] | None:

@@ -122,10 +122,6 @@ def play(
     check_update(message.update, message.before)
     private = [] if held_out is None else [held_out.images]
     draw = draw_candidates(records, pool, candidates=candidates, private=private, seed=seed)
-    if not len(draw.public):
-        raise UsageError(
-            "The candidate game needs public examples beside the candidates, to see what all gradients share: give more."
-        )
     control = _control(message, records, pool, draw, counterfactual, held_out, seed)
     scorer = Scorer(message, [message.update, *control.updates], pool, draw.public, kept)
     rows = torch.cat([*draw.of_label.values()])

@@ -161,29 +161,30 @@ def _update_of(observation: Observation, layer: str) -> DenseUpdate | str:
     if weight is None or weight not in observation.update:
         return f"the dense layer {layer!r} is not trained"
     shrunk = 1 - decay_factor(observation)
+    before, sent = observation.before, observation.update
+    told = bias if bias is not None and bias in sent else None
+    constant = observation.buffers.get(f"{layer}.bias" if layer else "bias") if bias is None else before.get(bias)
+    bias_before = None if constant is None else constant.double().cpu()
 
     def moved(name: str) -> Tensor:
-        return observation.update[name].double() + shrunk * observation.before[name].double()
+        return sent[name].double().cpu() + shrunk * before[name].double().cpu()
 
     def error(name: str) -> Tensor:
-        return entry_error(observation.update[name], observation.before[name], observation.knows.local_steps or 1)
+        return entry_error(sent[name], before[name], observation.knows.local_steps or 1)
 
-    before = observation.before
-    told = bias is not None and bias in observation.update
-    constant = observation.buffers.get(f"{layer}.bias" if layer else "bias")
-    start = constant if bias is None else before.get(bias)
-    bias_before = None if start is None else start.double()
-    after = before[weight].double() + observation.update[weight].double()
-    sent = 0.0 if not told or bias is None else observation.update[bias].double()
+    def after(name: str) -> Tensor:
+        return before[name].double().cpu() + sent[name].double().cpu()
+
+    last = bias_before if told is None else after(told)
     return DenseUpdate(
         layer,
         moved(weight),
-        moved(bias) if told and bias is not None else None,
-        before[weight].double(),
+        None if told is None else moved(told),
+        before[weight].double().cpu(),
         bias_before,
         error(weight),
-        error(bias) if told and bias is not None else None,
-        after=None if bias_before is None else (after, bias_before + sent),
+        None if told is None else error(told),
+        after=None if last is None else (after(weight), last),
         shrunk=shrunk,
     )
 

@@ -95,8 +95,7 @@ def _one(message: Message, layer: DenseUpdate) -> Solved | None:
     guesses: list[_Guess] = []
     knows = message.observation.knows
     for how, inputs, residual in _closed_forms(layer):
-        images = as_images(knows, inputs[None])
-        guesses.append(_Guess(images, message.replay(images), how, residual))
+        guesses.append(_Guess(*message.replay_levels(as_images(knows, inputs[None])), how, residual))
         if message.verified(guesses[-1].found.residual):
             return _told(layer, guesses[-1], True)
     along = _along_direction(message, layer) if knows.training is not None or not _biased(layer) else None
@@ -229,8 +228,7 @@ def _several(message: Message, layer: DenseUpdate) -> Solved | None:
     inputs = inputs[within_bounds(knows, inputs)]
     if not len(inputs):
         return None
-    images = as_images(knows, inputs)
-    found = message.replay(images)
+    images, found = message.replay_levels(as_images(knows, inputs))
     residual = found.residual if math.isfinite(found.residual) else rows.residual
     details: dict[str, float | int | str] = {"groups": len(rows.votes), "rows": int(rows.votes.sum())}
     return Solved(images, found.labels, residual, message.verified(found.residual), details)

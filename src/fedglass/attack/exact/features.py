@@ -29,9 +29,9 @@ ITERATIONS = 300
 give 32.1."""
 FEWEST = 60
 """Steps below which the search has no time for an inversion that is worth its name."""
-RATE = 0.5
+RATE = 3.0
 """Adam's rate in whitened pixels, falling to zero along half a cosine."""
-VARIATION = (1.0, 0.001)
+VARIATION = (1.0, 0.0003)
 """Weight of the total variation at the first and at the last step, beside the squared error of the features relative to
 that of a grey image. Public CIFAR images: a start of 1 is best behind small networks (LeNet 24 dB; 0.1 gives 18), and a
 small end behind wide ones."""

@@ -102,7 +102,7 @@ def entry_error(update: Tensor, before: Tensor, steps: int = 1) -> Tensor:
     >>> entry_error(torch.tensor([1.0, 3.0]), torch.zeros(2)).max() < 1e-6
     tensor(True)
     """
-    sent, start = update.double(), before.double()
+    sent, start = update.double().cpu(), before.double().cpu()
     size = sent.square().mean(-1, keepdim=True).sqrt() if sent.ndim > 1 else sent.abs()
     weights = torch.maximum(start.abs(), (start + sent).abs())
     rounded = _eps(before) * weights * math.sqrt(steps)

@@ -19,8 +19,6 @@ PAPER = (
     "Dimitrov, Baader, Müller, Vechev: SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS 2024, "
     "https://arxiv.org/abs/2403.03945"
 )
-CONTRADICTED = 0.2
-"""A replay that leaves more contradicts a layer that seems explained: mixtures of examples leave more than half."""
 
 
 @register(
@@ -82,10 +80,8 @@ class Spear:
             inputs = guesses if len(guesses) > len(inputs) else inputs
         if not len(inputs):
             return None
-        images = as_images(knows, inputs)
-        again = message.replay(images)
+        images, again = message.replay_levels(as_images(knows, inputs))
         whole = found.complete and len(inputs) == knows.examples
-        contradicted = math.isfinite(again.residual) and again.residual > CONTRADICTED
-        sure = message.verified(again.residual) or (whole and not contradicted)
+        sure = message.verified(again.residual) or (whole and not message.contradicts(again.residual))
         residual = again.residual if math.isfinite(again.residual) else found.residual
         return Solved(images, again.labels, residual, sure, dict(found.details))

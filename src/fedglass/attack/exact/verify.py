@@ -25,6 +25,11 @@ MOST = 0.05
 """What a replay may never leave where there are several images, however coarse the message is."""
 MOST_OF_ONE = 0.2
 """The same for one image, of which there are no mixtures."""
+LEVELS = 255
+"""The steps between the 256 levels of a stored picture."""
+SWITCHED, SWITCHED_TIMES = 0.01, 50.0
+"""What a replay may leave where the layer is explained, and how many times the rounding: images at 67 dB, read from a
+message in bfloat16, leave 44 times its rounding since they switch units; mixtures of two chest X-rays leave 0.05."""
 CLEARLY = 8.0
 """Standard deviations of rounding above which a number is not zero."""
 MARGIN = 1e-4
@@ -98,6 +103,24 @@ class Message:
                 break
         return best
 
+    def replay_levels(self, images: Tensor) -> tuple[Tensor, Replay]:
+        """Return the images or, where they explain the message less well, the nearest ones of 256 levels.
+
+        A coarse message leaves errors that switch units near zero; stored pictures have no values between levels.
+        """
+        found = self.replay(images)
+        if self.verified(found.residual):
+            return images, found
+        low, span = self.observation.knows.low, self.observation.knows.high - self.observation.knows.low
+        levels = ((images - low) / span * LEVELS).round() / LEVELS * span + low
+        better = self.replay(levels)
+        return (levels, better) if better.residual < found.residual else (images, found)
+
+    def contradicts(self, residual: float) -> bool:
+        """Whether a replay of a declared training leaves more than units that rounding has switched."""
+        allowed = min(MOST_OF_ONE, max(SWITCHED, SWITCHED_TIMES * self.rounding))
+        return self.observation.knows.training is not None and allowed < residual < math.inf
+
     def verified(self, residual: float) -> bool:
         """Whether a replay that leaves this residual explains the message: it is no more than rounding."""
         most = MOST_OF_ONE if self.observation.knows.examples == 1 else MOST
@@ -107,11 +130,11 @@ class Message:
         again = replayed(self.observation, images, labels)
         if again is None:
             return math.inf
-        predicted = [p.double() for p in again]
+        predicted = [p.double().cpu() for p in again]
         if self.kept is not None:
             predicted = [torch.where(k, p, torch.zeros_like(p)) for k, p in zip(self.kept, predicted, strict=True)]
         if fit == "tensors" and len(images) == 1:
-            starts = (self.observation.before[name].double() for name in self.observation.update)
+            starts = (self.observation.before[name].double().cpu() for name in self.observation.update)
             left = [_left_apart(s, p, w) for s, p, w in zip(self.sent, predicted, starts, strict=True)]
         else:
             left = _left(self.sent, predicted, self.observation.knows.training is None or fit != "nothing")
@@ -126,7 +149,7 @@ def message_of(observation: Observation) -> Message:
     steps = observation.knows.local_steps or 1
     pairs = [(observation.update[name], observation.before[name]) for name in names]
     errors = [entry_error(update, before, steps) for update, before in pairs]
-    sent = tuple(update.double() for update, _ in pairs)
+    sent = tuple(update.double().cpu() for update, _ in pairs)
     one = observation.knows.examples == 1
     kept = tuple(_kept(update, error) for update, error in zip(sent, errors, strict=True)) if one else None
     size = sum(float(update.square().sum()) for update in sent)
@@ -218,11 +241,11 @@ def label_guesses(observation: Observation, images: Tensor) -> list[Tensor]:
 def _told(observation: Observation, network: Network, weights: Sequence[Tensor], images: Tensor) -> Tensor:
     inputs = observation.knows.whitening.whiten(images.to(weights[0]))
     with torch.no_grad():
-        features = network.features(weights, inputs)[1].double()
+        features = network.features(weights, inputs)[1].double().cpu()
     weight, bias = network.head
-    gradient = -observation.update[weight].double()
+    gradient = -observation.update[weight].double().cpu()
     if bias is not None:
-        gradient = torch.cat([gradient, -observation.update[bias].double()[:, None]], 1)
+        gradient = torch.cat([gradient, -observation.update[bias].double().cpu()[:, None]], 1)
         features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
     shares: Tensor = gradient @ torch.linalg.pinv(features)  # (classes, n)
     return shares.argmin(0)
@@ -239,7 +262,7 @@ def replayed(observation: Observation, images: Tensor, labels: Tensor) -> list[T
         return None
     network = network_of(observation)
     before = [observation.before[name] for name in network.names]
-    inputs = knows.whitening.whiten(images.to(before[0]))
+    inputs, labels = knows.whitening.whiten(images.to(before[0])), labels.to(before[0].device)
     each = _clients(observation, training, len(images))
     if each is None:
         return None
@@ -256,7 +279,8 @@ def gradient_direction(observation: Observation, images: Tensor, labels: Tensor)
     """Return the update of one step on these images: what stands for a training that cannot be replayed."""
     network = network_of(observation)
     weights = [observation.before[name].detach().clone().requires_grad_() for name in network.names]
-    step = Step(network, weights, observation.knows.whitening.whiten(images.to(weights[0])), labels)
+    inputs = observation.knows.whitening.whiten(images.to(weights[0]))
+    step = Step(network, weights, inputs, labels.to(inputs.device))
     return [-g for g in local_gradient(MeanGradient(), step, None)]
 
 

@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.attack import rank
 from fedglass.attack.images.pixels import like
 from fedglass.attack.labels.known import known
 from fedglass.attack.parts import Bound, Checked, Evaluation, Forward, Labels, binding_of
+from fedglass.attack.starts import rank
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact

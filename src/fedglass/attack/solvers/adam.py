@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, Progress, Solution
+from fedglass.attack.parts import Problem, Progress, Solution, Steps, finished
 from fedglass.attack.solvers.check import check_iterations
 from fedglass.attack.solvers.keep import Keep, Last
 from fedglass.attack.solvers.schedules import Constant, Schedule
@@ -42,15 +42,18 @@ class Settings(ABC):
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise UsageError(f"solver.rate must be a finite number of at least 0, got {self.rate!r}.")
 
+    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+        return finished(self.steps(problem, progress))
+
     @abstractmethod
-    def minimise(self, problem: Problem, progress: Progress) -> Solution: ...
+    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]: ...
 
 
 @dataclass(frozen=True)
 class Adam(Settings):
     """Adam [Kingma and Ba, 2015] with projection onto each unknown's box after every step."""
 
-    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
         return descend(self, problem, progress, lambda gradients, elsewhere: gradients)
 
 
@@ -58,7 +61,7 @@ class Adam(Settings):
 class SignedAdam(Settings):
     """Adam that is fed the signs of the gradient's entries [Geiping et al., 2020]."""
 
-    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
         return descend(self, problem, progress, lambda gradients, elsewhere: [torch.sign(g) for g in gradients])
 
 
@@ -69,7 +72,7 @@ Direction = Callable[[Sequence[Tensor], Elsewhere], Sequence[Tensor]]
 """What Adam is fed in place of the gradients."""
 
 
-def descend(spec: Settings, problem: Problem, progress: Progress, direction: Direction) -> Solution:
+def descend(spec: Settings, problem: Problem, progress: Progress, direction: Direction) -> Steps[Solution]:
     """The hot loop. `alive` turns false, on the device, at the first iterate of non-finite energy or gradient; that
     step goes back to the iterate before it, and every later one stays there."""
     n = spec.iterations
@@ -98,6 +101,7 @@ def descend(spec: Settings, problem: Problem, progress: Progress, direction: Dir
                 m.step(k + 1, factor, alive)
         if k % report_every == 0:
             progress(k, n)
+        yield (k + 1) / n, trace[-1]
     final = problem.energy(tensors, 1.0).detach()
     if not math.isfinite(float(final)):  # here, at the end, the device may be waited for
         alive.fill_(False)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, Progress, Solution
+from fedglass.attack.parts import Problem, Progress, Solution, Steps, finished
 from fedglass.attack.solvers.check import check_iterations
 
 
@@ -31,6 +31,9 @@ class LBFGS:
         check_iterations(self.iterations)
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
+        return finished(self.steps(problem, progress))
+
+    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
         tensors = tuple(u.start.detach().clone(memory_format=torch.contiguous_format) for u in problem.unknowns)
         for tensor in tensors:
             tensor.requires_grad_()
@@ -50,6 +53,7 @@ class LBFGS:
                 break
             _project(problem, tensors)
             progress(k, self.iterations)
+            yield (k + 1) / self.iterations, energy
         last = _energy(problem, tensors) if finite else math.nan
         if not math.isfinite(last):
             finite, tensors, last = False, tuple(safe), _energy(problem, safe)

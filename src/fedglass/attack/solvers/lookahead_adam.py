@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, Progress, Solution
+from fedglass.attack.parts import Problem, Progress, Solution, Steps
 from fedglass.attack.solvers.adam import Elsewhere, Settings, descend
 from fedglass.core.errors import UsageError
 
@@ -34,7 +34,7 @@ class LookaheadAdam(Settings):
         if not 0 <= self.blend <= 1:
             raise UsageError(f"solver.blend must be between 0 and 1, got {self.blend:g}.")
 
-    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
         return descend(self, problem, progress, self._blended)
 
     def _blended(self, gradients: Sequence[Tensor], elsewhere: Elsewhere) -> Sequence[Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, Progress, Solution
+from fedglass.attack.parts import Problem, Progress, Solution, Steps
 from fedglass.attack.solvers.adam import Elsewhere, Settings, descend
 
 
@@ -20,7 +20,7 @@ class QuantisedAdam(Settings):
     doubles the gradients of its first 100 iterations, which Adam's normalisation all but undoes: left out.
     """
 
-    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
         return descend(self, problem, progress, _quantised)
 
 

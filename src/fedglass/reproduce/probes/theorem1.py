@@ -23,9 +23,9 @@ from fedglass.analysis.reconstruction_bound import (
     steepness,
     terms,
 )
-from fedglass.attack.attack import part
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.parts import Progress
+from fedglass.attack.starts import part
 from fedglass.audit.guesses import best_guess
 from fedglass.audit.probe import Finding
 from fedglass.audit.target import Target

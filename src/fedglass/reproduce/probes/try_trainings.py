@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedglass.attack.attack import Attack, part, rank
+from fedglass.attack.attack import Attack
 from fedglass.attack.hypotheses import hypotheses, supposing, trainings
 from fedglass.attack.parts import Progress
+from fedglass.attack.starts import part, rank
 from fedglass.audit.probe import Finding
 from fedglass.audit.target import Target
 from fedglass.core.types import Training
