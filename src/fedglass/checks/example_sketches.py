@@ -77,7 +77,7 @@ class Reader:
 
     def read(self, inputs: Tensor, labels: Tensor, along: Sequence[Sequence[Tensor]] = ()) -> tuple[Tensor, Tensor]:
         """Return the sketches and the exact products with some vectors.  # (b, places), (b, vectors)"""
-        sketches, products = [], []
+        sketches, products = [torch.zeros(0, self.places)], [torch.zeros(0, len(along))]
         for found in self._gradients(inputs, labels):
             sketches.append(self._sketched(found))
             each = [_products(found, vector) for vector in along]

@@ -75,6 +75,7 @@ class GameResult:
     directions: int
     public: int
     same_source: bool
+    """False: the candidates are said to be of another kind, or records that were not trained on stand out as well."""
     low_power: bool
     doubts: tuple[str, ...]
 
@@ -143,6 +144,8 @@ def play(
         low_power=len(draw.public) < LOW_POWER or not scorer.reads_as_trained,
         doubts=(),
     )
+    if result.control_low is not None and result.control_low > max_singling_out:
+        result = replace(result, same_source=False)  # records that were not trained on are singled out as well
     return replace(result, doubts=_doubts(result), exposed_by=_exposed_by(result, max_singling_out, messages))
 
 

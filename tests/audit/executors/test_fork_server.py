@@ -111,7 +111,7 @@ def test_code_from_a_named_folder_reaches_the_workers(tmp_path: Path) -> None:
     done = python(commands, COMMAND, "audit", "plan.toml", *options, cwd=place)
     assert "This plan runs code of its own: model_beside_the_plan:Own (model)." in done.stderr
     assert "Error" not in done.stderr
-    assert [record.status for record in RecordFile(place / "out" / RECORDS).read()] == ["done", "done"]
+    assert {record.status for record in RecordFile(place / "out" / RECORDS).read()} == {"done"}
 
 
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
