@@ -116,12 +116,13 @@ def _as_declared(target: Target, replays: list[dict[str, Any]]) -> Iterator[Doub
         explained = True  # what the noise leaves is tested as a whole
     else:
         outcome = replay(claim)
-        if outcome is None or (outcome.untold and not target.unnamed):
+        defended = target.unnamed and bool(target.defences)  # by what nobody says, so that a replay cannot give it
+        if outcome is None or (outcome.untold and not defended):
             yield doubt(Kind.NOT_REPLAYED, why=TOO_LONG if outcome is None else f"{outcome.words}.")
         else:
             explained = outcome.explained
             replays.append({"residual": outcome.residual, "explained": explained})
-            if not explained and not target.unnamed:
+            if not explained and not defended:
                 found.append(outcome.words + (f"; what explains it: {outcome.other}" if outcome.other else ""))
                 found += target.reserved
     if not explained and target.statement is not None:
