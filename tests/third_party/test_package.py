@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedglass.ledger.records import RECORDS, SUMMARY, RecordFile
+from fedglass.verdict.judge import judge
 from fedglass.verdict.summary import read_summary
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def test_a_plan_names_them_and_the_report_shows_them(fedglass: Callable[..., Don
     # This process does not have the package: the scale is read from the summary.
     gate = read_summary(out / SUMMARY).judged_by()
     assert gate.rule == "MAE below 0.001"
-    assert gate.judge(records).exit_code == done.returncode
+    assert judge(records, gate).exit_code == done.returncode
     assert "MAE" in (out / "report.html").read_text()
 
 
