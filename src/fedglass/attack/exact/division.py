@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import scipy  # its parts are imported when they are first used
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense, row_ratios
@@ -206,7 +206,9 @@ def _lowest(misfit: Callable[[float], float], shortest: float, longest: float) -
     lengths = torch.logspace(math.log10(shortest), math.log10(longest), SCALES, dtype=torch.float64).tolist()
     best = min(range(SCALES), key=lambda i: misfit(lengths[i]))
     low, high = lengths[max(0, best - 1)], lengths[min(SCALES - 1, best + 1)]
-    found = minimize_scalar(misfit, bounds=(low, high), method="bounded", options={"xatol": 1e-8 * longest})
+    found = scipy.optimize.minimize_scalar(
+        misfit, bounds=(low, high), method="bounded", options={"xatol": 1e-8 * longest}
+    )
     return float(found.x)
 
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import scipy  # its parts are imported when they are first used
 import torch
-from scipy.optimize import least_squares
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -138,7 +138,7 @@ def _search(
     noise = torch.randn(len(labels), len(layer.bias_before), generator=search.generator, dtype=torch.float64)
     start = equations.start(layer.bias_before + SPREAD * repeated * noise)
     slopes = torch.func.jacrev(equations.misfit)
-    ended = least_squares(
+    ended = scipy.optimize.least_squares(
         lambda x: equations.misfit(torch.from_numpy(x)).numpy(),
         start.numpy(),
         jac=lambda x: slopes(torch.from_numpy(x)).numpy(),
