@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -101,6 +102,8 @@ class DenseFeatures:
 
     name: str = "dense_features"
     paper: str = ""
+    cost: ClassVar[float] = 10.0
+    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
         """Return why the method does not apply; empty where it does."""

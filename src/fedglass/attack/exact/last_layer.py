@@ -8,9 +8,11 @@ that layer's inputs by least squares: no unit needs to be active for one example
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import scipy  # its parts are imported when they are first used
 import torch
@@ -22,7 +24,9 @@ from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
 from fedglass.attack.exact.head import Features, checked, polished, sent_by, smoothing_of
 from fedglass.attack.exact.method import Search, Solved
 from fedglass.attack.exact.peel import pixels_solved
+from fedglass.attack.labels.counts import is_clipped, unsmoothed
 from fedglass.attack.labels.instance_counts import InstanceCounts
+from fedglass.attack.labels.rounding import round_to_sum
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -109,17 +113,20 @@ def _chain(observation: Observation, layers: Sequence[DenseUpdate], search: Sear
 def _last_inputs(observation: Observation, layer: DenseUpdate, search: Search) -> tuple[Tensor, Tensor, float] | None:
     """The features of all examples, their labels, and the factor between gradient and update."""
     count, travel = observation.knows.examples, observation.knows.travel
-    labels = _labels(observation, search)
-    if labels is None or travel is None or layer.bias is None or not _gives_logits(observation, layer):
+    if not 1 <= count < observation.knows.classes or travel is None or layer.bias is None:
+        return None
+    if is_clipped(observation) or not _gives_logits(observation, layer):
         return None
     factor = -travel / count
-    equations = _equations(observation, layer, labels, factor)
-    begun, best = time.monotonic(), (torch.inf, torch.zeros(0))
-    for trial in range(STARTS):
-        best = min(best, _search(equations, layer, labels, trial, search), key=lambda found: found[0])
+    begun, best = time.monotonic(), (torch.inf, torch.zeros(0), torch.zeros(0))
+    for trial, labels in itertools.product(range(STARTS), _label_guesses(observation, layer, factor, search)):
+        equations = _equations(observation, layer, labels, factor)
+        misfit, unknown = _search(equations, layer, labels, trial, search)
+        if misfit < best[0]:
+            best = (misfit, (unknown.view(count, count).T @ equations.inner)[:, :-1], labels)
         if best[0] < SOLVED or time.monotonic() - begun > search.seconds:
             break
-    return (best[1].view(count, count).T @ equations.inner)[:, :-1], labels, factor
+    return best[1], best[2], factor
 
 
 def _equations(observation: Observation, layer: DenseUpdate, labels: Tensor, factor: float) -> _Equations:
@@ -148,15 +155,18 @@ def _search(
     return float((2 * ended.cost) ** 0.5), torch.from_numpy(ended.x)
 
 
-def _labels(observation: Observation, search: Search) -> Tensor | None:
-    """The labels of all examples, in any order; None where the counts cannot be read, or are too many."""
+def _label_guesses(observation: Observation, layer: DenseUpdate, factor: float, search: Search) -> list[Tensor]:
+    """The labels of all examples, in any order: as if the network knew nothing yet, and by its answers to features."""
+    assert layer.bias is not None, "checked by the caller"
+    assert layer.bias_before is not None, "a trained bias has a value before"
     count = observation.knows.examples
-    if not 1 <= count < observation.knows.classes:
-        return None
+    counts = unsmoothed(count * layer.bias_before.softmax(0) - layer.bias / factor, observation)
+    first = torch.repeat_interleave(torch.arange(len(counts)), round_to_sum(counts, count))
     try:
-        return InstanceCounts().bind(observation, search.generator).decode([])
+        second = InstanceCounts().bind(observation, search.generator).decode([]).sort().values
     except UsageError:
-        return None
+        return [first]
+    return [first] if torch.equal(first, second) else [first, second]
 
 
 def _gives_logits(observation: Observation, layer: DenseUpdate) -> bool:
@@ -203,6 +213,8 @@ class LastLayer:
 
     name: str = "last_layer"
     paper: str = ""
+    cost: ClassVar[float] = 3.0
+    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
         """Return why the method does not apply; empty where it does."""

@@ -9,6 +9,7 @@ leaves more rows to single examples, until all are found.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -104,6 +105,8 @@ class Peeling:
 
     name: str = "peeling"
     paper: str = ""
+    cost: ClassVar[float] = 1.0
+    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
         """Return why the method does not apply; empty where it does."""

@@ -7,6 +7,7 @@ what the network never saw. Its replay is the message itself: no attack can tell
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedglass.attack.exact.cut import cut_at
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
@@ -28,6 +29,8 @@ class PooledInput:
 
     name: str = "pooled_input"
     paper: str = ""
+    cost: ClassVar[float] = 1.5
+    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
         """Return why the method does not apply; empty where it does."""

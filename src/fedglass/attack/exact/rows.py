@@ -99,8 +99,9 @@ def entry_error(update: Tensor, before: Tensor, steps: int = 1) -> Tensor:
     Weights after training are rounded to their own type, at each step, which the difference inherits; the message may
     be in a coarser type, or on the grid of a quantiser.
 
-    >>> entry_error(torch.tensor([1.0, 3.0]), torch.zeros(2)).max() < 1e-6
-    tensor(True)
+    >>> fine, coarse = torch.tensor([1.1, 3.3]), torch.tensor([1.0, 3.0])  # the second fits into bfloat16
+    >>> bool(entry_error(fine, torch.zeros(2)).max() < 1e-6), bool(entry_error(coarse, torch.zeros(2)).max() > 1e-3)
+    (True, True)
     """
     sent, start = update.double().cpu(), before.double().cpu()
     size = sent.square().mean(-1, keepdim=True).sqrt() if sent.ndim > 1 else sent.abs()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,8 @@ class VisionTransformerClosedForm:
 
     name: str = "vit_closed_form"
     paper: str = PAPER
+    cost: ClassVar[float] = 2.0
+    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
         """Return why the method does not apply; empty where it does."""
