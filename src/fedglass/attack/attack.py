@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from fedglass.attack.merge import MatchAndAverage
 from fedglass.attack.needs import check_needs, reads_of
@@ -128,11 +127,6 @@ class Attack:
             else:
                 refinement.refine(Refinement(blank, first, knows, draws))
 
-    def weakened(self, factor: float) -> Attack:
-        """The same attack with priors weaker by a factor; itself where it has none."""
-        stages = tuple(replace(stage, objective=stage.objective.weakened(factor)) for stage in self.stages)
-        return replace(self, stages=stages)
-
     def shortened(self, share: float) -> Attack:
         """The same attack from one start with a share of its iterations, not refined: for trying things out."""
         stages = tuple(replace(stage, solver=_shortened(stage.solver, share)) for stage in self.stages)
@@ -154,19 +148,6 @@ class Attack:
         of what can not be represented no search is to blame for not finding it.  # pixels (n, c, h, w), labels (n,)
         """
         return self._energy_at(observation, self._nearest(observation, pixels, labels), like)
-
-    def misfits(
-        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> dict[str, float]:
-        """1 - cosine of what the same images would have sent and what was sent, tensor by tensor.
-
-        An objective may leave tensors out, or count them for next to nothing: this counts each of them.
-        """
-        forward = self._stages(observation)[-1].forward.bind(observation)
-        own = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
-        predicted = forward.predict(self._nearest(observation, pixels, labels), own)
-        rows = zip(forward.names, predicted, forward.target, strict=True)
-        return {name: _misfit(sent, seen) for name, sent, seen in rows if seen.numel() > 1}
 
     def _nearest(self, observation: Observation, pixels: Tensor, labels: Tensor) -> Candidate:
         """The representable images next to the given ones."""
@@ -319,10 +300,6 @@ def check_observation(observation: Observation) -> None:
             "The update is zero everywhere, so that there is nothing to invert: check that the client trained "
             "and that the weights before and after were not mixed up."
         )
-
-
-def _misfit(one: Tensor, other: Tensor) -> float:
-    return 1 - float(cosine_similarity(one.detach().double().flatten(), other.double().flatten(), dim=0))
 
 
 def check_counted(observation: Observation) -> None:

@@ -27,16 +27,6 @@ class AnyAttack(Protocol):
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float: ...
 
-    def misfits(
-        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> dict[str, float]:
-        """How far the message of given images lies from the one that was seen, tensor by tensor."""
-        ...
-
-    def weakened(self, factor: float) -> AnyAttack:
-        """The same attack with priors weaker by a factor; itself where it has none."""
-        ...
-
     def shortened(self, share: float) -> AnyAttack:
         """The same attack from one start with a share of its iterations, not refined: for trying things out."""
         ...
@@ -69,9 +59,6 @@ class TryEpochs:
             found.append(replace(best, supposed=guess))
         return min(found, key=lambda run: rank(run.energy))
 
-    def weakened(self, factor: float) -> TryEpochs:
-        return replace(self, attack=self.attack.weakened(factor))
-
     def shortened(self, share: float) -> TryEpochs:
         return replace(self, attack=self.attack.shortened(share))
 
@@ -84,11 +71,6 @@ class TryEpochs:
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         return self.attack.energy_of(_as_supposed(observation, like), pixels, labels, like)
-
-    def misfits(
-        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> dict[str, float]:
-        return self.attack.misfits(_as_supposed(observation, like), pixels, labels, like)
 
 
 @runtime_checkable

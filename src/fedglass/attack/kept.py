@@ -112,9 +112,6 @@ class TryKept:
         found = self.attack.run(supposed, seed, part(progress, 1, 2) if several else progress)
         return replace(found, kept=best, grouping=() if self.mean else _grouping(supposed, found))
 
-    def weakened(self, factor: float) -> TryKept:
-        return replace(self, attack=self.attack.weakened(factor))
-
     def shortened(self, share: float) -> TryKept:
         return replace(self, attack=self.attack.shortened(share))
 
@@ -127,11 +124,6 @@ class TryKept:
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         return self.attack.energy_of(self._as_supposed(observation, pixels, like), pixels, labels, like)
-
-    def misfits(
-        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> dict[str, float]:
-        return self.attack.misfits(self._as_supposed(observation, pixels, like), pixels, labels, like)
 
     def _guesses(self, observation: Observation) -> list[Kept | None]:
         """What is possible; None alone where it is known."""

@@ -49,9 +49,6 @@ class SubtractOwn:
         own = observation.own
         return found if own is None or others is observation else followed_by(found, own)
 
-    def weakened(self, factor: float) -> Self:
-        return replace(self, attack=self.attack.weakened(factor))
-
     def shortened(self, share: float) -> Self:
         return replace(self, attack=self.attack.shortened(share))
 
@@ -66,12 +63,6 @@ class SubtractOwn:
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         others, n = self._theirs(observation, labels)
         return self.attack.energy_of(others, pixels[:n], labels[:n], like)
-
-    def misfits(
-        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> dict[str, float]:
-        others, n = self._theirs(observation, labels)
-        return self.attack.misfits(others, pixels[:n], labels[:n], like)
 
     def _theirs(self, observation: Observation, labels: Tensor) -> tuple[Observation, int]:
         """Where the others are looked for, and how many of the labelled images are theirs: the first ones."""

@@ -70,9 +70,6 @@ class TryRules:
             raise refusals[0]
         return found
 
-    def weakened(self, factor: float) -> TryRules:
-        return self._each(lambda attack: attack.weakened(factor))
-
     def shortened(self, share: float) -> TryRules:
         return self._each(lambda attack: attack.shortened(share))
 
@@ -85,11 +82,6 @@ class TryRules:
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         return self._won(like).energy_of(observation, pixels, labels, like)
-
-    def misfits(
-        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> dict[str, float]:
-        return self._won(like).misfits(observation, pixels, labels, like)
 
     def _won(self, like: Reconstruction) -> AnyAttack:
         """The attack under the rule that a reconstruction supposes."""

@@ -66,9 +66,6 @@ class SearchByOwn:
         found = self.attack.run(guess, seed, progress)
         return replace(found, supposed=whole_batches(guess), tried=tuple(tried) if len(tried) > 1 else ())
 
-    def weakened(self, factor: float) -> SearchByOwn:
-        return replace(self, probe=self.probe.weakened(factor), attack=self.attack.weakened(factor))
-
     def shortened(self, share: float) -> SearchByOwn:
         return replace(self, probe=self.probe.shortened(share), attack=self.attack.shortened(share))
 
@@ -82,11 +79,6 @@ class SearchByOwn:
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         return self.attack.energy_of(_as_supposed(observation, labels, like), pixels, labels, like)
-
-    def misfits(
-        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> dict[str, float]:
-        return self.attack.misfits(_as_supposed(observation, labels, like), pixels, labels, like)
 
     def _search(self, observation: Observation, seed: int, progress: Progress) -> list[Trial]:
         """All trials; the one guess that there is, untried, where nothing is unknown."""

@@ -54,9 +54,6 @@ class MeanOverRounds(Term):
 
     term: Term
 
-    def weakened(self, factor: float) -> Term:
-        return replace(self, term=self.term.weakened(factor))
-
     def bind(self, binding: Binding) -> BoundTerm:
         if not binding.names[0].startswith(MARK):  # one round alone
             return self.term.bind(binding)

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from fedglass.attack.attack import check_counted, check_observation
 from fedglass.attack.exact.method import ExactMethod, Search, Solved
-from fedglass.attack.exact.verify import explains, gradient_direction, replayed
-from fedglass.attack.forward.target import network_of
+from fedglass.attack.exact.verify import explains
 from fedglass.attack.own import others_alone
 from fedglass.attack.parts import Progress, silent
 from fedglass.core.errors import UsageError
@@ -66,10 +64,6 @@ class ExactAttack:
         progress(len(self.methods), len(self.methods))
         return _reconstruction(seen, best, reasons)
 
-    def weakened(self, factor: float) -> ExactAttack:
-        """Return the same attack: equations have no priors."""
-        return self
-
     def shortened(self, share: float) -> ExactAttack:
         return replace(self, seconds=self.seconds * share)
 
@@ -78,16 +72,6 @@ class ExactAttack:
         seen = _first_alone(observation)
         n = seen.knows.examples
         return explains(seen, pixels[:n], labels[:n])
-
-    def misfits(
-        self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> dict[str, float]:
-        """Return 1 - cosine of what these images would have sent and what was sent, tensor by tensor."""
-        seen = _first_alone(observation)
-        n = seen.knows.examples
-        predicted = replayed(seen, pixels[:n], labels[:n]) or gradient_direction(seen, pixels[:n], labels[:n])
-        rows = zip(network_of(seen).names, predicted, strict=True)
-        return {name: _misfit(p, seen.update[name]) for name, p in rows if p.numel() > 1}
 
 
 def _first_alone(observation: Observation) -> Observation:
@@ -117,7 +101,3 @@ def _reconstruction(
         explains=found.explains,
         reasons=reasons,
     )
-
-
-def _misfit(one: Tensor, other: Tensor) -> float:
-    return 1 - float(cosine_similarity(one.double().flatten(), other.double().flatten(), dim=0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -20,9 +20,6 @@ class After(Term):
 
     term: Term
     start: float
-
-    def weakened(self, factor: float) -> Term:
-        return replace(self, term=self.term.weakened(factor))
 
     def bind(self, binding: Binding) -> BoundTerm:
         start, term = self.start, self.term.bind(binding)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,8 +16,6 @@ class ClipPenalty(Term):
 
     As in the release of Data Leakage in Federated Averaging [Dimitrov et al., 2022].
     """
-
-    prior: ClassVar[bool] = True
 
     low: float = 0.0
     high: float = 1.0

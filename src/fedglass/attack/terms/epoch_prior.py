@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -93,8 +93,6 @@ class _EpochPrior(Term, ABC):
 class SquaredEpochPrior(_EpochPrior):
     """D the mean squared difference: 1/E^2 sum of (a - b)^2 over all pairs is twice the variance."""
 
-    prior: ClassVar[bool] = True
-
     summary: Summary = field(default_factory=Mean)
 
     def spread(self, values: Tensor) -> Tensor:
@@ -104,8 +102,6 @@ class SquaredEpochPrior(_EpochPrior):
 @dataclass(frozen=True)
 class AbsoluteEpochPrior(_EpochPrior):
     """D the mean absolute difference: sum of |a - b| over all pairs is 2 sum_i (2i + 1 - E) a_(i), sorted."""
-
-    prior: ClassVar[bool] = True
 
     summary: Summary = field(default_factory=Mean)
 

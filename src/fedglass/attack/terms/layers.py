@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -47,9 +47,6 @@ class Ramp(Term):
     first: float
     last: float
     until: float = 0.5
-
-    def weakened(self, factor: float) -> Term:
-        return replace(self, term=self.term.weakened(factor))
 
     def bind(self, binding: Binding) -> BoundTerm:
         term = self.term.bind(binding)

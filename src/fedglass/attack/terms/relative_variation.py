@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,8 +19,6 @@ class RelativeVariation(Term):
     total variation then lets all contrast fade, since that costs nothing; this one does not know a either.
     """
 
-    prior: ClassVar[bool] = True
-
     def bind(self, binding: Binding) -> BoundTerm:
         variation = TotalVariation().bind(binding)
         return lambda at: variation(at) / contrast(at)
@@ -30,8 +27,6 @@ class RelativeVariation(Term):
 @dataclass(frozen=True)
 class UsualContrast(Term):
     """(root mean square of x - 1)^2: whitened data have it at 1, which settles what the message leaves open."""
-
-    prior: ClassVar[bool] = True
 
     def bind(self, binding: Binding) -> BoundTerm:
         return lambda at: (contrast(at) - 1).square()

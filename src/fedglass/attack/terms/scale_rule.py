@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedglass.attack.parts import Binding, BoundTerm
 from fedglass.attack.terms.term import Term
@@ -22,9 +22,6 @@ class ScaleRule(Term):
     term: Term
     offset: float = 0.0005
     slope: float = -0.00008
-
-    def weakened(self, factor: float) -> Term:
-        return replace(self, term=self.term.weakened(factor))
 
     def bind(self, binding: Binding) -> BoundTerm:
         weight, term = self.weight(*binding.shape[1:]), self.term.bind(binding)

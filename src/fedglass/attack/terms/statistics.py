@@ -27,9 +27,6 @@ class WithStatistics(Term):
     objective: Term
     weight: float = 1.0
 
-    def weakened(self, factor: float) -> Term:
-        return replace(self, objective=self.objective.weakened(factor))
-
     def bind(self, binding: Binding) -> BoundTerm:
         kinds = [name.rpartition(".")[2] for name in binding.names]
         told = [i for i, kind in enumerate(kinds) if kind in (MEAN, VARIANCE)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,16 +13,9 @@ from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 class Term(ABC):
     """A summand of the objective, a frozen dataclass without tensors."""
 
-    prior: ClassVar[bool] = False
-    """Whether it speaks of the images alone, whatever the message."""
-
     @abstractmethod
     def bind(self, binding: Binding) -> BoundTerm:
         """The term's energy as a function of the iteration; what depends on the message alone is computed here."""
-
-    def weakened(self, factor: float) -> Term:
-        """The same with its priors weaker by a factor: what they prefer by themselves then counts for less."""
-        return factor * self if self.prior else self
 
     def __add__(self, other: Term) -> Sum:
         return Sum((*_summands(self), *_summands(other)))
@@ -56,9 +48,6 @@ class Sum(Term):
 
         return value
 
-    def weakened(self, factor: float) -> Term:
-        return Sum(tuple(term.weakened(factor) for term in self.terms))
-
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.terms))
 
@@ -73,15 +62,6 @@ class Scaled(Term):
     def bind(self, binding: Binding) -> BoundTerm:
         weight, term = self.weight, self.term.bind(binding)
         return lambda at: weight * term(at)
-
-    def weakened(self, factor: float) -> Term:
-        """
-        >>> from fedglass.attack.terms.total_variation import TotalVariation
-        >>> (0.5 * TotalVariation()).weakened(0.1)
-        0.05 * TotalVariation(share=1.0)
-        """
-        inner = self.term
-        return Scaled(self.weight * factor, inner) if inner.prior else Scaled(self.weight, inner.weakened(factor))
 
     def __repr__(self) -> str:
         inner = f"({self.term!r})" if isinstance(self.term, Sum | Scaled) else repr(self.term)

@@ -6,7 +6,6 @@ The definitions differ by factors of hundreds, so that a weight is meaningless w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,8 +21,6 @@ class TotalVariation(Term):
     `share=1` is the prior of Inverting Gradients' release [Geiping et al., 2020], `share=0.5` that of SME's
     [Zhu et al., 2023].
     """
-
-    prior: ClassVar[bool] = True
 
     share: float = 1.0
 
@@ -46,8 +43,6 @@ class CircularTotalVariation(Term):
     As in the release of Data Leakage in Federated Averaging [Dimitrov et al., 2022]: no root.
     """
 
-    prior: ClassVar[bool] = True
-
     def bind(self, binding: Binding) -> BoundTerm:
         def value(at: Evaluation) -> Tensor:
             x = at.candidate.images
@@ -65,8 +60,6 @@ class PixelVariation(Term):
     Of pixels in [0, 1], before whitening: R_TV of K. Zhu et al. [2025] as it is printed, with exponent 4. The paper
     does not say in which coordinates x is. In whitened ones the sum is some 250 times larger at an exponent of 4.
     """
-
-    prior: ClassVar[bool] = True
 
     exponent: float = 4.0
     eps: float = 1e-8
