@@ -22,7 +22,18 @@ from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.merge import FirstEpoch
-from fedglass.attack.parts import Binding, Bound, BoundTerm, Problem, Progress, Refinement, Solution, Steps, finished
+from fedglass.attack.parts import (
+    Binding,
+    Bound,
+    BoundTerm,
+    Problem,
+    Progress,
+    Refinement,
+    Solution,
+    Steps,
+    finished,
+    silent,
+)
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.solvers.lbfgs import LBFGS
@@ -32,7 +43,7 @@ from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import ModelError, UpdateError, UsageError
 from fedglass.core.identity import identity_text
 from fedglass.core.rng import derive
-from fedglass.core.types import Observation, Training, Unknown
+from fedglass.core.types import Observation, Reconstruction, Training, Unknown
 from fedglass.rounds.observe import observe
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import Knows
@@ -455,3 +466,54 @@ def test_in_double_precision_all_stays_double(toy: Any) -> None:
     one, other = simple().run(seen), simple().run(double)
     assert other.images.dtype == torch.float64
     torch.testing.assert_close(one.images.double(), other.images, rtol=1e-3, atol=1e-3)
+
+
+ONCE = 1
+"""A label of one of three toy examples; the label of the other two is another."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """An attack that has read one image of a label, and nothing else."""
+
+    label: int
+    value: float = 0.75
+
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        images = torch.full((1, *observation.knows.shape), self.value)
+        return Reconstruction(images, torch.tensor([self.label]), 0.0)
+
+
+def test_the_first_start_begins_with_what_another_attack_reads(toy: Any) -> None:
+    """Where its label is; the other images, and all images of other starts, begin as they would without it."""
+    seen = toy.observation(examples=3)
+    starts: dict[bool, list[Tensor]] = {}
+    labels: list[int] = []
+    for begun in (False, True):
+        solver = Scripted([1.0, 2.0], [])
+        attack = Attack(OracleLabels(), (Stage(OneGradient(), Pixels(), Cosine(), solver),), restarts=2)
+        labels = replace(attack, start=Read(ONCE) if begun else None).run(seen).labels.tolist()
+        starts[begun] = [seen.knows.whitening.unwhiten(start[0]) for start in solver.starts]
+    place = labels.index(ONCE)
+    assert labels.count(ONCE) == 1
+    assert torch.allclose(starts[True][0][place], torch.tensor(0.75))
+    others = [i for i in range(3) if i != place]
+    assert torch.equal(starts[True][0][others], starts[False][0][others])
+    assert torch.equal(starts[True][1], starts[False][1])
+
+
+def test_an_attack_without_a_start_keeps_its_name_and_numbers(toy: Any) -> None:
+    assert " start=" not in repr(simple())
+    assert "start=Read(label=0, value=0.75)" in repr(simple(start=Read(0)))
+    assert identity_text(simple(start=Read(0))) != identity_text(simple())
+
+
+def test_a_start_that_reads_nothing_changes_nothing(toy: Any) -> None:
+    seen = toy.observation()
+
+    @dataclass(frozen=True)
+    class Nothing:
+        def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+            return Reconstruction(torch.zeros(0, *observation.knows.shape), torch.zeros(0, dtype=torch.int64), math.inf)
+
+    assert torch.equal(simple(start=Nothing()).run(seen).images, simple().run(seen).images)

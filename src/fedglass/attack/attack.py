@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fedglass.attack.images.pixels import whitened_noise
 from fedglass.attack.merge import MatchAndAverage
 from fedglass.attack.needs import check_needs, reads_of
 from fedglass.attack.parts import (
@@ -81,6 +82,8 @@ class Attack:
     restarts: int = 1
     halving: bool = field(default=False, metadata=LATER)
     """Whether the half of the starts that have the higher energy is given up on the way, twice."""
+    start: Starter | None = field(default=None, metadata=LATER)
+    """An attack, such as `exact`, whose images the first start begins with; what it cannot read begins at random."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -94,8 +97,8 @@ class Attack:
             )
 
     def __repr__(self) -> str:
-        """Halving is printed only where it is done: records of runs go by this name."""
-        told = [f for f in fields(self) if f.name != "halving" or self.halving]
+        """What was added later is printed only where it is used: records of runs go by this name."""
+        told = [f for f in fields(self) if f.metadata != LATER or getattr(self, f.name)]
         return f"Attack({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
@@ -103,7 +106,7 @@ class Attack:
         check_observation(observation)
         check_needs(self, observation)
         seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
-        run = partial(self._steps, self._bound(observation))
+        run = partial(self._steps, self._bound(observation, seeds[0]))
         best = (halved if self.halving else best_of)(run, seeds, progress)
         return self._refined(observation, best, seed, progress) if self.refine else best
 
@@ -180,18 +183,19 @@ class Attack:
         own = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
         return float(_energy(stage, observation, forward)(candidate, own, 1.0).detach())
 
-    def _bound(self, observation: Observation) -> _Bound:
-        """What is the same for all starts."""
+    def _bound(self, observation: Observation, seed: int) -> _Bound:
+        """What is the same for all starts, and the images that the one of a seed begins with."""
         # All operators first: what the last one refuses is said before the first one has run for minutes.
         stages = self._stages(observation)
         forwards = [stage.forward.bind(observation) for stage in stages]
-        return _Bound(observation, stages, forwards, _labels_by_seed(self.labels, observation))
+        begin = {} if self.start is None else {seed: self.start.run(observation, seed)}
+        return _Bound(observation, stages, forwards, _labels_by_seed(self.labels, observation), begin)
 
     def _steps(self, bound: _Bound, seed: int, progress: Progress) -> Steps[Reconstruction]:
         """The run from one start."""
         observation, labels, stages = bound.observation, bound.labels(seed), len(bound.stages)
         label_start = [u.start for u in labels.unknowns]
-        images: Tensor | None = None
+        images = _begun(observation, bound.begin.get(seed), labels.decode(label_start), stream(seed, "images", 0))
         notes = list(labels.notes)
         for i, (stage, forward) in enumerate(zip(bound.stages, bound.forwards, strict=True)):
             unknown = stage.images.bind(observation, stream(seed, "images", i), images)
@@ -216,8 +220,7 @@ class Attack:
         notes: Sequence[str],
     ) -> Reconstruction:
         pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
-        hard = labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
-        return Reconstruction(pixels, hard, solution.energy, _thin(solution.trace), tuple(notes), unknowns)
+        return Reconstruction(pixels, _hard(labels), solution.energy, _thin(solution.trace), tuple(notes), unknowns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,6 +232,36 @@ class _Bound:
     forwards: Sequence[BoundForward]
     labels: Callable[[int], Bound]
     """By the start's seed."""
+    begin: Mapping[int, Reconstruction]
+    """The images that the start of a seed begins with, where there are some."""
+
+
+class Starter(Protocol):
+    """What gives an attack images to begin with: another attack."""
+
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction: ...
+
+
+def _begun(
+    observation: Observation, found: Reconstruction | None, labels: Tensor, generator: torch.Generator
+) -> Tensor | None:
+    """Images to begin with, each where its label is, and noise elsewhere.  # (1, n, c, h, w), whitened, or None"""
+    if found is None or not len(found.images):
+        return None
+    images, free = whitened_noise(observation, generator, epochs=1), _hard(labels.detach()).tolist()
+    for image, label in zip(found.images, found.labels.tolist(), strict=True):
+        left = [i for i, other in enumerate(free) if other is not None]
+        if not left:
+            break
+        place = min(left, key=lambda i: free[i] != label)
+        images[0, place] = observation.knows.whitening.whiten(image[None])[0].to(images)
+        free[place] = None
+    return images
+
+
+def _hard(labels: Tensor) -> Tensor:
+    """The labels of the images.  # (n,)"""
+    return labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
 
 
 def _staged(solver: Solver, problem: Problem, progress: Progress, stage: int, stages: int) -> Steps[Solution]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -97,6 +97,17 @@ def refined_by(attack: AnyAttack, parts: tuple[Refine, ...]) -> AnyAttack:
     if not isinstance(attack, Refinable):
         raise UsageError(f"{type(attack).__name__} has no method refined_by, so that refine can not be added to it.")
     return attack.refined_by(parts)
+
+
+def started_by(attack: AnyAttack, start: AnyAttack) -> AnyAttack:
+    """Return the same attack, of which the first start begins with what another attack reads."""
+    if isinstance(attack, Attack):
+        return replace(attack, start=start)
+    around: Any = attack
+    if not hasattr(around, "attack"):
+        raise UsageError(f"{type(attack).__name__} does not begin with images: leave its key start out.")
+    changed: AnyAttack = replace(around, attack=started_by(around.attack, start))
+    return changed
 
 
 def hypotheses(observation: Observation) -> list[Training]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedglass.attack.hypotheses import AnyAttack, refined_by
+from fedglass.attack.hypotheses import AnyAttack, refined_by, started_by
 from fedglass.attack.images.decoders import located_decoder
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
@@ -69,8 +69,10 @@ def recordings(table: RecordingTable | BundleTable, adversary: AdversaryTable, f
 
 
 def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
-    """The attack with its options and refinements, whose models lie in folders beside the plan."""
+    """The attack with its options, start and refinements, whose models lie in folders beside the plan."""
     attack = _composed(table, adversary, folder)
+    if table.start is not None:
+        attack = started_by(attack, recipe(table.start))
     parts = tuple(_refinement(each, folder) for each in table.refine)
     return refined_by(attack, parts) if parts else attack
 

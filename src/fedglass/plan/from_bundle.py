@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedglass.attack.attack import Attack
 from fedglass.attack.labels.catalogue import labels_part
 from fedglass.attack.labels.signs import better_labels
 from fedglass.attack.unasked import reasons_of
@@ -160,7 +161,8 @@ def _text(
     names = ("inverting_gradients",) if allowed is None else allowed.attacks
     for name in names:
         other = "" if allowed is None else allowed.labels.get(name, "")
-        lines += ["[[attacks]]", f"name = {_quoted(name)}", *([f"labels = {_quoted(other)}"] if other else []), ""]
+        lines += ["[[attacks]]", f"name = {_quoted(name)}", *([f"labels = {_quoted(other)}"] if other else [])]
+        lines += [*(['start = "exact"'] if isinstance(recipe(name), Attack) else []), ""]
     for name, reason in (allowed.left if allowed is not None else {}).items():
         lines += [f"# left out: {name}: {_line(reason)}"]
     lines += ["", "[gate]", 'metric = "psnr"', "threshold = 20.0", ""]

@@ -86,6 +86,8 @@ class AttackTable(Named):
     """Its name in the report."""
     labels: Name | None = None
     """How labels are found: `fedglass list labels`; the recipe's own way where it is left out."""
+    start: Name | None = None
+    """An attack whose images it begins with, such as `exact`; what that cannot read begins at random."""
     refine: Annotated[list[RefineTable], Field(max_length=10)] = []
     """What is done to the images that it finds, one after another, after what the recipe does itself."""
 
