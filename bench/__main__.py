@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import call, classic, executors, fedavg, loop, peer, quality, rounds, rules, startup
+from bench import call, classic, executors, fedavg, loop, peer, quality, rounds, rules, startup, verdicts
 
 PARTS = {
     "call": call.measure,
@@ -17,6 +17,7 @@ PARTS = {
     "peer": peer.measure,
     "rules": rules.measure,
     "startup": startup.measure,
+    "verdicts": verdicts.measure,
     "executors": executors.measure,
     "rounds": rounds.measure,
     "quality": quality.measure,

@@ -47,7 +47,7 @@ def overhead(workers: int, bar: str) -> tuple[str, str, str]:
         subprocess.run([*command, "--device", "cpu"], stdout=DEVNULL, stderr=DEVNULL, check=False)
         wall = time.perf_counter() - start
         records = RecordFile(out / RECORDS).read()
-    assert [record.status for record in records] == ["done"] * CASES, "every case is played"
+    assert all(record.status == "done" for record in records), "every case is played"
     attacks = sum(record.seconds for record in records)
     found = f"{wall - attacks / workers:.1f} s ({wall:.1f} s less {attacks:.1f} s / {workers})"
     return f"audit of {CASES} cases, {workers} worker(s): start-up and report", found, bar

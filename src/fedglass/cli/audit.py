@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedglass.cli.code import announce, announce_model, code_option, importable, model_option
+from fedglass.cli.code import announce, announce_named, code_option, importable, model_option, public_option
 from fedglass.cli.executors import Hands, executing
 from fedglass.cli.output import Output, answering
 from fedglass.core.errors import UsageError
@@ -39,6 +39,7 @@ EFFORTS = click.Choice(["quick", "standard", "thorough"])
 @click.option(
     "--weights", type=click.Path(path_type=Path), help="Safetensors with what of a bundle's model never travels."
 )
+@public_option
 @click.option("--effort", type=EFFORTS, help="How long searches may take on a recorded folder.  [default: standard]")
 @click.option(
     "--minutes", type=click.FloatRange(min=0), help="The same as a limit in minutes, for all searches together."
@@ -57,6 +58,7 @@ def audit(
     model: str | None,
     truth: Path | None,
     weights: Path | None,
+    public: str | None,
     effort: str | None,
     minutes: float | None,
     everything: bool,
@@ -98,11 +100,12 @@ def audit(
     from fedglass.plan.schema import parse_plan, read_plan
 
     if plan.is_dir():
-        text = _plan_of(plan, model, truth, weights, output)
+        text = _plan_of(plan, model, truth, weights, public, output)
         parsed, folder = parse_plan(text), Path()
-    elif model is not None or truth is not None or weights is not None:
+    elif any(given is not None for given in (model, truth, weights, public)):
         raise UsageError(
-            "--model, --truth and --weights belong to a recorded federation: write them into the plan as keys."
+            "--model, --truth, --weights and --public belong to a recorded federation: write them into the plan as "
+            "keys."
         )
     else:
         (parsed, text), folder = read_plan(plan), plan.resolve().parent
@@ -136,12 +139,14 @@ def _refuse_bundles(plan: Path, directory: Path) -> None:
         raise UsageError(f"{plan} is a file of a recorded federation: name its folder, {plan.parent}.")
 
 
-def _plan_of(bundle: Path, model: str | None, truth: Path | None, weights: Path | None, output: Output) -> str:
+def _plan_of(
+    bundle: Path, model: str | None, truth: Path | None, weights: Path | None, public: str | None, output: Output
+) -> str:
     """The plan of a bundle; what it leaves out is said."""
     from fedglass.plan.from_bundle import draft
 
-    announce_model(model, output)
-    made = draft(bundle, model=model, truth=truth, weights=weights)
+    announce_named(model, public, output)
+    made = draft(bundle, model=model, truth=truth, weights=weights, public=public)
     if made.chosen is None:
         raise UsageError(made.problem)
     names = ", ".join(made.chosen.attacks)

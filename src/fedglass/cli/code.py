@@ -30,6 +30,13 @@ model_option = click.option(
     help="The model that a bundle was recorded from; one that is code of others runs only if it is named here.",
 )
 
+public_option = click.option(
+    "--public",
+    metavar="DATA",
+    help="Examples like the clients' that no client has: a data set, a folder of classes, or an npz file. By them the "
+    "audit tells whether a message names its records.",
+)
+
 
 @contextmanager
 def importable(folders: Sequence[Path]) -> Iterator[None]:
@@ -55,9 +62,10 @@ def announce(plan: Plan, output: Output) -> None:
         output.note(f"This plan runs code of its own: {found}. If it is not yours, read that code first.")
 
 
-def announce_model(model: str | None, output: Output) -> None:
-    """Say that a model is code of others, before it runs."""
+def announce_named(model: str | None, public: str | None, output: Output) -> None:
+    """Say that a model or a data set is code of others, before it runs."""
     from fedglass.plan.code import code_named
 
-    for code in () if model is None else code_named("models", model):
+    named = {"models": model, "datasets": public}
+    for code in (code for kind, name in named.items() if name is not None for code in code_named(kind, name)):
         output.note(f"This runs code of others: {code}. If it is not yours, read that code first.")

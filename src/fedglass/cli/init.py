@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fedglass.cli.code import announce_model, code_option, importable, model_option
+from fedglass.cli.code import announce_named, code_option, importable, model_option, public_option
 from fedglass.cli.output import Output, answering
 from fedglass.core.errors import UsageError
 
@@ -16,6 +16,7 @@ from fedglass.core.errors import UsageError
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 @click.option("--from", "bundle", type=click.Path(path_type=Path), help="A recorded federation that the plan audits.")
 @model_option
+@public_option
 @code_option
 @answering
 @click.pass_context
@@ -25,6 +26,7 @@ def init(
     force: bool,
     bundle: Path | None,
     model: str | None,
+    public: str | None,
     folders: tuple[Path, ...],
     output: Output,
 ) -> None:
@@ -38,12 +40,12 @@ def init(
       fedglass init plan.toml --from recorded/
     """
     if bundle is None:
-        if model is not None or folders:
-            raise UsageError("--model and --code say what a bundle was recorded from: give --from with them.")
+        if model is not None or public is not None or folders:
+            raise UsageError("--model, --public and --code belong to a recorded federation: give --from with them.")
         from fedglass.cli.template import PLAN as text
     else:
         ctx.with_resource(importable(folders))
-        text = _from_bundle(bundle, path, model, output)
+        text = _from_bundle(bundle, path, model, public, output)
     try:
         with path.open("w" if force else "x", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -55,15 +57,15 @@ def init(
     output.answer({"path": str(path)})
 
 
-def _from_bundle(bundle: Path, plan: Path, model: str | None, output: Output) -> str:
+def _from_bundle(bundle: Path, plan: Path, model: str | None, public: str | None, output: Output) -> str:
     """The plan of a bundle, whose folder it names as seen from its own."""
     import os
 
     from fedglass.plan.from_bundle import draft
 
-    announce_model(model, output)
+    announce_named(model, public, output)
     beside = os.path.relpath(bundle.resolve(), plan.resolve().parent)
-    made = draft(bundle, path=beside, model=model)
+    made = draft(bundle, path=beside, model=model, public=public)
     if made.problem:
         output.note(f"The plan is not ready yet: {made.problem}")
     return made.text

@@ -24,6 +24,11 @@ SHOWN = 10
 LONGEST = 300
 """Characters of a sentence that somebody's recorder tells."""
 
+PUBLIC = (
+    "Give the audit examples like the clients' that no client has, at least 200 of each class (--public DATA): they "
+    "show what a guess without the messages reaches, and whether a message names its records."
+)
+
 
 @click.command("record-info", short_help="Say what a recorded federation holds, and what is missing for which attack.")
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -119,6 +124,7 @@ def _judged(info: Info) -> Iterator[str]:
     for name, missing in info.missing.items():
         if missing:
             yield f"  {name} lacks {', '.join(fact.words for fact in missing)}"
+    yield PUBLIC
 
 
 def _told(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str]:

@@ -17,6 +17,7 @@ from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.registry import built_in, factory, takes
 from fedglass.core.types import Observation
+from fedglass.data.catalogue import located
 from fedglass.plan.bundle_choice import chosen
 from fedglass.plan.bundle_settled import opened
 from fedglass.plan.bundle_table import BundleTable
@@ -62,9 +63,11 @@ def draft(
     model: str | None = None,
     truth: Path | None = None,
     weights: Path | None = None,
+    public: str | None = None,
 ) -> Draft:
-    """The plan that audits a bundle; `path` is how it names the folder, `model` is the user's own word."""
+    """The plan that audits a bundle; `path` is how it names the folder, `model` and `public` are the user's words."""
     beside = folder.with_name(folder.name + "-truth") if truth is None else truth
+    public = None if public is None else located(public, Path.cwd())
     table = BundleTable(
         bundle=str(folder.resolve()),
         model=model,
@@ -75,7 +78,7 @@ def draft(
     allowed, problem, doubts, unseen, together = None, "", tuple[str, ...](), tuple[str, ...](), False
     try:
         # Without the truth nobody knows whether a client's data stayed the same.
-        wanted = AdversaryTable() if table.truth is None else AdversaryTable(together="also")
+        wanted = AdversaryTable(together=False if table.truth is None else "also", public=public)
         sources = recorded_bundle(table, wanted, Path())
         together = any(isinstance(view, Together) for source in sources if source.truths for view in source.views)
         allowed, doubts = attacks_for(sources), tuple(sources[0].doubted())
@@ -85,7 +88,7 @@ def draft(
     told = path or table.bundle
     named = None if table.truth is None else f"{told}-truth" if path is not None and truth is None else table.truth
     files = {"truth": named, "weights": table.weights}
-    text = _text(bundle, told, model, files, allowed, problem, together)
+    text = _text(bundle, told, model, files, allowed, problem, _adversary(together, public))
     return Draft(text, allowed, problem, doubts, unseen)
 
 
@@ -135,11 +138,8 @@ def _text(
     files: Mapping[str, str | None],
     allowed: Chosen | None,
     problem: str,
-    together: bool,
+    adversary: Sequence[str],
 ) -> str:
-    at_once = (
-        'together = "also"       # rounds of the same data one by one, and at once: what one hides others may tell'
-    )
     lines = [
         "# The plan of a recorded federation, written by `fedglass init --from`; all keys: docs/plan.md.",
         f"title = {_quoted(Path(path).name[:200])}",
@@ -152,7 +152,7 @@ def _text(
         '# whose = ["name"]        # whose messages; everybody\'s if left out',
         "# training = { lr = 0.1 } # in place of what the bundle tells",
         "",
-        *(["[adversary]", at_once] if together else ["# [adversary]", f"# {at_once}"]),
+        *adversary,
         '# view = "aggregate"      # or "server"; as the federation\'s own server saw it if left out',
         "",
     ]
@@ -167,6 +167,17 @@ def _text(
         lines += [f"# left out: {name}: {_line(reason)}"]
     lines += ["", "[gate]", 'metric = "psnr"', "threshold = 20.0", ""]
     return "\n".join(lines)
+
+
+def _adversary(together: bool, public: str | None) -> list[str]:
+    """The adversary's table, in which what is not asked for is a comment."""
+    keys = {
+        f"together = {_quoted('also')}       # rounds of the same data one by one, and at once": together,
+        f"public = {_quoted(public or 'public/')}  # such examples that no client has, at least 200 of each class: by "
+        "them the audit tells whether a message names its records": public is not None,
+    }
+    lines = {"[adversary]": any(keys.values()), **keys}
+    return [line if used else f"# {line}" for line, used in lines.items()]
 
 
 def _missing(bundle: Bundle, model: str | None) -> Iterator[str]:

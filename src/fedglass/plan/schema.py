@@ -64,7 +64,8 @@ class AdversaryTable(Table):
     knows_kept: bool = True
     """Whose updates got through the server's rule; else a peer guesses, see `maliciously_curious_client`."""
     public: Name | None = None
-    """Such data that it has, for blind guesses and decoys: as `federation.data`; else what no client has of these."""
+    """Such data that it has, for blind guesses and the candidate game: as `federation.data`; else what no client has of
+    these."""
 
     def views(self, clients: int) -> int:
         """How many it has of a federation of so many clients, if all take part in every round."""

@@ -255,7 +255,7 @@ TABLE: Mapping[Kind, Row] = {
         "info",
         "no candidates",
         "The candidate game was not played: there are {found} other examples, and it needs at least {least}.",
-        "Give public examples of the same kind: adversary.public.",
+        "Give public examples of the same kind: --public, or adversary.public in a plan.",
     ),
     Kind.FEW_CANDIDATES: Row(
         _GAME,
@@ -263,14 +263,14 @@ TABLE: Mapping[Kind, Row] = {
         "few candidates",
         "Only {found} candidates have the label of a record, where {least} are needed for a rate: the game decides "
         "nothing here.",
-        "Give more public examples of each class: adversary.public.",
+        "Give more public examples of each class: --public, or adversary.public in a plan.",
     ),
     Kind.OTHER_DOMAIN: Row(
         _GAME,
         "info",
         "candidates of another kind",
         "The candidates are images of another kind than the records, so the game decides nothing.",
-        "Give public examples of the same kind: adversary.public.",
+        "Give public examples of the same kind: --public, or adversary.public in a plan.",
     ),
     Kind.NO_CONTROL: Row(
         _GAME,
@@ -285,7 +285,7 @@ TABLE: Mapping[Kind, Row] = {
         "game of low power",
         "Only {public} public gradients show what is common to all examples: the game may miss what a larger set "
         "would find.",
-        "Give at least 100 public examples: adversary.public.",
+        "Give at least 100 public examples: --public, or adversary.public in a plan.",
     ),
     Kind.GAME_NOT_PLAYED: Row(_GAME, "info", "game not played", "The candidate game was not played. {why}"),
     Kind.NO_EXACT_METHOD: Row(
