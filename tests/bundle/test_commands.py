@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import Result
@@ -85,6 +86,26 @@ def test_the_plan_of_a_bundle_is_sound(fedglass: Run, bundle: Path, tmp_path: Pa
     checked = fedglass("check", place / "plan.toml")
     assert checked.exit_code == 0
     assert "is sound" in " ".join(checked.stdout.split())
+
+
+def test_public_examples_are_named_once_for_audit_and_plan(fedglass: Run, bundle: Path, tmp_path: Path) -> None:
+    shape, classes = TERMS["shape"], TERMS["classes"]
+    labels = np.arange(60) % classes
+    images = np.random.default_rng(0).integers(0, 256, (60, *shape[1:], shape[0]), dtype=np.uint8)
+    np.savez(tmp_path / "public.npz", images=images, labels=labels)
+    given = ("--public", tmp_path / "public.npz")
+    assert "--public" in fedglass("record-info", bundle).stdout
+    assert fedglass("init", tmp_path / "plan.toml", "--from", bundle, *given).exit_code == 0
+    assert f'public = "{tmp_path / "public.npz"}"' in (tmp_path / "plan.toml").read_text()
+    assert fedglass("check", tmp_path / "plan.toml").exit_code == 0
+    fedglass("audit", bundle, "-o", tmp_path / "out", "--effort", "quick", *given)
+    records = [json.loads(line) for line in (tmp_path / "out" / "records.jsonl").read_text().splitlines()]
+    games = [record for record in records if record["kind"] == "game"]
+    assert games
+    assert not any(each["kind"] == "no_candidates" for game in games for each in game["doubts"])
+    refused = fedglass("audit", tmp_path / "plan.toml", "-o", tmp_path / "other", *given)
+    assert refused.exit_code == 2
+    assert "--public belong to a recorded federation" in " ".join(refused.stderr.split())
 
 
 def test_the_plan_of_an_incomplete_bundle_says_what_is_missing(fedglass: Run, tmp_path: Path) -> None:
