@@ -257,7 +257,12 @@ def _of_layer(layer: _Layer, entered: Tensor, back: Tensor) -> dict[str, _Found]
         over = tuple(range(1, back.dim() - len(layer.normalized_shape)))
         parts = F.layer_norm(entered, layer.normalized_shape, eps=layer.eps) * back, back
         return {name: part.sum(over) if over else part for name, part in zip(("weight", "bias"), parts, strict=True)}
-    return {"weight": (_normalised(layer, entered) * back).flatten(2).sum(2), "bias": back.flatten(2).sum(2)}
+    parts = _normalised(layer, entered) * back, back
+    # Of channels alone, as a dense layer leaves them, there is nothing to sum over.
+    return {
+        name: part.flatten(2).sum(2) if part.dim() > 2 else part
+        for name, part in zip(("weight", "bias"), parts, strict=True)
+    }
 
 
 def _normalised(layer: _BatchNorm | nn.GroupNorm, entered: Tensor) -> Tensor:
