@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedglass.audit.audit import Job, run
+from fedglass.audit.effort import Effort
 from fedglass.ledger.records import Record
 from fedglass.verdict.judge import Verdict
 
@@ -59,10 +60,15 @@ def row(situation: Any) -> tuple[str, ...]:
 
 
 def audited(situation: Any) -> tuple[Sequence[Record], Verdict]:
-    """Return the records of a situation, and the verdict."""
+    """Return the records of a situation, and the verdict.
+
+    Where the truth is a leak, a search that comes after a demonstrated one can change nothing, and is left out.
+    """
     attacks = {} if situation.attack is None else {"attack": situation.attack}
+    chosen = frozenset(attacks) if situation.truth == "leak" else frozenset()
+    job = Job([situation.source()], attacks, ("psnr", "ssim"), chosen=chosen, effort=Effort.STANDARD)
     with tempfile.TemporaryDirectory() as folder:
-        result = run(Job([situation.source()], attacks, ("psnr", "ssim")), Path(folder))
+        result = run(job, Path(folder))
     return result.records, result.verdict
 
 
