@@ -48,3 +48,8 @@ def test_divergences_add_up_and_grow() -> None:
     assert two == pytest.approx(2 * one)
     assert (np.diff(one) >= -1e-12).all()
     assert len(ORDERS) == len(one)
+
+
+@pytest.mark.parametrize("shift", [1e5, 1e306, math.inf])
+def test_a_shift_that_no_float_holds_is_told_as_a_success_of_one(shift: float) -> None:
+    assert renyi_success(1e-3, laplace_renyi(np.array([shift, 0.0]))) == 1

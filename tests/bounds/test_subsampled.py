@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from fedglass.bounds.subsampled import composed_mu, poisson_epsilon, poisson_success
-from fedglass.bounds.success import gdp_epsilon, gdp_success
+from fedglass.bounds.subsampled import composed_mu, poisson_advantage, poisson_epsilon, poisson_success
+from fedglass.bounds.success import gdp_advantage, gdp_epsilon, gdp_success
 from fedglass.core.errors import UsageError
 
 
@@ -86,6 +86,10 @@ def test_sampling_helps_and_never_hurts() -> None:
     assert found == sorted(found)
     assert found[-1] == pytest.approx(gdp_success(1e-3, composed_mu(1.0, 20)), rel=1e-6)
     assert found[0] < found[-1] / 10
+    advantages = [poisson_advantage(q, 1.0, 20) for q in (0.01, 0.1, 1.0)]
+    assert advantages == sorted(advantages)
+    assert advantages[-1] == pytest.approx(gdp_advantage(composed_mu(1.0, 20)), rel=1e-6)
+    assert advantages[0] < 1 - 0.99**20  # the chance of being in some batch
     assert poisson_success(0.5, 0.1, 1.0, 20) < gdp_success(0.5, composed_mu(1.0, 20))
 
 

@@ -9,30 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from fedglass.audit.replay import Declared, Part, batches_of, message_of, too_long
+from fedglass.audit.adversary import psnr_without_prior, simulated_adversary
+from fedglass.audit.distances import distances, tells_nothing
+from fedglass.audit.replay import Declared, Part, too_long
 from fedglass.bounds.laplace import ORDERS, Array, laplace_renyi, renyi_success
+from fedglass.bounds.subsampled import poisson_advantage, poisson_epsilon, poisson_success
 from fedglass.bounds.success import combine_mu, gdp_advantage, gdp_epsilon, gdp_success
 from fedglass.core.errors import UsageError
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
+from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
 from fedglass.fl.local import GradientFn
 from fedglass.fl.protection import Protection
 from fedglass.fl.release import Release
 from fedglass.ledger.doubts import Doubt, Kind, doubt
 from fedglass.ledger.records import BASE_RATE, Certificate
+from fedglass.rounds.truth import Examples
 from fedglass.verdict.texts import flag
 
-MOST_REPLAYS = 4000
-"""Local steps of all replays without one record; beyond these only the client's absence is a reference."""
 DELTA = 1e-5
 """At which epsilon is stated, as is customary."""
+TOO_LONG = "The training is too long to be run again."
+DIVERGES = "run again on the true data, the declared training diverges"
 WHY = {
     "own": "It is not one of fedglass's own defences, so its noise is not known to be independent of the data.",
     "repeats": "Its noise repeats.",
@@ -46,8 +50,6 @@ WHY = {
 class Bound:
     """What the rounds of one message amount to."""
 
-    models: tuple[NoiseModel, ...]
-    """Of each private part of the first round."""
     mu: tuple[float, ...] = ()
     """Of each private record, over the rounds that were looked at."""
     renyi: tuple[Array, ...] = ()
@@ -58,27 +60,36 @@ class Bound:
     steps: bool = False
     """Whether several noisy local steps stand behind it, which only the accountant bounds."""
     rounds: int = 1
-    doubts: tuple[Doubt, ...] = field(default=())
+    stds: tuple[tuple[float, ...], ...] = ()
+    """Of each round and private part, the Gaussian noise that hides it; empty where that is not all that does."""
+    identical: bool = False
+    """Whether there is no noise, and the message is the same whatever the records are."""
 
 
-def bound_of(rounds: Sequence[Declared]) -> Bound | Doubt:
-    """Return the bound of messages of the same records in different rounds, or why there is none."""
-    found = [_of_round(each) for each in rounds]
-    refused = next((each for each in found if isinstance(each, Doubt)), None)
-    if refused is not None:
-        return refused
-    bounds = [each for each in found if isinstance(each, Bound)]
-    first = bounds[0]
+def bound_of(rounds: Sequence[Declared], pool: Examples | None = None) -> Bound | Doubt:
+    """Return the bound of messages of the same records in different rounds, or why there is none.
+
+    `pool` are candidates: without noise a message tells nothing only if it is the same with all of them.
+    """
+    bounds = list[Bound]()
+    for each in rounds:
+        found = _of_round(each, pool)
+        if isinstance(found, Doubt):
+            return found
+        bounds.append(found)
+    if any(each.renyi for each in bounds):  # of Gaussian noise R_a = a mu^2 / 2
+        spent = [each.renyi or tuple(ORDERS * mu**2 / 2 for mu in each.mu) for each in bounds]
+        return Bound(renyi=tuple(np.sum(of, axis=0) for of in zip(*spent, strict=True)), rounds=len(rounds))
     limits = [each.per_round for each in bounds]
     clients = [each.client_mu for each in bounds]
     return Bound(
-        first.models,
         tuple(combine_mu(mus) for mus in zip(*(each.mu for each in bounds), strict=True)),
-        tuple(sum(spent, start=np.zeros(())) for spent in zip(*(each.renyi for each in bounds), strict=True)),
-        None if None in clients else combine_mu([mu for mu in clients if mu is not None]),
-        None if None in limits else max(limit for limit in limits if limit is not None),
-        any(each.steps for each in bounds),
-        len(rounds),
+        client_mu=None if None in clients else combine_mu([mu for mu in clients if mu is not None]),
+        per_round=None if None in limits else max(limit for limit in limits if limit is not None),
+        steps=any(each.steps for each in bounds),
+        rounds=len(rounds),
+        stds=tuple(std for each in bounds for std in each.stds) if all(each.stds for each in bounds) else (),
+        identical=all(each.identical for each in bounds),
     )
 
 
@@ -93,17 +104,53 @@ def certificate_of(bound: Bound, further: int) -> Certificate | None:
     more = [] if bound.per_round is None else [bound.per_round] * further
     mus = [combine_mu([mu, *more]) for mu in bound.mu]
     worst = max(mus)
+    noise = "identical" if bound.identical else "gaussian"
     return Certificate(
         method="accountant" if bound.steps else "record",
-        accounting="composed_gaussian" if bound.steps else "gaussian",
+        accounting="composed_gaussian" if bound.steps else noise,
         success=[gdp_success(BASE_RATE, mu) for mu in mus],
         mu=mus,
         rounds=rounds,
         advantage=gdp_advantage(worst),
-        epsilon=gdp_epsilon(worst, DELTA) if math.isfinite(worst) else None,
+        epsilon=gdp_epsilon(worst, DELTA),
         delta=DELTA,
         client_mu=None if bound.client_mu is None else combine_mu([bound.client_mu, *more]),
     )
+
+
+def planned_certificate(bound: Bound, further: int) -> Certificate:
+    """Return the certificate over the rounds that were looked at, with what it comes to after `further` more."""
+    held = certificate_of(bound, 0)
+    assert held is not None, "no further rounds are asked for"
+    if not further:
+        return held
+    later = certificate_of(bound, further)
+    told = {"planned": bound.rounds + further, "success_planned": None if later is None else later.worst}
+    return held.model_copy(update=told)
+
+
+def beside(rounds: Sequence[Declared], bound: Bound, pool: Examples | None, seed: int) -> dict[str, object]:
+    """Return the fields of a certificate that are shown and decide nothing, of the worst record."""
+    if not bound.stds or len(bound.stds) != len(rounds):
+        return {}
+    place, row = _record(rounds[0], max(range(len(bound.mu)), key=lambda i: bound.mu[i]))
+    parts = [without_noise(each).parts[place] for each in rounds]
+    told: dict[str, object] = {}
+    stds = [each[place] for each in bound.stds]
+    found = simulated_adversary(rounds, parts, stds, row, pool, seed)
+    model = models_of(rounds[0].parts)[place]
+    if len(rounds) == len(rounds[0].parts) == 1 and isinstance(model, NoiseModel):
+        told["expected_psnr"] = psnr_without_prior(parts[0], model)
+    return {**told, "adversary": found}
+
+
+def _record(declared: Declared, number: int) -> tuple[int, int]:
+    """Return which part a private record is in, and at which row."""
+    for place, part in enumerate(declared.parts):
+        if number < len(part.labels):
+            return place, number
+        number -= len(part.labels)
+    raise IndexError(number)
 
 
 def certify(
@@ -115,26 +162,59 @@ def certify(
     *,
     whitening: Whitening,
     rounds: int = 1,
+    poisson: float | None = None,
 ) -> Certificate:
     """Return the certificate of a client's message, as `fedglass audit` states it of a simulated federation.
 
     `model` holds the weights before the round, `images` are pixels in [0, 1], `defences` act in their order. More than
     one round needs an update that is clipped, or DP-SGD. Where nothing bounds what an adversary reads, a UsageError
     says why.
+
+    `poisson` is for DP-SGD that draws the batch of each local step anew, every record by itself with this probability,
+    and divides by the expected size of a batch, as Opacus does. It needs `fedglass[pld]`. Slices of a shuffled epoch,
+    as fedglass and most data loaders make them, are no such samples: leave it out.
     """
     part = Part(images, labels, training, Protection.of(defences))
-    bound = bound_of([Declared(model, weights_of(model), buffers_of(model), {}, whitening, (part,))])
-    if isinstance(bound, Doubt):
-        raise UsageError(flag(bound).whole)
-    found = certificate_of(bound, rounds - 1)
+    declared = dict.fromkeys(("noise", "training"), "declared")
+    if poisson is not None:
+        found: Certificate | None = _of_samples(part, poisson, rounds)
+        declared["Poisson samples"] = "declared"
+    else:
+        claim = Declared(model, weights_of(model), buffers_of(model), {}, whitening, (part,))
+        bound = bound_of([claim])
+        if isinstance(bound, Doubt):
+            raise UsageError(flag(bound).whole)
+        found = certificate_of(bound, rounds - 1)
+        if found is not None and rounds == 1:
+            found = found.model_copy(update=beside([claim], bound, None, 0))
     if found is None:
         raise UsageError(flag(doubt(Kind.MORE_ROUNDS, rounds=rounds - 1)).text + " Clip the update before the noise.")
-    return found.model_copy(update={"assumptions": dict.fromkeys(("noise", "training"), "declared")})
+    return found.model_copy(update={"assumptions": declared})
+
+
+def _of_samples(part: Part, rate: float, rounds: int) -> Certificate:
+    """Return the certificate of DP-SGD on Poisson samples, by the privacy-loss distribution."""
+    gradient, model = part.protection.gradient, models_of([part])[0]
+    if not isinstance(gradient, DPSGD):
+        raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
+    refused = _refusal([model])
+    if refused is not None:
+        raise UsageError(flag(refused).whole)
+    run = rate, gradient.noise_multiplier, rounds * part.steps
+    return Certificate(
+        method="accountant",
+        accounting="pld",
+        success=[poisson_success(BASE_RATE, *run)] * len(part.labels),
+        rounds=rounds,
+        advantage=poisson_advantage(*run),
+        epsilon=poisson_epsilon(*run, DELTA),
+        delta=DELTA,
+    )
 
 
 def declared_bound(
     protections: Sequence[Protection], trainings: Sequence[tuple[int, Training]], rounds: int
-) -> Certificate | Doubt:
+) -> Bound | Doubt:
     """Return what a declaration alone bounds, without the data: clipping and noise, or DP-SGD."""
     pairs = zip(protections, trainings, strict=True)
     models = [noise_model(protection, training, examples) for protection, (examples, training) in pairs]
@@ -142,12 +222,11 @@ def declared_bound(
     if refused is not None:
         return refused
     limits = [model.per_round for model in models if isinstance(model, NoiseModel)]
-    if None in limits:
+    known = [limit for limit in limits if limit is not None]
+    if len(known) < len(limits):
         return doubt(Kind.DEFENCE_NOT_BOUNDED, defence="noise without clipping", why="Only the data bound it.")
-    bound = Bound((), tuple(combine_mu([limit or 0.0] * rounds) for limit in limits), steps=True, rounds=rounds)
-    certificate = certificate_of(bound, 0)
-    assert certificate is not None, "no further rounds are asked for"
-    return certificate
+    mus = tuple(combine_mu([limit] * rounds) for limit in known)
+    return Bound(mus, per_round=max(known), steps=True, rounds=rounds)
 
 
 def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
@@ -193,14 +272,17 @@ def total_std(declared: Declared, *, hidden: bool = True) -> float | None:
     return math.hypot(*(share * model.std for share, model in weighed if isinstance(model, NoiseModel)), 0.0)
 
 
-def _of_round(declared: Declared) -> Bound | Doubt:
+def _of_round(declared: Declared, pool: Examples | None) -> Bound | Doubt:
     """Return the bound of one round's message."""
     private = len(declared.parts) - declared.own
+    counts = [len(part.labels) for part in declared.parts[:private]]
     models = models_of(declared.parts)[:private]
     refused = _refusal(models)
     if refused is not None and not (
         refused.kind is Kind.NO_NOISE and declared.combined_by_mean and total_std(declared)
     ):
+        if refused.kind is Kind.NO_NOISE and tells_nothing(declared, pool):
+            return Bound((0.0,) * sum(counts), identical=True)
         return refused
     # In a mean a client without noise is hidden by that of the others.
     known = [
@@ -209,71 +291,34 @@ def _of_round(declared: Declared) -> Bound | Doubt:
     ]
     limits = [model.per_round for model in known]
     limit = None if None in limits else max(each for each in limits if each is not None)
-    counts = [len(part.labels) for part in declared.parts[:private]]
     if any(not model.additive for model in known):
         if limit is None:
             return doubt(Kind.DEFENCE_NOT_BOUNDED, defence=repr(declared.parts[0].protection), why=WHY["steps"])
         each = [model.per_round or 0.0 for model, count in zip(known, counts, strict=True) for _ in range(count)]
-        return Bound(tuple(known), tuple(each), per_round=limit, steps=True)
+        return Bound(tuple(each), per_round=limit, steps=True)
     if too_long(declared):
-        return doubt(Kind.NOISE_NOT_TESTABLE, why="The training is too long to be run again.")
+        return doubt(Kind.NOISE_NOT_TESTABLE, why=TOO_LONG)
     return _measured(declared, known, limit)
 
 
-def _measured(declared: Declared, models: Sequence[NoiseModel], limit: float | None) -> Bound:
+def _measured(declared: Declared, models: Sequence[NoiseModel], limit: float | None) -> Bound | Doubt:
     """Return how far each record moves the message, in units of its noise."""
     weights, together = shares(declared), total_std(declared) if declared.combined_by_mean else None
     mu: list[float] = []
     renyi: list[Array] = []
     clients: list[float] = []
+    stds: list[float] = []
     for i, model in enumerate(models):
-        part = without_noise(declared).parts[i]
-        distances = _distances(declared, part)
+        moved = distances(declared, without_noise(declared).parts[i])
+        if not moved:
+            return doubt(Kind.NOT_AS_DECLARED, found=DIVERGES)
         # In a mean the others' noise hides this client too; what another rule makes of its message tells no more.
-        std = model.std if together is None else max(model.std, together / weights[i])
+        stds.append(model.std if together is None else max(model.std, together / weights[i]))
         if model.law == "laplacian":
-            scale = model.std / math.sqrt(2)
-            renyi += [laplace_renyi(row.numpy() / scale) for row in distances[1:]]
+            renyi += [laplace_renyi((row * math.sqrt(2) / model.std).numpy()) for row in moved[1:]]
         else:
-            mu += [min(float(row.norm()) / std, model.per_round or math.inf) for row in distances[1:]]
-            clients.append(float(distances[0].norm()) / std)
-    if renyi and mu:  # of Gaussian noise R_a = a mu^2 / 2
-        return Bound(tuple(models), (), (*renyi, *(ORDERS * each**2 / 2 for each in mu)))
-    return Bound(tuple(models), tuple(mu), tuple(renyi), max(clients, default=None), limit)
-
-
-def _distances(declared: Declared, part: Part) -> list[Tensor]:
-    """Return u minus the client's absence, then for each record u minus the nearer reference."""
-    alone = replace(declared, parts=(part,))
-    whole = _flat(message_of(alone, 0))
-    count = len(part.labels)
-    if count * max(1, part.steps) > MOST_REPLAYS or count == 1:
-        return [whole, *[whole] * count]
-    order = _order(part)
-    rows = [whole]
-    for i in range(count):
-        reduced = _without(part, order, i)
-        delta = whole if reduced is None else whole - _flat(message_of(replace(declared, parts=(reduced,)), 0))
-        rows.append(min(delta, whole, key=lambda row: float(row.norm())))
-    return rows
-
-
-def _order(part: Part) -> tuple[tuple[int, ...], ...]:
-    """Return the rows of each local step: recorded, or drawn as the replay draws them."""
-    if part.order is not None:
-        return part.order
-    rows = torch.arange(len(part.labels))
-    return tuple(tuple(rows[batch.rows].tolist()) for batch in batches_of(part))
-
-
-def _without(part: Part, order: Sequence[Sequence[int]], row: int) -> Part | None:
-    """Return the part without one record, in the same batches; None where a batch would be empty."""
-    kept = [tuple(i - (i > row) for i in batch if i != row) for batch in order]
-    if not all(kept):
-        return None
-    others = [i for i in range(len(part.labels)) if i != row]
-    return replace(part, images=part.images[others], labels=part.labels[others], order=tuple(kept))
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.double().flatten() for tensor in tensors])
+            mu += [min(float(row.norm()) / stds[-1], model.per_round or math.inf) for row in moved[1:]]
+            clients.append(float(moved[0].norm()) / stds[-1])
+    if renyi:  # of Gaussian noise R_a = a mu^2 / 2
+        return Bound(renyi=(*renyi, *(ORDERS * each**2 / 2 for each in mu)))
+    return Bound(tuple(mu), client_mu=max(clients, default=None), per_round=limit, stds=(tuple(stds),))

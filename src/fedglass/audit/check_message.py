@@ -13,20 +13,23 @@ import torch
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.certificate import (
-    Bound,
+    DIVERGES,
+    TOO_LONG,
+    beside,
     bound_of,
-    certificate_of,
     declared_bound,
     models_of,
+    planned_certificate,
     total_std,
     without_noise,
 )
 from fedglass.audit.consistency import contradictions
+from fedglass.audit.directions import public_directions, signal_directions
 from fedglass.audit.play_attack import state_of
 from fedglass.audit.probe import Finding
 from fedglass.audit.replay import ORDERS, Declared, has_no_order, message_of, replay, too_long
 from fedglass.audit.target import Target
-from fedglass.checks.residual import SPREAD, Refutation, Residual, refutations, spread_of
+from fedglass.checks.residual import SPREAD, Residual, refutations, rounding_of, spread_of
 from fedglass.checks.rounding_cells import grid_of
 from fedglass.core.params import Params, subtract
 from fedglass.defend.noise_model import NoiseModel
@@ -34,10 +37,11 @@ from fedglass.ledger.doubts import Doubt, Kind, doubt
 from fedglass.ledger.records import Certificate
 
 NO_TRAINING = "Say how the clients trained: recording.training."
-TOO_LONG = "The training is too long to be run again."
 OTHER_RULE = "A rule other than the mean combined the updates, and only a mean is run again."
 NOT_HONEST = "Some participants are not honest, and what they do is not run again."
 UNKNOWN_ORDER = "The order of the batches was not recorded, and changes the message by more than the noise allows."
+ROUNDED = "The message is rounded more coarsely than the noise: send it in a finer type."
+UNKNOWN = "What was declared of the message was not kept."
 CHANGED_LATER = "Something is done to the noisy result, or the noise is added in several local steps."
 
 
@@ -68,7 +72,9 @@ class CheckMessage:
             doubts.append(doubt(Kind.NO_TRUTH))
             certificate = _without_truth(target, doubts)
         elif len(claims) == len(messages):
-            certificate = _certificate(target, claims, doubts)
+            certificate = _certificate(target, claims, doubts, seed)
+        if certificate is None and not doubts:
+            doubts.append(doubt(Kind.NOT_REPLAYED, why=UNKNOWN))
         return _finding(doubts, certificate, {"replay": replays} if replays else {})
 
 
@@ -148,59 +154,73 @@ def _noise_as_declared(target: Target, claim: Declared) -> Iterator[Doubt]:
     orders = 1 if has_no_order(claim) else ORDERS - 1
     replays = [_named(plain, message_of(plain, order)) for order in range(orders)]
     if not all(bool(torch.isfinite(tensor).all()) for each in replays for tensor in each.values()):
-        yield doubt(Kind.NOT_AS_DECLARED, found="replayed on the true data, the declared training diverges")
+        yield doubt(Kind.NOT_AS_DECLARED, found=DIVERGES)
         return
     if len(replays) > 1 and spread_of(replays, std) > SPREAD:
         yield doubt(Kind.NOISE_NOT_TESTABLE, why=UNKNOWN_ORDER)
         return
-    found = _refuted(target, claim, replays[0], std, models[0])
+    given = _residual(target, claim, replays[0], std, models[0])
+    if rounding_of(given) > 1:
+        yield doubt(Kind.NOISE_NOT_TESTABLE, why=ROUNDED)
+        return
+    found = refutations(given)
     if found:
         tests = dict.fromkeys(each.test.replace("_", " ") for each in found)
         yield doubt(Kind.NOISE_REFUTED, tests=list(tests), p=min(each.p for each in found))
 
 
-def _refuted(target: Target, claim: Declared, plain: Params, std: float, model: NoiseModel) -> tuple[Refutation, ...]:
+def _residual(target: Target, claim: Declared, plain: Params, std: float, model: NoiseModel) -> Residual:
+    """Return what the replay without noise leaves of the message, and the directions in which noise may be missing."""
     update = {name: tensor.cpu() for name, tensor in claim.update.items()}
     before = {name: claim.before[name].cpu() for name in update}
     half = grid_of(update.values()) in (torch.float16, torch.bfloat16)
-    message = update if half else {name: before[name] + update[name] for name in update}
     residual = subtract({name: tensor.double() for name, tensor in update.items()}, plain)
-    others = {name: other for name, other in target.others.items() if all(key in other for key in residual)}
-    given = Residual(residual, std, model.law, message=message, before=before, weights_sent=not half, others=others)
-    return refutations(given)
+    return Residual(
+        residual,
+        std,
+        model.law,
+        message=update if half else {name: before[name] + update[name] for name in update},
+        before=before,
+        weights_sent=not half,
+        public=public_directions(claim, target.pool),
+        signal=signal_directions(without_noise(claim)),
+        others={name: other for name, other in target.others.items() if all(key in other for key in residual)},
+    )
 
 
 def _named(claim: Declared, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     return dict(zip(claim.before, (tensor.double().cpu() for tensor in tensors), strict=True))
 
 
-def _certificate(target: Target, claims: Sequence[Declared], doubts: list[Doubt]) -> Certificate | None:
+def _certificate(target: Target, claims: Sequence[Declared], doubts: list[Doubt], seed: int) -> Certificate | None:
     """Return the certificate of a message whose data are known, and append why it does not hold."""
     if target.dishonest:
         doubts.append(doubt(Kind.DEFENCE_NOT_BOUNDED, defence="a client that is not honest", why=""))
         return None
-    bound = bound_of(claims)
-    if not isinstance(bound, Bound):
+    bound = bound_of(claims, target.pool)
+    if isinstance(bound, Doubt):
         if not any(each.kind is Kind.DEFENCE_NOT_NAMED for each in doubts):
             doubts.append(bound)
         return None
-    certificate = certificate_of(bound, target.further)
-    if certificate is None:
+    certificate = planned_certificate(bound, target.further)
+    if target.further and certificate.success_planned is None:
         doubts.append(doubt(Kind.MORE_ROUNDS, rounds=target.further))
-        certificate = certificate_of(bound, 0)
     known = "construction" if target.simulated else "tested"
     if any(each.kind is Kind.NOISE_NOT_TESTABLE for each in doubts):
         known = "declared"
     told = {"noise": known, "training": known, "unpredictable noise": "declared"}
-    return None if certificate is None else certificate.model_copy(update={"assumptions": told})
+    if bound.identical:
+        told = {"training": known}
+    return certificate.model_copy(update={"assumptions": told, **beside(claims, bound, target.pool, seed)})
 
 
 def _without_truth(target: Target, doubts: list[Doubt]) -> Certificate | None:
     """Return what the declaration alone bounds; it counts only where the gate trusts declarations."""
     if target.statement is None or not target.protections or target.unnamed:
         return None
-    found = declared_bound(target.protections, target.statement.trainings, 1 + len(target.also) + target.further)
+    found = declared_bound(target.protections, target.statement.trainings, 1 + len(target.also))
     if isinstance(found, Doubt):
         doubts.append(found)
         return None
-    return found.model_copy(update={"assumptions": dict.fromkeys(("noise", "training"), "declared")})
+    certificate = planned_certificate(found, target.further)
+    return certificate.model_copy(update={"assumptions": dict.fromkeys(("noise", "training"), "declared")})

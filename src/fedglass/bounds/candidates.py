@@ -2,66 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
-import numpy as np
-import scipy  # its parts are imported when they are first used
 import torch
 from torch import Tensor
 
-from fedglass.bounds.arguments import check_count, check_finite, check_size
-from fedglass.bounds.success import gdp_success
+from fedglass.bounds.arguments import check_count, check_finite
 from fedglass.core.errors import UsageError
 
 BLOCK_VALUES = 4_000_000
 """Float64 values of one block of work: 32 MB."""
-REACH, POINTS = 15.0, 6001
-"""Standard deviations to each side and points of the quadrature: beyond 15 the density is below 1e-49, and halving the
-step of 0.005 changes no digit from n = 2 to 1e9."""
-
-
-@dataclass(frozen=True)
-class GameSuccess:
-    """How often the adversary named the right candidate."""
-
-    mean: float
-    standard_error: float
-
-
-def orthonormal_success(candidates: int, mu: float) -> float:
-    """Return the exact success of the best adversary: the candidates are orthogonal, mu noise deviations long.
-
-    That is the integral of phi(t - mu) Phi(t)^(n - 1) dt.
-
-    >>> round(orthonormal_success(10, 1.0), 4)
-    0.3409
-    """
-    check_count("candidates", candidates)
-    check_size("mu", mu)
-    if math.isinf(mu):
-        return 1.0
-    noise, step = np.linspace(-REACH, REACH, POINTS, retstep=True)
-    density = np.exp(-noise * noise / 2) / math.sqrt(2 * math.pi)
-    # The trapezoidal rule: both ends vanish.
-    return min(1.0, float((density * np.exp((candidates - 1) * scipy.special.log_ndtr(noise + mu))).sum() * step))
-
-
-def candidate_bound(candidates: int, mu: float) -> float:
-    """Return what bounds the success among n equally likely candidates, each within mu of one reference.
-
-    >>> round(candidate_bound(10, 1.0), 4)
-    0.3891
-    """
-    check_count("candidates", candidates)
-    return gdp_success(1 / candidates, mu)
 
 
 def centred_gram(updates: Tensor) -> Tensor:
     """Return the inner products of all pairs of updates less their mean, in float64.  # (n, d) -> (n, n)
 
-    Only a block of columns is held in float64 at a time. The matrices of several parameters, or of several rounds each
-    divided by its noise variance, may be added; a part of the candidates has the part [:k, :k].
+    Only a block of columns is held in float64 at a time. The matrices of several rounds, each divided by its noise
+    variance, may be added; a part of the candidates has the part [:k, :k].
     """
     if updates.dim() != 2 or updates.shape[0] == 0:
         raise UsageError(f"The updates must have one row per candidate, got the shape {tuple(updates.shape)}.")
@@ -76,20 +31,13 @@ def centred_gram(updates: Tensor) -> Tensor:
     return gram
 
 
-def simulated_success(updates: Tensor, noise_std: float, draws: int, generator: torch.Generator) -> GameSuccess:
-    """Return how often the best adversary names the right one of n equally likely candidates.  # (n, d)
+def simulated_success(gram: Tensor, noise_std: float, draws: int, generator: torch.Generator) -> float:
+    """Return how often the best adversary names the right one of n equally likely candidates.  # (n, n)
 
-    The adversary knows what would be sent with each candidate, and names the most likely. It is exact but for the
-    error of so many draws, for these candidates: it bounds nothing for others.
-    """
-    return simulated_success_of_gram(centred_gram(updates), noise_std, draws, generator)
-
-
-def simulated_success_of_gram(gram: Tensor, noise_std: float, draws: int, generator: torch.Generator) -> GameSuccess:
-    """Return the same from the inner products alone.  # (n, n)
-
-    With the truth i, D_ij = |u_i - u_j|^2 and w ~ N(0, G) the log-likelihood of the candidate j is, but for a
-    constant, (s w_j - D_ij / 2) / s^2.
+    `gram` are the inner products of what would be sent with each candidate, which the adversary knows. It names the
+    most likely: with the truth i, D_ij = |u_i - u_j|^2 and w ~ N(0, G) the log-likelihood of the candidate j is, but
+    for a constant, (s w_j - D_ij / 2) / s^2. That is exact but for the error of so many draws, for these candidates:
+    it bounds nothing for others.
     """
     check_finite("noise_std", noise_std)
     check_count("draws", draws)
@@ -104,7 +52,7 @@ def simulated_success_of_gram(gram: Tensor, noise_std: float, draws: int, genera
         noise = torch.randn(size, root.shape[1], generator=generator, dtype=torch.float64) @ root.T  # (size, n)
         named = (noise_std * noise - distances[truth] / 2).argmax(dim=1)
         wins += int((named == truth).sum())
-    return _success(wins, draws)
+    return wins / draws
 
 
 def _square_root(gram: Tensor) -> Tensor:
@@ -113,9 +61,3 @@ def _square_root(gram: Tensor) -> Tensor:
     kept = values > len(gram) * torch.finfo(torch.float64).eps * float(values[-1])
     found: Tensor = vectors[:, kept] * values[kept].sqrt()
     return found
-
-
-def _success(wins: int, draws: int) -> GameSuccess:
-    """Return the share with its standard error, of two more wins and losses so that it is never 0."""
-    near = (wins + 2) / (draws + 4)
-    return GameSuccess(wins / draws, math.sqrt(near * (1 - near) / draws))

@@ -24,10 +24,11 @@ def laplace_renyi(shifts: Array) -> Array:
     """
     moved = np.abs(np.asarray(shifts, dtype=np.float64))
     total = np.zeros_like(ORDERS)
-    for i, order in enumerate(ORDERS):
-        up = math.log(order / (2 * order - 1)) + (order - 1) * moved
-        down = math.log((order - 1) / (2 * order - 1)) - order * moved
-        total[i] = max(0.0, float(np.logaddexp(up, down).sum()) / (order - 1))
+    with np.errstate(over="ignore"):  # an infinite divergence bounds nothing, and is right
+        for i, order in enumerate(ORDERS):
+            up = math.log(order / (2 * order - 1)) + (order - 1) * moved
+            down = math.log((order - 1) / (2 * order - 1)) - order * moved
+            total[i] = max(0.0, float(np.logaddexp(up, down).sum()) / (order - 1))
     return total
 
 
@@ -40,4 +41,4 @@ def renyi_success(base_rate: float, divergences: Sequence[float] | Array) -> flo
     0.001
     """
     exponent = (math.log(base_rate) + np.asarray(divergences)) * (ORDERS - 1) / ORDERS
-    return min(1.0, float(np.exp(exponent.min())))
+    return math.exp(min(0.0, float(exponent.min())))

@@ -22,7 +22,7 @@ from typing import Any
 import scipy  # its parts are imported when they are first used
 
 from fedglass.bounds.arguments import check_count, check_delta, check_finite, check_rate
-from fedglass.bounds.success import gdp_epsilon, gdp_success
+from fedglass.bounds.success import gdp_advantage, gdp_epsilon, gdp_success
 from fedglass.core.errors import UsageError
 
 FINEST, COARSEST = 5e-6, 1e-3
@@ -69,6 +69,14 @@ def poisson_epsilon(sample_rate: float, noise_multiplier: float, steps: int, del
     known = gdp_epsilon(composed_mu(noise_multiplier, steps), delta)
     losses = _losses(sample_rate, noise_multiplier, steps)
     return known if losses is None else min(known, float(losses.get_epsilon_for_delta(delta)))
+
+
+def poisson_advantage(sample_rate: float, noise_multiplier: float, steps: int) -> float:
+    """Return the largest true minus false positive rate after T steps, delta at eps = 0; needs `fedglass[pld]`."""
+    check_rate("sample_rate", sample_rate)
+    known = min(gdp_advantage(composed_mu(noise_multiplier, steps)), 1 - (1 - sample_rate) ** steps)
+    losses = _losses(sample_rate, noise_multiplier, steps)
+    return known if losses is None else min(known, float(losses.get_delta_for_epsilon(0.0)))
 
 
 def _dual_success(losses: Any, base_rate: float) -> float:

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 import scipy  # its parts are imported when they are first used
 
 from fedglass.bounds.arguments import check_delta, check_rate, check_size
-from fedglass.core.errors import UsageError
 
 HUGE_MU = 1e150
 """A mu whose square is still a float: beyond it epsilon is infinite."""
@@ -28,22 +27,6 @@ def gdp_success(base_rate: float, mu: float) -> float:
     check_rate("base_rate", base_rate)
     check_size("mu", mu)
     return float(scipy.special.ndtr(scipy.special.ndtri(base_rate) + mu))
-
-
-def eps_delta_success(base_rate: float, eps: float, delta: float) -> float:
-    """Return the largest success under (eps, delta)-differential privacy.
-
-    That is min(1, e^eps kappa + delta, 1 - e^-eps (1 - delta - kappa)).
-
-    >>> round(eps_delta_success(1e-3, 1.0, 1e-5), 8)
-    0.00272828
-    """
-    check_rate("base_rate", base_rate)
-    check_size("eps", eps)
-    check_delta(delta)
-    few = math.exp(min(eps + math.log(base_rate), 0.0)) + delta  # e^eps kappa, which no success exceeds beyond 1
-    many = 1 - math.exp(-eps) * (1 - delta - base_rate)
-    return min(1.0, few, many)
 
 
 def gdp_advantage(mu: float) -> float:
@@ -97,18 +80,3 @@ def combine_mu(mus: Iterable[float]) -> float:
     for mu in known:
         check_size("mu", mu)
     return math.hypot(*known)
-
-
-def largest_mu(base_rate: float, max_success: float) -> float:
-    """Return the largest mu whose success stays within `max_success`: the inverse of `gdp_success`.
-
-    >>> round(largest_mu(1e-3, 0.05), 3)
-    1.445
-    """
-    check_rate("base_rate", base_rate)
-    check_rate("max_success", max_success)
-    if max_success < base_rate:
-        raise UsageError(
-            f"max_success {max_success:g} is below the base rate {base_rate:g}, which needs no message: raise it."
-        )
-    return math.inf if max_success == 1 else float(scipy.special.ndtri(max_success) - scipy.special.ndtri(base_rate))

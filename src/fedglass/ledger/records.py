@@ -38,6 +38,8 @@ EXACT_PSNR = 100.0
 
 BASE_RATE = 1e-3
 """Success in naming a record among 1,000 without the message: certificates and games are stated beside it."""
+MOST_MU = 1e9
+"""Stands for every larger mu of a certificate, an infinite one too: the success is 1 to the last digit from 50 on."""
 SCHEMA = 2
 """Of records and summaries: output folders of another version are refused, and their files stay."""
 
@@ -109,16 +111,19 @@ class Certificate(_Frozen):
 
     method: Literal["record", "accountant"]
     accounting: str
-    """`gaussian`, `laplacian`, or `composed_gaussian` (DP-SGD without amplification), or `pld`."""
+    """`gaussian`, `laplacian`, `composed_gaussian` (DP-SGD without a gain by sampling), `pld` (DP-SGD on Poisson
+    samples), or `identical` (no noise, and the same message whatever the record is)."""
     success: list[float]
     """Of each audited record, at a base rate of 1/1000, over all rounds that are covered."""
     mu: list[float] = Field(default_factory=list)
-    """Of each record, its distance in units of the noise; empty where the noise is not Gaussian."""
+    """Of each record, its distance in units of the noise; empty where the noise is not Gaussian. 1e9 stands for all
+    beyond it."""
     rounds: int = 1
     """Rounds that are covered."""
     planned: int | None = None
+    """Rounds of the same records in all, where these are more than those covered."""
     success_planned: float | None = None
-    """Of the worst record after the planned rounds, where these are more than those covered."""
+    """Of the worst record after the planned rounds; null where nothing bounds it."""
     advantage: float | None = None
     """Of the worst record: true positive rate minus false positive rate of the best test."""
     epsilon: float | None = None
@@ -128,9 +133,23 @@ class Certificate(_Frozen):
     adversary: dict[str, float] = Field(default_factory=dict)
     """Success of the simulated optimal adversary among 2, 10, 100, 1,000 candidates: shown, never deciding."""
     expected_psnr: float | None = None
-    """Expected PSNR of the best estimate without a prior, where the message is one clipped gradient."""
+    """Of the best estimate without a prior, where the message is one clipped gradient of one example. It does not
+    bound an adversary that knows what pictures look like."""
     assumptions: dict[str, str] = Field(default_factory=dict)
     """Assumption -> how it is known: `construction`, `tested` or `declared`."""
+
+    @field_validator("mu", "client_mu", mode="before")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        """JSON knows no infinity."""
+        if isinstance(value, list | tuple):
+            return [min(each, MOST_MU) for each in value]
+        return None if value is None else min(value, MOST_MU)
+
+    @field_validator("epsilon", "expected_psnr", mode="before")
+    @classmethod
+    def _finite_or_none(cls, value: Any) -> Any:
+        return _finite(value)
 
     @property
     def worst(self) -> float:
