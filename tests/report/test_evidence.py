@@ -148,10 +148,12 @@ def test_a_certificate_states_all_its_figures_and_assumptions(four: dict[str, Pa
         "at most 1.83 % (without the message 0.1 %; advantage 38.3 %)",
         "worst 1.83 %, median 0.9 %, of 3",
         "all records of a client at once at most 13.8 %",
-        "1 round covered, 4 planned: then at most 4.5 %",
+        "worst of 3 records; simulated adversary 1.66 % among 1,000",
+        "holds for 1 round; at the planned 4 rounds it is 4.5 %",
+        "Gaussian noise, and how far each record moves the message.",
         "4.38 at delta 1e-05",
-        "69 % among 2, 34 % among 10, 7 % among 100, 1.66 % among 1,000; shown, never deciding",
-        "11.2 dB, for an adversary without a prior",
+        "69 % among 2, 34 % among 10, 7 % among 100, 1.66 % among 1,000 candidates; shown, never deciding",
+        "11.2 dB for an adversary without a prior. It does not bound an adversary with a prior",
         "noise tested: the message is consistent with it",
         "training by construction: fedglass itself does this",
         "unpredictable noise declared: nothing tested it",
@@ -173,6 +175,29 @@ def test_a_certificate_with_little_to_say_says_only_that(make_evidence: Make) ->
         "accounting",
     ]
     assert stated.assumptions.rows == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"planned": None, "success_planned": None}, "holds for 1 round"),
+        ({"success_planned": None}, "holds for 1 round; nothing bounds the planned 4 rounds"),
+        ({"accounting": "composed_gaussian"}, "Shuffled batches are not Poisson samples, so sampling gains nothing."),
+        ({"accounting": "pld"}, "privacy-loss distribution of DP-SGD on Poisson samples."),
+        ({"accounting": "identical"}, "no noise; the message is bit for bit the same whatever the record is."),
+    ],
+)
+def test_how_long_and_by_what_a_certificate_holds(
+    make_evidence: Make, make_certificate: Make, changes: dict[str, Any], words: str
+) -> None:
+    records = [make_evidence("certificate", certificate=make_certificate(**changes))]
+    found = certificates_of(records, Gate(), short_names(records))
+    assert found is not None
+    assert found.table is not None
+    told = [row[1] for row in found.stated[0].facts.rows]
+    assert words in told or any(str(each).endswith(words) for each in told)
+    planned = "" if changes.get("planned", 4) is None else "4 planned: "
+    assert str(getattr(found.table.rows[0][4], "note", "")).startswith(planned)
 
 
 def test_without_a_certificate_one_sentence_says_why(

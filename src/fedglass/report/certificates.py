@@ -22,6 +22,16 @@ KNOWN = {
     "declared": "declared: nothing tested it",
 }
 """How an assumption is known."""
+ACCOUNTINGS = {
+    "gaussian": "Gaussian noise, and how far each record moves the message",
+    "laplacian": "Laplacian noise, and how far each record moves the message",
+    "composed_gaussian": "Gaussian noise of all local steps. Shuffled batches are not Poisson samples, so sampling "
+    "gains nothing",
+    "pld": "privacy-loss distribution of DP-SGD on Poisson samples",
+    "identical": "no noise; the message is bit for bit the same whatever the record is",
+}
+"""What a certificate adds up."""
+NO_PRIOR = "It does not bound an adversary with a prior, that is, one that knows what such pictures look like."
 
 
 @dataclass(frozen=True)
@@ -73,9 +83,9 @@ def facts(certificate: Certificate) -> list[list[Cell | str]]:
         "all records of a client at once": clients and f"at most {clients}",
         "rounds": _rounds(certificate),
         "epsilon": _epsilon(certificate),
-        "accounting": f"{certificate.accounting.replace('_', ' ')} ({certificate.method})",
-        "simulated best adversary": f"{', '.join(adversary)}; shown, never deciding" if adversary else None,
-        "expected PSNR": None if psnr is None else f"{psnr:.1f} dB, for an adversary without a prior",
+        "accounting": ACCOUNTINGS.get(certificate.accounting, certificate.accounting) + ".",
+        "simulated best adversary": f"{', '.join(adversary)} candidates; shown, never deciding" if adversary else None,
+        "expected PSNR": None if psnr is None else f"{psnr:.1f} dB for an adversary without a prior. {NO_PRIOR}",
     }
     return [[name, text] for name, text in rows.items() if text]
 
@@ -86,11 +96,14 @@ def _success(worst: float, certificate: Certificate) -> str:
 
 
 def _rounds(certificate: Certificate) -> str:
-    covered = f"{count(certificate.rounds, 'round')} covered"
+    """Say how long the bound holds."""
+    held = f"holds for {count(certificate.rounds, 'round')}"
     if certificate.planned is None:
-        return covered
-    later = certificate.success_planned
-    return f"{covered}, {certificate.planned} planned" + ("" if later is None else f": then at most {percent(later)}")
+        return held
+    planned, later = count(certificate.planned, "round"), certificate.success_planned
+    if later is None:
+        return f"{held}; nothing bounds the planned {planned}"
+    return f"{held}; at the planned {planned} it is {percent(later)}"
 
 
 def _epsilon(certificate: Certificate) -> str | None:
@@ -102,20 +115,33 @@ def _epsilon(certificate: Certificate) -> str | None:
 def _row(record: Record, certificate: Certificate, gate: Gate, names: Names) -> list[Cell | str]:
     labels = [label(flag(each)) for each in serious_doubts(record, gate)]
     badge, tone = (labels[0].name, labels[0].tone) if labels else ("certified", "clear")
-    later = certificate.success_planned
     return [
         Cell(message_name(record, names), badge=badge, tone=tone),
-        Cell(
-            percent(max(certificate.success, default=1.0)), note=f"worst of {count(len(certificate.success), 'record')}"
-        ),
+        Cell(percent(max(certificate.success, default=1.0)), note=_beside(certificate)),
         percent(BASE_RATE),
         "n/a" if certificate.advantage is None else percent(certificate.advantage),
-        Cell(str(certificate.rounds), note="" if later is None else f"{certificate.planned} planned: {percent(later)}"),
+        Cell(str(certificate.rounds), note=_planned(certificate)),
         Cell(
             "n/a" if certificate.epsilon is None else f"{certificate.epsilon:.3g}",
             note="" if certificate.delta is None else f"delta {certificate.delta:g}",
         ),
     ]
+
+
+def _beside(certificate: Certificate) -> str:
+    """Return what stands with the bound: of how many records it is, and what the best adversary of a game reaches."""
+    told = [f"worst of {count(len(certificate.success), 'record')}"]
+    if certificate.adversary:
+        size, rate = max(certificate.adversary.items(), key=lambda item: int(item[0]))
+        told.append(f"simulated adversary {percent(rate)} among {int(size):,}")
+    return "; ".join(told)
+
+
+def _planned(certificate: Certificate) -> str:
+    if certificate.planned is None:
+        return ""
+    later = certificate.success_planned
+    return f"{certificate.planned} planned: {'not bounded' if later is None else percent(later)}"
 
 
 def _stated(record: Record, certificate: Certificate, gate: Gate, names: Names) -> Stated:
