@@ -6,8 +6,6 @@ from fedglass.attack.exact.exact import ExactAttack
 from fedglass.core.registry import built_in, register
 
 METHODS = built_in("exact")
-UNTOLD = 1.0
-"""The cost of a method that tells none, in seconds."""
 
 
 @register(
@@ -18,5 +16,4 @@ UNTOLD = 1.0
 )
 def exact(seconds: float = 30.0) -> ExactAttack:
     """Every exact method that is built in, the cheapest first; `seconds` limits the search of each."""
-    methods = [entry.value() for entry in METHODS.values()]
-    return ExactAttack(tuple(sorted(methods, key=lambda method: getattr(method, "cost", UNTOLD))), seconds)
+    return ExactAttack(tuple(entry.value() for entry in METHODS.values()), seconds)

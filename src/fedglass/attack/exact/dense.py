@@ -7,6 +7,7 @@ along v = D 1, for any number of SGD steps on the same inputs: the factors of th
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedglass.attack.exact.method import Search
+from fedglass.attack.exact.method import Search, once
 from fedglass.attack.exact.rows import Rows, entry_error, one_input, row_ratios, spectrum, stacked
 from fedglass.attack.exact.sparse import Accept, Layer, sparse_inputs
 from fedglass.core.optimisers import SGD, Move
@@ -23,6 +24,7 @@ from fedglass.core.types import Observation
 
 __all__ = ["DenseInputs", "DenseUpdate", "Rows", "dense_inputs", "dense_layers", "first_dense", "row_ratios"]
 
+NOT_FED = "no dense layer is fed the pixels as they are"
 PROBES = 8
 """Random inputs by which a network is looked at: eight rows of noise leave no unit of a ReLU layer always positive."""
 
@@ -64,6 +66,7 @@ class DenseInputs:
     """Inputs of a search that ended without a proof: as many as there are examples, some of them mixtures."""
 
 
+@once
 def first_dense(observation: Observation) -> DenseUpdate | str:
     """Return the update of the dense layer that is fed the whitened pixels, or a sentence that says why there is none.
 
@@ -72,6 +75,9 @@ def first_dense(observation: Observation) -> DenseUpdate | str:
     unusual = _unusual_optimiser(observation)
     if unusual:
         return unusual
+    pixels, layers = math.prod(observation.knows.shape), observation.model.modules()
+    if not any(isinstance(layer, nn.Linear) and layer.in_features == pixels for layer in layers):
+        return NOT_FED
     try:
         calls = _calls(observation)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -81,9 +87,10 @@ def first_dense(observation: Observation) -> DenseUpdate | str:
         if given.ndim == 2 and torch.equal(given, images.flatten(1)):
             update = _update_of(observation, name)
             return update if isinstance(update, str) else replace(update, relu=_is_relu(observation, name, images))
-    return "no dense layer is fed the pixels as they are"
+    return NOT_FED
 
 
+@once
 def dense_layers(observation: Observation) -> list[DenseUpdate]:
     """Return the updates of all dense layers that train a weight and a bias and run once, in the order of execution."""
     if _unusual_optimiser(observation):

@@ -18,6 +18,9 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction
 
 NOTHING = "it found nothing"
+NEARLY = 0.01
+"""What a replay of one image may leave for later methods, which are less precise, to be left out: a vision transformer
+in closed form leaves up to 0.008 at a learning rate of 0.01."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class ExactAttack:
         seen = _first_alone(observation)
         reasons: dict[str, str] = {}
         best: tuple[ExactMethod, Solved] | None = None
-        for i, method in enumerate(self.methods):
+        for i, method in enumerate(sorted(self.methods, key=lambda each: each.cost)):
             progress(i, len(self.methods))
             reasons[method.name] = method.applies(seen)
             if reasons[method.name]:
@@ -59,7 +62,7 @@ class ExactAttack:
                 continue
             del reasons[method.name]
             best = (method, found) if best is None or _rank(found) < _rank(best[1]) else best
-            if found.explains and len(found.images) >= seen.knows.examples:
+            if _settled(seen, found):
                 break
         progress(len(self.methods), len(self.methods))
         return _reconstruction(seen, best, reasons)
@@ -77,6 +80,12 @@ class ExactAttack:
 def _first_alone(observation: Observation) -> Observation:
     """The first round's message, without the adversary's own part in it."""
     return others_alone(replace(observation, also=()))
+
+
+def _settled(seen: Observation, found: Solved) -> bool:
+    """Whether no other method can tell more: all is explained, or all but rounding of a single image."""
+    nearly = seen.knows.examples == 1 and found.residual < NEARLY
+    return len(found.images) >= seen.knows.examples and (found.explains or nearly)
 
 
 def _rank(found: Solved) -> tuple[bool, int, float]:

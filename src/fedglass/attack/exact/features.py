@@ -17,7 +17,7 @@ from fedglass.attack.exact.dense import DenseUpdate, dense_inputs, dense_layers
 from fedglass.attack.exact.head import Features, checked, head_gradients
 from fedglass.attack.exact.last_layer import chained_inputs
 from fedglass.attack.exact.linear import affine, smoothest
-from fedglass.attack.exact.method import Search, Solved
+from fedglass.attack.exact.method import Search, Solved, once
 from fedglass.attack.exact.peel import peeled_inputs
 from fedglass.attack.exact.verify import explains, verified
 from fedglass.attack.parts import Problem, silent
@@ -35,6 +35,9 @@ FEWEST = 0.2
 VARIATION = (0.1, 0.001)
 """Weight of the total variation at the start and at the last step, beside the squared error of the features relative to
 that of a grey image; measured with the stages."""
+UNEXPLAINED = 0.5
+"""What a replay of the head may leave of its update for features to be worth an inversion: those of noise as large as
+the update leave 0.7, those of twenty local steps less than 0.2."""
 SATURATED = 1e-7
 """Features this close to the end of an activation's range are moved inside before it is inverted."""
 
@@ -60,6 +63,7 @@ def read_features(observation: Observation, layers: Sequence[DenseUpdate], searc
     return min(tries, key=lambda one: one.residual, default=None)
 
 
+@once
 def dense_fronts(observation: Observation) -> list[DenseUpdate] | str:
     """Return the dense layers of a network from whose inputs images can be sought, or why they cannot."""
     mixing = mixes_examples(observation)
@@ -75,6 +79,13 @@ def dense_fronts(observation: Observation) -> list[DenseUpdate] | str:
     if count > 1 and not layers[0].relu and count >= classes:
         return f"no ReLU follows the first dense layer, and {count} examples are not fewer than {classes} classes"
     return layers if cut_at(observation, layers[0].name).headed() else "the first dense layer is bypassed"
+
+
+@once
+def linear_front(observation: Observation) -> bool:
+    """Return whether the first of the layers of `dense_fronts` is fed a linear map of the pixels."""
+    layers = dense_fronts(observation)
+    return not isinstance(layers, str) and affine(cut_at(observation, layers[0].name).front, observation.knows.shape)
 
 
 def solved_by(observation: Observation, found: Features, tries: Sequence[Tensor]) -> Solved:
@@ -110,14 +121,13 @@ class DenseFeatures:
         layers = dense_fronts(observation)
         if isinstance(layers, str):
             return layers
-        linear = affine(cut_at(observation, layers[0].name).front, observation.knows.shape)
-        return "the first dense layer is fed a linear map of the pixels" if linear else ""
+        return "the first dense layer is fed a linear map of the pixels" if linear_front(observation) else ""
 
     def solve(self, observation: Observation, search: Search) -> Solved | None:
         """Return images of the examples whose features could be told."""
         layers = dense_fronts(observation)
         found = None if isinstance(layers, str) else read_features(observation, layers, search)
-        if isinstance(layers, str) or found is None:
+        if isinstance(layers, str) or found is None or _hopeless(observation, found):
             return None
         cut = cut_at(observation, layers[0].name)
         undone = _before_activation(cut, found.inputs)
@@ -131,6 +141,11 @@ class DenseFeatures:
             given = cut.front(observation.knows.whitening.whiten(images.double()))
         error = float((given - found.inputs).norm() / found.inputs.norm())
         return replace(solved, details={**solved.details, "feature_error": error})
+
+
+def _hopeless(observation: Observation, found: Features) -> bool:
+    """Whether what all examples are said to be leaves most of the head's update unexplained, as under noise."""
+    return len(found.inputs) == observation.knows.examples and found.residual > UNEXPLAINED
 
 
 def inverted(observation: Observation, layer: str, features: Tensor, search: Search) -> Tensor | None:

@@ -24,6 +24,7 @@ from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
 from fedglass.attack.exact.head import Features, checked, polished, sent_by, smoothing_of
 from fedglass.attack.exact.method import Search, Solved
 from fedglass.attack.exact.peel import pixels_solved
+from fedglass.attack.exact.rows import spectrum, stacked
 from fedglass.attack.labels.counts import is_clipped, unsmoothed
 from fedglass.attack.labels.instance_counts import InstanceCounts
 from fedglass.attack.labels.rounding import round_to_sum
@@ -37,6 +38,9 @@ SPREAD = 0.3
 """Standard deviation of the logits that tell examples of one label apart at the start: those of a fresh network."""
 SOLVED = 1e-6
 """Misfit of the equations at which the search ends: rounding of float32 at a learning rate of 0.1."""
+EXACT = 100.0
+"""How many times its rounding the last layer's update may have beside the examples' own rank for the equations to be
+exact: other orders of summation leave 10, a second local step or noise 1,000."""
 EVALUATIONS = 200
 """Most evaluations of one start; those that converge take 10 to 60."""
 ON = 1e-5
@@ -117,9 +121,14 @@ def _last_inputs(observation: Observation, layer: DenseUpdate, search: Search) -
         return None
     if is_clipped(observation) or not _gives_logits(observation, layer):
         return None
+    sent = stacked(layer.weight, layer.bias, layer.weight_error, layer.bias_error)
+    clear = spectrum(sent, count)
+    if clear.rank < count:  # the message has fewer equations, or more noise, than examples have unknowns
+        return None
+    starts = STARTS if clear.share < EXACT else 1  # where the equations hold but roughly, other starts end no better
     factor = -travel / count
     begun, best = time.monotonic(), (torch.inf, torch.zeros(0), torch.zeros(0))
-    for trial, labels in itertools.product(range(STARTS), _label_guesses(observation, layer, factor, search)):
+    for trial, labels in itertools.product(range(starts), _label_guesses(observation, layer, factor, search)):
         equations = _equations(observation, layer, labels, factor)
         misfit, unknown = _search(equations, layer, labels, trial, search)
         if misfit < best[0]:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from fedglass.core.types import Observation
+
+T = TypeVar("T")
+
+
+def once(read: Callable[[Observation], T]) -> Callable[[Observation], T]:
+    """Return a function that remembers what it read of an observation for as long as the observation lives."""
+    known: WeakKeyDictionary[Observation, T] = WeakKeyDictionary()
+
+    @functools.wraps(read)
+    def remembered(observation: Observation) -> T:
+        if observation not in known:
+            known[observation] = read(observation)
+        return known[observation]
+
+    return remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +63,11 @@ class ExactMethod(Protocol):
     @property
     def paper(self) -> str:
         """The citation that `fedglass list attacks` prints."""
+        ...
+
+    @property
+    def cost(self) -> float:
+        """Seconds that it takes about where it applies: cheap methods are tried first."""
         ...
 
     def applies(self, observation: Observation) -> str:

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from fedglass.attack.exact.cut import cut_at
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.features import dense_fronts, read_features, solved_by
-from fedglass.attack.exact.linear import affine, smoothest
+from fedglass.attack.exact.features import dense_fronts, linear_front, read_features, solved_by
+from fedglass.attack.exact.linear import smoothest
 from fedglass.attack.exact.method import Search, Solved
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -59,5 +59,4 @@ def _layers(observation: Observation) -> list[DenseUpdate] | str:
     layers = dense_fronts(observation)
     if isinstance(layers, str):
         return layers
-    linear = affine(cut_at(observation, layers[0].name).front, observation.knows.shape)
-    return layers if linear else "what comes before the first dense layer is not linear"
+    return layers if linear_front(observation) else "what comes before the first dense layer is not linear"

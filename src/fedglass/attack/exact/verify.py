@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedglass.attack.exact.method import once
 from fedglass.attack.exact.rows import entry_error, kept_entries
 from fedglass.attack.forward.target import network_of
 from fedglass.core.errors import FedglassError
@@ -143,6 +144,7 @@ class Message:
         return math.sqrt(sum(float(part.square().sum()) for part in left)) / size if size else math.inf
 
 
+@once
 def message_of(observation: Observation) -> Message:
     """Return the message of an observation, ready to be compared with replays."""
     names = network_of(observation).names
