@@ -59,7 +59,7 @@ class Audit:
     truths: Truths | None = None
     """The private data behind a transcript; a federation has its own."""
     public: Examples | None = None
-    """Such data that the adversary has, for blind guesses and decoys."""
+    """Such data that the adversary has, for blind guesses and the candidate game."""
 
     def __post_init__(self) -> None:
         source = self._source()

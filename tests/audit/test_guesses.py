@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from fedglass.audit.assessment import Question, assess
-from fedglass.audit.guesses import IMAGINED, best_guess, guesses, scored_guesses
+from fedglass.audit.guesses import IMAGINED, best_guess, guessed_public, guesses, scored_guesses
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
+from fedglass.core.rng import stream
 from fedglass.core.types import Reconstruction
 from fedglass.data.glyphs import glyphs
 from fedglass.recipes.catalogue import recipe
 from fedglass.rounds.federation import Federation
-from fedglass.rounds.truth import Truth
+from fedglass.rounds.truth import Examples, Truth
 from fedglass.rounds.views.peer import PeerView
 from fedglass.rounds.views.server import ServerView
 from fedglass.rounds.views.view import View
@@ -147,6 +148,20 @@ def test_public_means_leave_out_what_is_private() -> None:
     torch.testing.assert_close(public.mean, images[1:4].mean(0))
     torch.testing.assert_close(public.of_class[1], images[2:4].mean(0))
     assert set(public.of_class) == {0, 1}
-    assert public.images == len(public.pictures) == 3
+    assert public.examples is not None
+    assert public.images == len(public.examples.labels) == 3
     assert Public.given(images, labels).identity != Public.given(1 - images, labels).identity
     assert public.identity == ""
+
+
+def test_smooth_public_images_are_guessed_by_those_of_their_class() -> None:
+    """Each is left out of its own class's mean: a class of one is not guessed."""
+    generator = stream(0, "public")
+    classes = torch.rand(2, 1, 8, 8, generator=generator)
+    labels = torch.arange(40) % 2
+    images = (classes[labels] + 0.01 * torch.randn(40, 1, 8, 8, generator=generator)).clamp(0, 1)
+    found = guessed_public(Examples(images, labels), ("psnr", "rmse", "lpips"))
+    assert set(found) == {"psnr", "rmse"}
+    assert min(found["psnr"]) > 35
+    lonely = torch.arange(40)
+    assert max(guessed_public(Examples(images, lonely), ("psnr",))["psnr"]) < 20

@@ -93,3 +93,30 @@ def test_what_a_certificate_allows_is_the_worst_record_at_the_latest_planned_rou
     assert gate.allowed(bound(success=[0.3], success_planned=0.2, planned=1)) == 0.3
     assert gate.allowed(bound(success=[])) == gate.allowed(make("certificate", [], kind="certificate")) == 1.0
     assert [gate.certifies(bound(success=[value])) for value in (0.05, 0.0500001)] == [True, False]
+
+
+def of_public(metric: str, values: Sequence[float]) -> Record:
+    return make("certificate", [], kind="certificate", metrics={}, blind_public={metric: list(values)})
+
+
+def test_a_threshold_that_a_guess_passes_is_too_low_and_another_is_proposed() -> None:
+    """35 of 100 chest X-rays are guessed at 20 dB: at the proposed threshold at most 5 of 100 are."""
+    values = [14.0] * 65 + [20.5 + i / 10 for i in range(35)]
+    found = Gate().proposed_threshold(of_public("psnr", values))
+    assert found == (0.35, 23.4)
+    assert sum(value > found[1] for value in values) <= 5 < sum(value > found[1] - 0.1 for value in values)
+    (told,) = Gate().doubts_of_certificate(of_public("psnr", values))
+    assert told.kind is Kind.LOW_THRESHOLD
+    assert Gate(threshold=23.4).proposed_threshold(of_public("psnr", values)) is None
+
+
+def test_where_less_is_more_the_proposed_threshold_lies_lower() -> None:
+    values = [0.4] * 50 + [0.05 + i / 1000 for i in range(50)]
+    found = Gate("rmse", 0.1).proposed_threshold(of_public("rmse", values))
+    assert found is not None
+    assert found == (0.5, 0.055)
+    assert sum(value < found[1] for value in values) <= 5
+
+
+def test_a_few_public_images_propose_nothing() -> None:
+    assert Gate().proposed_threshold(of_public("psnr", [30.0] * 19)) is None

@@ -35,6 +35,7 @@ from fedglass.ledger.lock import alone
 from fedglass.ledger.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
 from fedglass.metrics.catalogue import USUAL, metric
 from fedglass.recipes.catalogue import recipe
+from fedglass.verdict.doubts import with_refutations
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.summary import Summary, summarise
@@ -166,7 +167,7 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, sa
     play_unfinished(job.required, directory, executor, prepared, said)
     _search(job, directory, executor, prepared, said)
     summary = _summed_up(job, directory, file)
-    records = file.read()
+    records = with_refutations(file.read())
     return Result(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
 
 

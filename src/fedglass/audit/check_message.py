@@ -25,6 +25,7 @@ from fedglass.audit.certificate import (
 )
 from fedglass.audit.consistency import contradictions
 from fedglass.audit.directions import public_directions, signal_directions
+from fedglass.audit.guesses import guessed_public
 from fedglass.audit.play_attack import state_of
 from fedglass.audit.probe import Finding
 from fedglass.audit.replay import ORDERS, Declared, has_no_order, message_of, replay, too_long
@@ -35,6 +36,7 @@ from fedglass.core.params import Params, subtract
 from fedglass.defend.noise_model import NoiseModel
 from fedglass.ledger.doubts import Doubt, Kind, doubt
 from fedglass.ledger.records import Certificate
+from fedglass.metrics.catalogue import USUAL
 
 NO_TRAINING = "Say how the clients trained: recording.training."
 OTHER_RULE = "A rule other than the mean combined the updates, and only a mean is run again."
@@ -75,15 +77,13 @@ class CheckMessage:
             certificate = _certificate(target, claims, doubts, seed)
         if certificate is None and not doubts:
             doubts.append(doubt(Kind.NOT_REPLAYED, why=UNKNOWN))
-        return _finding(doubts, certificate, {"replay": replays} if replays else {})
+        guessed = {} if target.pool is None else guessed_public(target.pool, USUAL)
+        return _finding(doubts, certificate, blind_public=guessed, extra={"replay": replays} if replays else {})
 
 
-def _finding(
-    doubts: Sequence[Doubt], certificate: Certificate | None = None, extra: dict[str, Any] | None = None
-) -> Finding:
+def _finding(doubts: Sequence[Doubt], certificate: Certificate | None = None, **fields: Any) -> Finding:
     unique = list({each.model_dump_json(): each for each in doubts}.values())
-    fields: dict[str, Any] = {"kind": "certificate", "doubts": unique, "certificate": certificate}
-    return Finding({**fields, "extra": extra or {}})
+    return Finding({"kind": "certificate", "doubts": unique, "certificate": certificate, **fields})
 
 
 def _coverage(target: Target) -> Iterator[Doubt]:

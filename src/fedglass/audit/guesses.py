@@ -21,11 +21,13 @@ from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation
 from fedglass.metrics.catalogue import score
 from fedglass.metrics.matching import Matching
-from fedglass.rounds.truth import Truth
+from fedglass.rounds.truth import Examples, Truth
 
 DEAR = ("lpips",)
 """Metrics that are not computed for guesses."""
 IMAGINED = "drawings of random codes"
+SAMPLE = 64
+"""Public images on which guesses are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,3 +125,29 @@ def _imagined(seen: Observation, truth: Truth, attack: object) -> list[Guess]:
     drawn = [part.imagined(seen, len(truth.images), stream(0, "imagined")).cpu() for part in decoders]
     named = [IMAGINED, *(f"{IMAGINED} ({i + 2})" for i in range(len(drawn) - 1))]
     return [Guess(name, images, paired(images, truth)) for name, images in zip(named, drawn, strict=False)]
+
+
+def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[float]]:
+    """Return what the best guess reaches for public images: the mean of the others, of its class, or its own colour.
+
+    Where a guess passes the gate for such images, the gate asks for less than such data give away by themselves.
+    """
+    rows = torch.linspace(0, len(pool.labels) - 1, min(len(pool.labels), SAMPLE)).long()
+    images = pool.images[rows]
+    same = Matching(tuple(range(len(rows))))
+    tried = [
+        images.mean(dim=(-2, -1), keepdim=True).expand_as(images),
+        torch.stack([_mean_of_others(pool, torch.ones_like(pool.labels, dtype=torch.bool), int(row)) for row in rows]),
+        torch.stack([_mean_of_others(pool, pool.labels == pool.labels[row], int(row)) for row in rows]),
+    ]
+    cheap = [name for name in metrics if name not in DEAR]
+    values = [score(guess, images, cheap, same).values for guess in tried]
+    return {
+        name: [scale_of(name).best(each) for each in zip(*(v[name] for v in values), strict=True)] for name in cheap
+    }
+
+
+def _mean_of_others(pool: Examples, chosen: Tensor, row: int) -> Tensor:
+    """The mean of the chosen images without one of them; black where there is no other.  # (c, h, w)"""
+    own = pool.images[row]
+    return (pool.images[chosen].sum(0) - own) / max(1, int(chosen.sum()) - 1)

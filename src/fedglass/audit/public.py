@@ -13,8 +13,6 @@ from fedglass.rounds.truth import Examples
 
 MOST_NUMBERS = 2**24
 """Pixels of all class means together, beyond which there are none: they go to every worker."""
-PICTURES = 64
-"""Pictures that are kept, from which decoys are drawn."""
 POOL = 10_000
 """Examples that are kept for the candidate game."""
 AT_ONCE = 1024
@@ -23,7 +21,7 @@ AT_ONCE = 1024
 
 @dataclass(frozen=True, eq=False)
 class Public:
-    """The mean of such images, that of each class, and a few of them.
+    """The mean of such images, that of each class, and the images themselves.
 
     >>> images = torch.stack([torch.full((1, 2, 2), value) for value in (0.0, 0.5, 1.0)])
     >>> such = Public.of(images, torch.tensor([0, 0, 3]))
@@ -34,7 +32,6 @@ class Public:
     mean: Tensor  # (c, h, w), pixels
     of_class: Mapping[int, Tensor]
     """Class -> its mean image; only of classes of which there are any."""
-    pictures: Tensor  # (m, c, h, w)
     images: int
     """How many there are."""
     examples: Examples | None = None
@@ -53,12 +50,10 @@ class Public:
         for some, where in zip(torch.split(chosen, AT_ONCE), torch.split(at, AT_ONCE), strict=True):
             sums.index_add_(0, where, images[some].flatten(1).double())
         means = sums / at.bincount().view(-1, 1)
-        spread = torch.linspace(0, len(chosen) - 1, min(len(chosen), PICTURES)).long()
         shape = images.shape[1:]
         return cls(
             (sums.sum(0) / len(chosen)).float().view(shape),
             {int(kind): mean.float().view(shape) for kind, mean in zip(kinds, means, strict=True)} if few else {},
-            images[chosen[spread]],
             len(chosen),
             Examples(images[chosen[:POOL]], labels[chosen[:POOL]]),
         )
@@ -74,4 +69,4 @@ class Public:
     def words(self) -> str:
         plural = "" if self.images == 1 else "s"
         whose = "of its own set" if self.identity else "that no client has"
-        return f"For blind guesses and decoys it has {self.images} image{plural} {whose}."
+        return f"For blind guesses and the candidate game it has {self.images} image{plural} {whose}."

@@ -23,7 +23,7 @@ def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path |
     """Write report.html from the records in DIRECTORY: one self-contained page that works offline.
 
     An audit that has not finished can be reported too; its page says so. JUnit XML has a test case for each record: a
-    leak is a failure, a failed case an error, and one that can not tell is skipped. SARIF has a rule for a leak and
+    leak is a failure, a failed case an error, and one that cannot tell is skipped. SARIF has a rule for a leak and
     one for each flag.
 
     \b

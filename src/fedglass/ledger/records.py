@@ -228,6 +228,8 @@ class Record(_Frozen):
     """Per image and metric, what the best of several guesses without the message reaches."""
     blind_by: dict[str, list[str]] = Field(default_factory=dict)
     """Per image and metric, which guess that is; empty where nobody kept it."""
+    blind_public: dict[str, list[float | None]] = Field(default_factory=dict)
+    """With a certificate: per metric and public image, what the best guess without a message reaches."""
     behaviours: list[str] = Field(default_factory=list)
     """What participants do that are not honest, in words: poison is no defence."""
     participants: list[str] = Field(default_factory=list)

@@ -23,6 +23,8 @@ LEAST = 200
 """Candidates below which a rate says little: among 20, a guess is right once in 20 times."""
 LEVEL = 0.05
 """The chance of a false EXPOSED over all messages of an audit."""
+GUESSED, FEWEST = 0.05, 20
+"""Share of public images beyond which a threshold that a guess passes is too low, and how many images tell."""
 RARE = 1e-3
 """The level of a single record's rank, and of the test whether a game refutes a certificate."""
 
@@ -181,9 +183,30 @@ class Gate:
         return max(found.worst, found.worst if found.success_planned is None else found.success_planned)
 
     def doubts_of_certificate(self, record: Record) -> Iterator[Doubt]:
-        """Say where a certificate allows more than the gate does."""
+        """Say where a certificate allows more than the gate does, and where the gate's threshold is too low."""
+        found = self.proposed_threshold(record)
+        if found is not None:
+            yield doubt(Kind.LOW_THRESHOLD, share=f"{found[0]:.0%}", proposed=found[1])
         if record.certificate is not None and not self.certifies(record):
             yield doubt(Kind.WEAK_CERTIFICATE, success=self.allowed(record), allowed=self.max_success)
+
+    def proposed_threshold(self, record: Record) -> tuple[float, float] | None:
+        """Return the share of public images that a guess passes the threshold for, and a threshold for such data.
+
+        None where the share is at most `GUESSED`. The threshold is the next one, in the digits of the metric, that no
+        more than this share passes.
+        """
+        values = sorted(value for value in record.blind_public.get(self.metric, []) if value is not None)
+        scale = known_scales([self.metric], self.scales)[self.metric]
+        share = sum(scale.beyond(value, self.threshold) for value in values) / max(1, len(values))
+        if len(values) < FEWEST or share <= GUESSED:
+            return None
+        rest = math.floor(GUESSED * len(values))  # so many may pass
+        last = values[-1 - rest] if scale.higher_leaks else values[rest]
+        rounded, unit = round(last, scale.digits), 10.0**-scale.digits
+        if scale.beyond(last, rounded):
+            rounded += unit if scale.higher_leaks else -unit
+        return share, round(rounded, scale.digits)
 
     def judged(self, record: Record) -> bool:
         """Return whether every image of an attack has a score, or nobody could give it one."""
