@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +13,17 @@ from scipy.stats import norm
 from torch import nn
 from torch.nn import functional as F
 
-from fedglass.audit.certificate import Bound, bound_of, certificate_of, certify, total_std
+from fedglass.audit import adversary
+from fedglass.audit.certificate import (
+    Bound,
+    beside,
+    bound_of,
+    certificate_of,
+    certify,
+    declared_bound,
+    planned_certificate,
+    total_std,
+)
 from fedglass.audit.replay import Declared, Part
 from fedglass.core.errors import UsageError
 from fedglass.core.params import buffers_of, weights_of
@@ -22,6 +35,8 @@ from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.fl.protection import Protection
 from fedglass.fl.release import AsIs, Chain, Outgoing, Release
 from fedglass.ledger.doubts import Doubt, Kind
+from fedglass.ledger.records import MOST_MU, Certificate
+from fedglass.rounds.truth import Examples
 
 PLAIN = Whitening((0.0,), (1.0,))
 ONE = Training(lr=0.5)
@@ -93,6 +108,168 @@ def test_further_rounds_need_a_clip() -> None:
     assert found.rounds == 9
 
 
+def test_what_is_planned_stands_beside_what_holds() -> None:
+    clipped = bound(claim(Chain((Clip(0.1), GaussianNoise(0.3)))))
+    held, whole = planned_certificate(clipped, 8), certificate_of(clipped, 8)
+    assert whole is not None
+    assert (held.rounds, held.planned) == (1, 9)
+    assert held.worst == pytest.approx(norm.cdf(norm.ppf(1e-3) + max(clipped.mu)))
+    assert held.success_planned == whole.worst > held.worst
+    unbounded = planned_certificate(bound(claim(GaussianNoise(0.3))), 8)
+    assert (unbounded.planned, unbounded.success_planned) == (9, None)
+    assert planned_certificate(clipped, 0).planned is None
+
+
+def test_a_declaration_alone_is_planned_for_too() -> None:
+    shield = Protection(release=Chain((Clip(0.1), GaussianNoise(0.3))))
+    told = declared_bound([shield], [(3, ONE)], 2)
+    assert isinstance(told, Bound)
+    found = planned_certificate(told, 6)
+    assert found.mu == pytest.approx([math.sqrt(2) / 3])
+    assert found.success_planned == pytest.approx(norm.cdf(norm.ppf(1e-3) + math.sqrt(8) / 3))
+    assert isinstance(declared_bound([Protection(release=GaussianNoise(0.3))], [(3, ONE)], 1), Doubt)
+
+
+def pool(count: int = 300) -> Examples:
+    generator = torch.Generator().manual_seed(7)
+    return Examples(torch.rand(count, 1, 4, 4, generator=generator), torch.arange(count) % 3)
+
+
+def test_the_simulated_adversary_is_the_nearest_candidate() -> None:
+    """Messages with each candidate in the place of the worst record, noised in full and compared with all."""
+    made = claim(GaussianNoise(0.05))
+    found, others = bound(made), pool()
+    shown = beside([made], found, others, seed=3)["adversary"]
+    assert isinstance(shown, dict)
+    assert list(shown) == ["2", "10", "100"]
+    images, labels = data()
+    worst = max(range(3), key=lambda i: found.mu[i])
+    candidates = [images[worst], *others.images[others.labels == labels[worst]][:9]]
+    rows = []
+    for candidate in candidates:
+        images[worst] = candidate
+        rows.append(by_hand(images.clone(), labels))
+    sent, generator = torch.stack(rows), torch.Generator().manual_seed(0)
+    truth = torch.randint(10, (4000,), generator=generator)
+    noisy = sent[truth] + 0.05 * torch.randn(4000, sent.shape[1], generator=generator, dtype=torch.float64)
+    named = float((torch.cdist(noisy, sent).argmin(1) == truth).double().mean())
+    # Other candidates of the same law, so that it is near and not the same.
+    assert shown["10"] == pytest.approx(named, abs=0.15)
+    assert 1 > shown["2"] > shown["10"] > shown["100"] > 0.01
+
+
+def test_rounds_make_the_simulated_adversary_stronger() -> None:
+    made = claim(GaussianNoise(0.1))
+    one, four = (beside([made] * k, bound(*[made] * k), pool(), seed=0)["adversary"] for k in (1, 4))
+    near = claim(GaussianNoise(0.05))
+    assert isinstance(one, dict)
+    assert isinstance(four, dict)
+    assert four["10"] > one["10"] + 0.05
+    assert four == beside([near], bound(near), pool(), seed=0)["adversary"]  # 4 rounds are half the noise
+
+
+def test_the_simulated_adversary_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = claim(GaussianNoise(0.05))
+    monkeypatch.setattr(adversary, "MOST_WORK", 50 * 3 * adversary.LEAST_WEIGHTS)
+    shown = beside([made], bound(made), pool(), seed=3)["adversary"]
+    assert isinstance(shown, dict)
+    assert list(shown) == ["2", "10"]
+    assert beside([made], bound(made), None, seed=3)["adversary"] == {}
+    laplacian = claim(LaplacianNoise(0.05))
+    assert beside([laplacian], bound(laplacian), pool(), seed=3) == {}
+
+
+def test_one_clipped_gradient_has_an_expected_psnr() -> None:
+    """An error of sigma |x| in every pixel, sigma being noise over clip."""
+    images, labels = data(1)
+    noisy = [Clip(0.5), GaussianNoise(0.05)]
+    found = certify(network(), images, labels, ONE, noisy, whitening=PLAIN)
+    error = (0.05 / 0.5 * float(images.norm())) ** 2
+    assert found.expected_psnr == pytest.approx(-10 * math.log10(error), abs=0.4)  # 0.3 dB for 16 pixels
+    same = certify(network(), images, labels, ONE, [DPSGD(7.0, 0.1)], whitening=PLAIN)
+    assert same.expected_psnr == pytest.approx(found.expected_psnr)
+    assert certify(network(), images, labels, ONE, noisy[1:], whitening=PLAIN).expected_psnr is None
+    assert certify(network(), *data(2), ONE, noisy, whitening=PLAIN).expected_psnr is None
+    twice = replace(ONE, epochs=2)
+    assert certify(network(), images, labels, twice, noisy, whitening=PLAIN).expected_psnr is None
+    assert certify(network(), images, labels, ONE, noisy, whitening=PLAIN, rounds=2).expected_psnr is None
+    black = certify(network(), torch.zeros_like(images), labels, ONE, noisy, whitening=PLAIN)
+    assert black.expected_psnr is None
+
+
+def frozen() -> nn.Module:
+    """A network that sees nothing of an image: its first layer is zero and behind a ReLU."""
+    model = network()
+    for parameter in list(model.parameters())[:2]:
+        nn.init.constant_(parameter, -0.0 if parameter.dim() > 1 else -1.0)
+    return model
+
+
+def test_a_message_that_is_the_same_whatever_the_record_is_tells_nothing() -> None:
+    """Labels alone move its last bias, so that all candidates with the label of the record give the same message."""
+    images, labels = data()
+    model = frozen()
+    part = Part(images, labels, ONE)
+    blind = Declared(model, weights_of(model), buffers_of(model), {}, PLAIN, (part,))
+    found = bound_of([blind], pool(330))
+    assert isinstance(found, Bound)
+    certificate = certificate_of(found, 0)
+    assert certificate is not None
+    assert (certificate.method, certificate.accounting) == ("record", "identical")
+    assert certificate.mu == [0.0] * 3
+    assert certificate.success == pytest.approx([1e-3] * 3)
+    assert certificate_of(found, 1) is None
+    for open_one in (replace(blind, model=network(), before=weights_of(network())), blind):
+        refused = bound_of([open_one], pool(330) if open_one is not blind else pool(200))  # too few candidates
+        assert isinstance(refused, Doubt)
+        assert refused.kind is Kind.NO_NOISE
+    other = {name: tensor + 1e-7 for name, tensor in weights_of(model).items()}
+    assert isinstance(bound_of([replace(blind, update=other)], pool(330)), Doubt)
+
+
+def test_a_message_is_compared_in_the_precision_that_was_sent() -> None:
+    """Half precision loses what one of many equal records adds, and single precision does not."""
+    images, labels = data(1)
+    images, labels = images.repeat(64, 1, 1, 1), labels.repeat(64)
+    images[0, 0, 0, 0] += 1e-4
+    model = network()
+    claimed = Declared(model, weights_of(model), buffers_of(model), {}, PLAIN, (Part(images, labels, ONE),))
+    exact = by_hand(images, labels).float()
+    sizes = {name: tensor.shape for name, tensor in weights_of(model).items()}
+
+    def sent(dtype: torch.dtype) -> Declared:
+        pieces = exact.split([shape.numel() for shape in sizes.values()])
+        named = zip(sizes.items(), pieces, strict=True)
+        return replace(claimed, update={n: piece.view(shape).to(dtype).float() for (n, shape), piece in named})
+
+    assert isinstance(bound_of([sent(torch.float32)]), Doubt)
+    half = bound_of([sent(torch.bfloat16)])
+    assert isinstance(half, Bound)
+    assert half.identical
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise(1e-320), LaplacianNoise(1e-320)])
+def test_an_infinite_mu_reaches_no_json(noise: Release) -> None:
+    images, labels = data()
+    found = certify(network(), images, labels, ONE, [noise], whitening=PLAIN)
+    assert found.success == [1.0] * 3
+    assert found.mu in ([], [MOST_MU] * 3)
+    json.dumps(found.model_dump(mode="json"), allow_nan=False)
+    told = Certificate(
+        method="record", accounting="gaussian", success=[1.0], mu=[math.inf], client_mu=math.inf, epsilon=math.inf
+    )
+    assert (told.mu, told.client_mu, told.epsilon) == ([MOST_MU], MOST_MU, None)
+
+
+def test_a_training_that_diverges_has_no_certificate() -> None:
+    model = network()
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 1e30)
+    images, labels = data()
+    with pytest.raises(UsageError, match="the declared training diverges"):
+        certify(model, images, labels, ONE, [GaussianNoise(1.0)], whitening=PLAIN)
+
+
 def test_in_a_mean_all_noise_hides_a_client() -> None:
     """Of two equal clients, each weighs a half: its own half is hidden by the noise of both."""
     alone = bound(claim(GaussianNoise(0.3)))
@@ -150,3 +327,39 @@ def test_what_has_no_bound_is_refused_in_a_sentence(defences: list[Release], wor
         certify(network(), images, labels, ONE, defences, whitening=PLAIN)
     with pytest.raises(UsageError, match="Clip the update"):
         certify(network(), images, labels, ONE, [GaussianNoise(1.0)], whitening=PLAIN, rounds=3)
+
+
+STEPS = Training(lr=0.5, batch_size=1, steps=25)
+
+
+def test_poisson_samples_gain_by_sampling() -> None:
+    pytest.importorskip("dp_accounting")
+    images, labels = data(10)
+    found = certify(network(), images, labels, STEPS, [DPSGD(1.0, 1.0)], whitening=PLAIN, rounds=4, poisson=0.1)
+    assert found.success == pytest.approx([0.03878] * 10, abs=5e-6)
+    assert found.epsilon == pytest.approx(7.0466, rel=3e-4)
+    assert (found.method, found.accounting, found.rounds) == ("accountant", "pld", 4)
+    assert found.assumptions["Poisson samples"] == "declared"
+    shuffled = certify(network(), images, labels, STEPS, [DPSGD(1.0, 1.0)], whitening=PLAIN, rounds=4)
+    assert shuffled.worst > 10 * found.worst
+    assert shuffled.accounting == "composed_gaussian"
+    assert found.advantage is not None
+    assert shuffled.advantage is not None
+    assert found.advantage < shuffled.advantage
+
+
+def test_what_poisson_samples_need_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = data()
+
+    def ask(*defences: Release | DPSGD) -> None:
+        certify(network(), images, labels, STEPS, defences, whitening=PLAIN, poisson=0.1)
+
+    with pytest.raises(UsageError, match="sampling rate of DP-SGD: add the defence dpsgd"):
+        ask(GaussianNoise(1.0))
+    with pytest.raises(UsageError, match="no bound is known"):
+        ask(DPSGD(1.0, 1.0), Mine())
+    with pytest.raises(UsageError, match="nothing adds noise"):
+        ask(DPSGD(1.0, 0.0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install fedglass\[pld\]"):
+        ask(DPSGD(1.0, 1.0))

@@ -22,10 +22,10 @@ SIZES = (2, 10, 100, 1000)
 """Numbers of candidates that the adversary chooses from."""
 DRAWS = 4000
 """Games of each size: a success of 5 % is then known to 0.35 %."""
-MOST_VALUES = 50_000_000
-"""Entries of all candidates' messages of a round: 200 MB in single precision."""
-MOST_WORK = 1_000_000_000
-"""Examples of all local steps of all candidates, times the weights of the network: some 10 s on one core."""
+MOST_VALUES = 30_000_000
+"""Entries of all candidates' messages of a round: 120 MB, and for 1,000 of them 60 billion products."""
+MOST_WORK = 250_000_000
+"""Examples of all local steps of all candidates, times the weights of the network: some 5 s on one core."""
 LEAST_WEIGHTS = 25_000
 """What an example costs at least, in weights: a smaller network is no faster."""
 
@@ -41,22 +41,23 @@ def simulated_adversary(
     """Return how often the best adversary names the right one of 2, 10, 100 and 1,000 candidates for one record.
 
     `parts` are the client of each round without its noise, and `stds` what hides its message. A candidate stands in
-    the place of the record. Candidates have its label; sizes that these, or the time, do not allow are left out.
+    the place of the record; those with its label come first. Sizes that the pool or the time do not allow are left
+    out.
     """
     if pool is None:
         return {}
-    rows = alike(parts[0], row, pool)
-    rows = rows[torch.randperm(len(rows), generator=stream(seed, "candidates"))]
+    rows, _ = alike(parts[0], row, pool, stream(seed, "candidates"))
     sizes = [size for size in SIZES if size <= min(1 + len(rows), _affordable(rounds, parts))]
     if not sizes:
         return {}
-    images = [parts[0].images[row], *pool.images[rows[: sizes[-1] - 1]]]
+    rows = rows[: sizes[-1] - 1]
+    examples = [(parts[0].images[row], parts[0].labels[row]), *zip(pool.images[rows], pool.labels[rows], strict=True)]
     gram = torch.zeros(sizes[-1], sizes[-1], dtype=torch.float64)
     for declared, part, std in zip(rounds, parts, stds, strict=True):
-        updates = _messages(declared, part, row, images)
+        updates = _messages(declared, part, row, examples) / std
         if not bool(torch.isfinite(updates).all()):
             return {}
-        gram += centred_gram(updates) / std**2
+        gram += centred_gram(updates)
     return {
         str(size): simulated_success(gram[:size, :size], 1.0, DRAWS, stream(seed, "adversary", size)) for size in sizes
     }
@@ -79,10 +80,10 @@ def _affordable(rounds: Sequence[Declared], parts: Sequence[Part]) -> int:
     return min(MOST_VALUES // weights, MOST_WORK // (examples * max(weights, LEAST_WEIGHTS)))
 
 
-def _messages(declared: Declared, part: Part, row: int, images: Sequence[Tensor]) -> Tensor:
-    """Return what would be sent with each image in the place of a record.  # (n, d)"""
-    sent = torch.empty(len(images), sum(tensor.numel() for tensor in declared.before.values()))
-    for i, image in enumerate(images):
-        one = replace(declared, parts=(with_record(part, row, image),))
+def _messages(declared: Declared, part: Part, row: int, examples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return what would be sent with each example in the place of a record.  # (n, d)"""
+    sent = torch.empty(len(examples), sum(tensor.numel() for tensor in declared.before.values()))
+    for i, (image, label) in enumerate(examples):
+        one = replace(declared, parts=(with_record(part, row, image, label),))
         sent[i] = flat(message_of(one, 0)).float()
     return sent

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from fedglass.audit.replay import Declared, Part, batches_of, message_of, too_long
 from fedglass.checks.rounding_cells import grid_of
+from fedglass.core.rng import stream
 from fedglass.rounds.truth import Examples
 
 MOST_REPLAYS = 4000
 """Local steps of all replays without one record; beyond these only the client's absence is a reference."""
 ALL_ALIKE = 100
 """Candidates that must give the same message, bit for bit, where no absence does: half of the game's least number."""
-ON_GRID = 64
-"""Entries other than zero from which on a message that a half-precision type holds was rounded to it: by chance a
-value in single precision lies on such a grid once in 2^13 times."""
+ON_GRID = 32
+"""Different values from which on a message that a half-precision type holds was rounded to it: by chance a value in
+single precision lies on such a grid once in 2^13 times."""
 
 
 def distances(declared: Declared, part: Part) -> list[Tensor]:
@@ -53,18 +54,23 @@ def tells_nothing(declared: Declared, pool: Examples | None) -> bool:
     return True
 
 
-def with_record(part: Part, row: int, image: Tensor) -> Part:
-    """Return the part with another image in the place of one record."""
-    images = part.images.clone()
-    images[row] = image.to(images)
-    return replace(part, images=images)
+def with_record(part: Part, row: int, image: Tensor, label: Tensor) -> Part:
+    """Return the part with another example in the place of one record."""
+    images, labels = part.images.clone(), part.labels.clone()
+    images[row], labels[row] = image.to(images), label.to(labels)
+    return replace(part, images=images, labels=labels)
 
 
-def alike(part: Part, row: int, pool: Examples) -> Tensor:
-    """Return the rows of a pool that have the label of a record, and are not the record itself."""
-    rows = torch.nonzero(pool.labels.cpu() == part.labels[row].cpu()).flatten()
-    image = part.images[row].cpu()
-    return torch.tensor([i for i in rows.tolist() if not torch.equal(pool.images[i].cpu(), image)], dtype=torch.int64)
+def alike(part: Part, row: int, pool: Examples, generator: torch.Generator) -> tuple[Tensor, int]:
+    """Return the rows of a pool in random order, those with the label of a record first, and how many these are.
+
+    Copies of the record are left out.
+    """
+    rows = torch.randperm(len(pool.labels), generator=generator)
+    same = (pool.labels[rows] == part.labels[row].to(pool.labels)).cpu()
+    copies = (pool.images[rows[same]] == part.images[row].to(pool.images)).flatten(1).all(dim=1).cpu()
+    first = rows[same][~copies]
+    return torch.cat([first, rows[~same]]), len(first)
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -73,10 +79,12 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 def _same_for_all(sent: dict[str, Tensor], declared: Declared, place: int, row: int, pool: Examples | None) -> bool:
     part = declared.parts[place]
-    rows = [] if pool is None else alike(part, row, pool)[:ALL_ALIKE].tolist()
-    if pool is None or len(rows) < ALL_ALIKE:
+    if pool is None:
         return False
-    parts = (with_record(part, row, pool.images[i]) for i in rows)
+    rows, count = alike(part, row, pool, stream(0, "candidates", row))
+    if count < ALL_ALIKE:
+        return False
+    parts = (with_record(part, row, pool.images[i], pool.labels[i]) for i in rows[:ALL_ALIKE].tolist())
     return all(_same(sent, _with_part(declared, place, other)) for other in parts)
 
 
@@ -90,8 +98,8 @@ def _with_part(declared: Declared, place: int, part: Part) -> Declared:
 def _same(sent: dict[str, Tensor], declared: Declared) -> bool:
     """Return whether a replay is the message, bit for bit in the precision of the message."""
     replayed = zip(sent.values(), message_of(declared, 0), strict=True)
-    nonzero = sum(int(tensor.count_nonzero()) for tensor in sent.values())
-    grid = grid_of(tensor.cpu() for tensor in sent.values()) if nonzero >= ON_GRID else None
+    values = torch.cat([tensor.flatten() for tensor in sent.values()]).unique()
+    grid = grid_of([values.cpu()]) if len(values) >= ON_GRID else None
     return all(torch.equal(_as_sent(mine, grid, mine), _as_sent(other, grid, mine)) for mine, other in replayed)
 
 
