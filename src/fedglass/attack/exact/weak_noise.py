@@ -21,6 +21,7 @@ from fedglass.attack.exact.cut import cut_at
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.division import VOTES, as_images, within_bounds
 from fedglass.attack.exact.head import head_gradients
+from fedglass.attack.exact.linear import smoothest
 from fedglass.attack.exact.method import Search, Solved
 from fedglass.attack.exact.rows import AGREE, ROUGH, OneInput, Sent, one_input, row_ratios, stacked
 from fedglass.attack.exact.verify import replayed
@@ -47,6 +48,10 @@ SMALL, CROWDED = 0.05, 0.15
 ones are 0.04."""
 WAVES, PEAK = 100, 0.5
 """Grids are looked for down to this share of the noise, by a mean of cosines at least so large: chance gives 0.2."""
+CANDIDATES = 16
+"""Entries of a column that are tried as its pixel: where half of them lack noise, none of 16 never happens."""
+SEEN = 0.25
+"""The share of pixels that must be known for the others to be filled in."""
 FITS = 6
 """Alternations between the image and what is taken off; each gains two digits."""
 SAME_PART = 0.05
@@ -115,8 +120,10 @@ def _parts(observation: Observation, layer: DenseUpdate, sent: Sent) -> Iterator
         yield rows_of("pairs of rows", lambda t: t[one] - signs * t[other], lambda t: t[one] + t[other])
     if float(matrix.sum(0).norm()) < QUIET * float(matrix.norm()):
         yield rows_of("sum of all rows", lambda t: t.sum(0, keepdim=True), lambda t: t.sum(0, keepdim=True), rows=1)
-    for how, cleaned in itertools.chain(_off_grids(sent), _off_seeds(observation, layer, sent), _quiet_entries(sent)):
+    for how, cleaned in itertools.chain(_off_grids(sent), _off_seeds(observation, layer, sent)):
         yield _Part(how, cleaned, lambda t: t)
+    for rows, known in _quiet_entries(sent):
+        yield _Part("entries without noise", known, lambda t, chosen=rows: t[chosen])  # type: ignore[misc]
 
 
 def _solved(observation: Observation, layer: DenseUpdate, part: _Part) -> Solved | None:
@@ -124,6 +131,9 @@ def _solved(observation: Observation, layer: DenseUpdate, part: _Part) -> Solved
     found = _rank_one(part.sent, part.rows)
     if found is None or not bool(within_bounds(observation.knows, found.inputs[None])[0]):
         return None
+    known = part.sent.kept.any(0)[:-1]
+    if not bool(known.all()):
+        return _filled_in(observation, part, found, known)
     images = as_images(observation.knows, found.inputs[None])
     gradients = head_gradients(observation, layer, cut_at(observation, layer.name), found.inputs[None])[0]  # (k, h)
     along = cosine_similarity(part.combine(-gradients.T), found.factors[:, None], dim=0)  # (k,)
@@ -141,6 +151,15 @@ def _solved(observation: Observation, layer: DenseUpdate, part: _Part) -> Solved
         return None
     details: dict[str, float | int | str] = {"how": part.how, "rows": found.votes, "layer_residual": found.residual}
     return Solved(images, label, residual, True, details)
+
+
+def _filled_in(observation: Observation, part: _Part, found: OneInput, known: Tensor) -> Solved | None:
+    """The smoothest image with the pixels that are known: no claim, since others are a guess."""
+    share = float(known.double().mean())
+    if share < SEEN:
+        return None
+    images, _ = smoothest(observation.knows, lambda t: t.flatten(1)[:, known], found.inputs[None, known])
+    return Solved(images, torch.tensor([-1]), found.residual, False, {"how": part.how, "share_seen": share})
 
 
 def _left(predicted: Tensor, found: OneInput, scaled: bool) -> float:
@@ -202,7 +221,7 @@ def _off_grids(sent: Sent) -> Iterator[tuple[str, Sent]]:
     """What lies beside the points of a grid that noise is on: those of bfloat16, or multiples of a step."""
     matrix = sent.matrix
     size = float(matrix.square().mean().sqrt())
-    large = matrix.abs() > size / 4  # smaller numbers of bfloat16 are too close to each other
+    large = matrix.abs() > size  # smaller numbers of bfloat16 are too close to each other
     nearest = matrix.bfloat16().double()
     yield "beside numbers of bfloat16", replace(sent, matrix=matrix - nearest, kept=large)
     step = _step(matrix, size) if size else 0.0
@@ -252,9 +271,10 @@ def _drawn(
     generator = fresh()
     each = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     yield "tensor by tensor", (each[names[0]], each[names[1]])
-    flat = torch.randn(sum(shape.numel() for shape in shapes.values()), generator=fresh())
-    cut = dict(zip(shapes, flat.split([shape.numel() for shape in shapes.values()]), strict=True))
-    yield "all at once", (cut[names[0]].view(shapes[names[0]]), cut[names[1]].view(shapes[names[1]]))
+    ends = dict(zip(shapes, itertools.accumulate(shape.numel() for shape in shapes.values()), strict=True))
+    flat = torch.randn(max(ends.values()), generator=fresh())
+    one, other = (flat[ends[name] - shapes[name].numel() : ends[name]].view(shapes[name]) for name in names)
+    yield "all at once", (one, other)
 
 
 def _taken_off(sent: Sent, pattern: Callable[[float], Tensor], size: float = 1.0) -> Sent:
@@ -272,20 +292,40 @@ def _taken_off(sent: Sent, pattern: Callable[[float], Tensor], size: float = 1.0
     return left
 
 
-def _quiet_entries(sent: Sent) -> Iterator[tuple[str, Sent]]:
-    """The entries without noise, where there are many: those that one image explains at rounding level."""
+def _quiet_entries(sent: Sent) -> Iterator[tuple[Tensor, Sent]]:
+    """The entries without noise, where there are many: those that one image explains at rounding level.
+
+    Which rows are given, and of them which entries are known.
+    """
     sizes = sent.matrix.abs()
     share = float((sizes < SMALL * sizes.square().mean().sqrt()).double().mean())
     if not CROWDED < share < 1:
         return
-    left, kept = sizes, sent.kept
-    for part in (0.5, 0.9, 0.9, 0.9):
-        kept = left <= left.flatten().kthvalue(max(1, int(part * share * left.numel()))).values
-        found = one_input(replace(sent, kept=kept))
+    most = sizes.kthvalue(max(1, int(0.9 * share * sizes.shape[1])), dim=1).values
+    rows = (most > AGREE * sent.noise).nonzero()[:, 0]  # those of dead units tell nothing
+    some = Sent(sent.matrix[rows], sent.error[rows], sent.kept[rows])
+    left = sizes[rows]
+    for part in (0.5, 0.9, 0.9, 0.0, 0.0):
+        limit = left.flatten().kthvalue(max(1, int(part * share * left.numel()))).values
+        some = replace(some, kept=left <= (limit if part else AGREE * some.error))
+        found = one_input(some)
         if not found.scaled:
             return
-        left = (sent.matrix - found.factors[:, None] * torch.cat([found.inputs, found.inputs.new_ones(1)])).abs()
-    kept = left <= AGREE * sent.error
+        beside = torch.cat([found.inputs, found.inputs.new_ones(1)])
+        beside = beside if part else _voted(some, found.factors, beside)
+        left = (some.matrix - found.factors[:, None] * beside).abs()
+    close = left <= AGREE * some.error
+    some = replace(some, kept=close & (close.sum(0) >= VOTES))
     # More entries than the image and the factors can be bent to fit.
-    if int(kept.sum()) > VOTES * sum(kept.shape) and bool(kept[:, :].any(0).all()):
-        yield "entries without noise", replace(sent, kept=kept)
+    if int(some.kept.sum()) > VOTES * sum(sizes.shape):
+        yield rows, some
+
+
+def _voted(sent: Sent, factors: Tensor, beside: Tensor) -> Tensor:
+    """An input in which columns that hardly any entry agrees with are what most entries say.  # (d + 1,)"""
+    few = (((sent.matrix - factors[:, None] * beside).abs() <= AGREE * sent.error).sum(0) < VOTES).nonzero()[:, 0]
+    strong = factors.abs().topk(min(CANDIDATES, len(factors))).indices
+    guesses = sent.matrix[strong][:, few] / factors[strong, None]  # (s, c)
+    misfits = (sent.matrix[:, few] - factors[:, None] * guesses[:, None]).abs()  # (s, h, c)
+    best = (misfits <= AGREE * sent.error[:, few]).sum(1).argmax(0)  # (c,)
+    return beside.index_copy(0, few, guesses[best, torch.arange(len(few))])
