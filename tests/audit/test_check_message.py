@@ -52,8 +52,8 @@ def federation(training: Training = ONE, **parts: Any) -> Federation:
     return Federation(network(), [client(**parts)], training, 5, PLAIN)
 
 
-def public() -> Public:
-    return Public.of(smooth(250, 2), torch.arange(250) % 5)
+def public(classes: int = 5) -> Public:
+    return Public.of(smooth(250, 2), torch.arange(250) % classes)
 
 
 def target_of(source: Simulated | Recorded) -> Target:
@@ -113,6 +113,14 @@ def test_declared_noise_that_is_there_is_tested_and_certified() -> None:
     certificate = certified(target)
     assert certificate.assumptions["noise"] == "tested"
     assert list(certificate.adversary) == ["2", "10", "100"]
+
+
+def test_public_examples_of_other_classes_are_left_out() -> None:
+    examples = public(classes=50).examples
+    assert examples is not None
+    target = replace(recorded(gaussian), pool=examples)
+    assert message_doubts(target) == []
+    assert list(certified(target).adversary) == ["2", "10"]  # 25 of the examples have a class of the network
 
 
 @pytest.mark.parametrize("directions", [20, 50, 100])

@@ -24,7 +24,7 @@ from fedglass.audit.certificate import (
     without_noise,
 )
 from fedglass.audit.consistency import contradictions
-from fedglass.audit.directions import public_directions, signal_directions
+from fedglass.audit.directions import known_to, public_directions, signal_directions
 from fedglass.audit.guesses import guessed_public
 from fedglass.audit.play_attack import state_of
 from fedglass.audit.probe import Finding
@@ -182,7 +182,7 @@ def _residual(target: Target, claim: Declared, plain: Params, std: float, model:
         message=update if half else {name: before[name] + update[name] for name in update},
         before=before,
         weights_sent=not half,
-        public=public_directions(claim, target.pool),
+        public=public_directions(claim, known_to(claim, target.pool)),
         signal=signal_directions(without_noise(claim)),
         others={name: other for name, other in target.others.items() if all(key in other for key in residual)},
     )
@@ -197,7 +197,8 @@ def _certificate(target: Target, claims: Sequence[Declared], doubts: list[Doubt]
     if target.dishonest:
         doubts.append(doubt(Kind.DEFENCE_NOT_BOUNDED, defence="a client that is not honest", why=""))
         return None
-    bound = bound_of(claims, target.pool)
+    pool = known_to(claims[0], target.pool)
+    bound = bound_of(claims, pool)
     if isinstance(bound, Doubt):
         if not any(each.kind is Kind.DEFENCE_NOT_NAMED for each in doubts):
             doubts.append(bound)
@@ -211,7 +212,7 @@ def _certificate(target: Target, claims: Sequence[Declared], doubts: list[Doubt]
     told = {"noise": known, "training": known, "unpredictable noise": "declared"}
     if bound.identical:
         told = {"training": known}
-    return certificate.model_copy(update={"assumptions": told, **beside(claims, bound, target.pool, seed)})
+    return certificate.model_copy(update={"assumptions": told, **beside(claims, bound, pool, seed)})
 
 
 def _without_truth(target: Target, doubts: list[Doubt]) -> Certificate | None:

@@ -24,9 +24,21 @@ MOST_VALUES = 50_000_000
 """Entries of all directions: 200 MB in single precision."""
 
 
+def known_to(declared: Declared, pool: Examples | None) -> Examples | None:
+    """Return the examples of a pool that the network has a class for; None where there are none."""
+    if pool is None or not len(pool.labels):
+        return None
+    network = Network(declared.model, declared.buffers, BatchNorm.FROZEN)
+    with torch.no_grad():
+        inputs = declared.whitening.whiten(pool.images[:1])
+        classes = network([declared.before[name] for name in network.names], inputs).shape[-1]
+    rows = pool.labels < classes
+    return Examples(pool.images[rows], pool.labels[rows]) if bool(rows.any()) else None
+
+
 def public_directions(declared: Declared, pool: Examples | None) -> Tensor | None:
     """Return gradients of public examples at the weights before the message.  # (m, d)"""
-    if pool is None or not len(pool.labels):
+    if pool is None:
         return None
     network = Network(declared.model, declared.buffers, BatchNorm.FROZEN)
     weights = [declared.before[name].detach().requires_grad_() for name in network.names]
