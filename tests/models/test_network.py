@@ -207,3 +207,10 @@ def test_what_does_not_fit_is_said() -> None:
     wrong = buffers_of(norms()) | {"1.running_mean": torch.zeros(3)}
     with pytest.raises(ModelError, match=r"'1\.running_mean' of shape \(3,\) .* expected shape \(2,\)"):
         Network(norms(), wrong, BatchNorm.FROZEN)
+
+
+def test_batch_statistics_of_one_value_are_refused_in_a_sentence() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3))
+    network = Network(model, buffers_of(model), BatchNorm.BATCH)
+    with pytest.raises(ModelError, match="refuses a batch of 1: Expected more than 1 value per channel"):
+        network([*model.parameters()], torch.rand(1, 1, 2, 2))

@@ -510,7 +510,7 @@ def named(scene: Scene) -> str:
 FLAWS, OWN = (*formulas.TRICKS, "seed"), ("signs", "factors")
 """Noise, and own defences, that a formula reads behind."""
 NOISES = ("noise", "own noise", "relative")
-ROUNDED_OFF = ("centred", "opposite", "rounded", "seed", "bfloat16")
+ROUNDED_OFF = ("centred", "opposite", "rounded", "seed")
 """Flawed noise that is on every entry, so that enough of it leaves nothing of an update in float32."""
 
 

@@ -40,6 +40,7 @@ from fedglass.defend.draws import normal
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.defend.outpost import Outpost
 from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
 from fedglass.fl.aggregate.dnc import DnC
 from fedglass.fl.aggregate.krum import Krum
@@ -1039,6 +1040,127 @@ def of_others(source: Callable[[], Source]) -> Callable[[], Source]:
     return swapped_records
 
 
+PUBLIC = slice(200, 500)
+"""Characters that everybody has, where there are few."""
+
+
+def crops(images: Tensor) -> Tensor:
+    """Pieces of photographs in grey, as many as there are images.  # (n, 1, h, w)"""
+    scenes = photos().images.mean(1, keepdim=True)
+    count, (height, width) = len(images), images.shape[-2:]
+    draws = stream(0, "crops")
+    which = torch.randint(len(scenes), (count,), generator=draws).tolist()
+    tops, lefts = (torch.randint(n - m, (count,), generator=draws).tolist() for n, m in
+                   zip(scenes.shape[-2:], (height, width), strict=True))  # fmt: skip
+    return torch.stack(
+        [scenes[i, :, t : t + height, u : u + width] for i, t, u in zip(which, tops, lefts, strict=True)]
+    )
+
+
+def near_copies(images: Tensor) -> Tensor:
+    """The first 900 are nearly the client's own characters."""
+    own, noise = characters().images[:16], torch.randn(900, *images.shape[1:], generator=stream(0, "copies"))
+    return torch.cat([(own.repeat(57, 1, 1, 1)[:900] + 0.01 * noise).clamp(0, 1), images[900:]])
+
+
+def moved_by(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """The gradient of the mean loss, as plain PyTorch computes it.  # (weights,)"""
+    loss = F.cross_entropy(model((images - 0.5) / 0.5), labels)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*model.parameters()])])
+
+
+def one_that_stands_out() -> Source:
+    """31 dark pictures of one class and one bright one of another, which moves the message by three times its noise."""
+    known = characters()
+    images, labels = 0.02 * known.images[:32], torch.zeros(32, dtype=torch.int64)
+    images[0], labels[0] = known.images[0], 1
+    with_it, without = (moved_by(convolutions(), images[first:], labels[first:]) for first in (0, 1))
+    std = TOLD.lr * float((with_it - without).norm()) / 3
+    client = Client("client 0", images, labels, release=GaussianNoise(std=std))
+    public = Public.of(0.02 * known.images[200:1500], 0 * known.labels[200:1500])
+    return Simulated(Federation(convolutions(), [client], TOLD, KINDS, Whitening((0.5,), (0.5,))), public=public)
+
+
+def among_faint() -> Source:
+    """A character that moves the message by three times its noise, among candidates of hardly any contrast."""
+    known = characters()
+    std = TOLD.lr * float(moved_by(convolutions(), known.images[:1], known.labels[:1]).norm()) / 3
+    release = {"release": GaussianNoise(std=std)}
+    return of_characters(slice(1), change=lambda images: 0.5 + 0.01 * (images - 0.5), **release)()
+
+
+@dataclass(frozen=True)
+class SparesDirections:
+    """Gaussian noise without the first principal directions of public gradients, in which the message is clear."""
+
+    count: int
+    std: float
+
+    def release(self, outgoing: Outgoing) -> dict[str, Tensor]:
+        noise = torch.cat([normal(t, outgoing.generator).flatten() for t in outgoing.update.values()])
+        spared = common_directions()[: self.count]  # (k, weights)
+        sizes = [t.numel() for t in outgoing.update.values()]
+        parts = (noise - spared.T @ (spared @ noise)).split(sizes)
+        return {n: t + self.std * part.view_as(t) for (n, t), part in zip(outgoing.update.items(), parts, strict=True)}
+
+
+@cache
+def common_directions() -> Tensor:
+    """Of the gradients of public characters.  # (100, weights)"""
+    known = characters()
+    rows = [
+        moved_by(convolutions(), known.images[i : i + 1], known.labels[i : i + 1])
+        for i in range(PUBLIC.start, PUBLIC.stop)
+    ]
+    return torch.linalg.svd(torch.stack(rows), full_matrices=False).Vh[:100]
+
+
+def said_to_be(source: Callable[[], Source], release: Release) -> Callable[[], Source]:
+    """The message as it was recorded, with another defence declared."""
+
+    def declared() -> Source:
+        made = source()
+        assert isinstance(made, Simulated)
+        shields = {"client 0": Protection(release=release)}
+        return Recorded(made.transcript(), made.truths(), public=made.public, defences=shields)
+
+    return declared
+
+
+def mixture() -> Source:
+    """Four photographs of two classes that switch on every unit: all rows show one and the same mixture of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(432, 32), nn.ReLU(), nn.Linear(32, 2))
+    nn.init.constant_(model[1].bias, 20.0)
+    client = Client("client 0", data(4).images, torch.tensor([0, 0, 1, 1]))
+    return Simulated(Federation(model, [client], TOLD, 2, PLAIN))
+
+
+def _traps() -> Iterator[Situation]:
+    """What must not pass, must not be called exposed, or must not be called a leak."""
+    yield Situation("one of 32 records stands out of the noise", OPEN, one_that_stands_out, None, Kind.WEAK_CERTIFICATE)
+    yield Situation("a character among faint candidates, little noise", OPEN, among_faint, None, Kind.WEAK_CERTIFICATE)
+    for count in (20, 50, 100):
+        spared = of_characters(slice(1), candidates=PUBLIC, release=SparesDirections(count, 0.1))
+        name = f"recorded: noise that spares {count} directions of public gradients"
+        yield Situation(name, LEAK, said_to_be(spared, GaussianNoise(std=0.1)), None, REFUTED)
+    bits = simulated(model=mlp, training=Training(lr=1e-7))
+    yield row("a message of differences in the last bit", LEAK, bits, SHORT)
+    copies = of_characters(slice(16), change=near_copies)
+    yield Situation("candidates of which 900 are nearly the records", EXPOSED, copies, None)
+    faded = {"bright": lambda images: 0.5 + images / 2, "dark": lambda images: images / 2, "photographed": crops}
+    for name, change in faded.items():
+        never = of_others(of_characters(slice(16), change=change))
+        yield Situation(f"characters that nobody trained on, {name} candidates", OPEN, never, None, NOT_SO)
+    foreign = of_characters(slice(16), change=crops)
+    yield Situation("characters among pieces of photographs", OPEN, foreign, None, Kind.OTHER_DOMAIN)
+    twenty = of_characters(slice(16), candidates=slice(200, 200 + 20 * KINDS))
+    yield Situation("twenty candidates of each class", OPEN, twenty, None, Kind.FEW_CANDIDATES)
+    yield Situation("four images of two classes, one mixture in every row", OPEN, mixture, SHORT)
+    extreme = {"gradient": Outpost(noise=3.4e6, pruned=0.2, perturbed=0.3, decay=0.0)}
+    yield row("outpost with extreme options", LEAK, simulated(extreme, model=mlp), SHORT, Kind.DEFENCE_NOT_BOUNDED)
+
+
 def _games() -> Iterator[Situation]:
     """Whether a message names its records among others, and must not name those that it was not made with."""
     yield Situation("forty-eight characters, one step", EXPOSED, of_characters(slice(48)), None)
@@ -1051,4 +1173,4 @@ def _games() -> Iterator[Situation]:
     yield Situation("a client of one class, records that nobody trained on", OPEN, one, None)
 
 
-SITUATIONS = (*_situations(), *_false_passes(), *_games())
+SITUATIONS = (*_situations(), *_false_passes(), *_games(), *_traps())

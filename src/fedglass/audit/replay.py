@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedglass.audit.misdeclared import NORMALISATIONS, other_trainings
 from fedglass.audit.rounding import PLAYS, nudged, undecided
+from fedglass.core.errors import ModelError
 from fedglass.core.params import Params
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
@@ -165,7 +166,10 @@ def as_declared(declared: Declared) -> Replay | None:
 
 def _explains(other: Declared) -> bool:
     """Whether another training gives the message, but for rounding."""
-    found = _played(other)
+    try:
+        found = _played(other)
+    except ModelError:  # batch statistics of one value per channel: nobody can train so
+        return False
     return found.explained or (found.apart <= MOST_UNDECIDED and _beyond_rounding(other).explained)
 
 

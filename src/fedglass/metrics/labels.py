@@ -11,17 +11,19 @@ def label_errors(recovered: Tensor, true: Tensor, classes: int) -> int:
     """Half the L1 distance of the label counts [Dimitrov et al., 2022].  # (n,), (n,) -> 0..n
 
     For lists of different lengths, max(lengths) - overlap: each label that is missing, superfluous or
-    exchanged counts once, which is half the L1 distance where the lengths agree.
+    exchanged counts once, which is half the L1 distance where the lengths agree. A recovered label of -1 is one that the
+    attack could not tell.
 
     >>> from torch import tensor
     >>> label_errors(tensor([3, 1, 1]), tensor([1, 2, 3]), classes=5)
     1
-    >>> label_errors(tensor([1]), tensor([1, 2, 3]), classes=5)
-    2
+    >>> label_errors(tensor([1]), tensor([1, 2, 3]), classes=5), label_errors(tensor([1, -1]), tensor([1, 2]), classes=5)
+    (2, 1)
     """
     if classes < 1:
         raise UsageError(f"Expected classes to be at least 1, got {classes}.")
-    found, truth = (_counts(n, x, classes) for n, x in (("recovered", recovered), ("true", true)))
+    told = recovered[recovered != -1] if recovered.ndim == 1 else recovered
+    found, truth = (_counts(n, x, classes) for n, x in (("recovered", told), ("true", true)))
     overlap = found.minimum(truth).sum()
     return max(len(recovered), len(true)) - int(overlap)
 

@@ -64,7 +64,10 @@ class Network:
             parameters[name] = weights[index]
         for layer in self._recurrent:  # these read a list of their own, made when they were built
             layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
-        return cast(Tensor, self._module(inputs)) if self._attends is False else self._attend(inputs)
+        try:
+            return cast(Tensor, self._module(inputs)) if self._attends is False else self._attend(inputs)
+        except ValueError as error:  # torch's word for batch statistics of one value per channel
+            raise ModelError(f"The network refuses a batch of {len(inputs)}: {error}") from error
 
     def _attend(self, inputs: Tensor) -> Tensor:
         """The first pass finds out whether the module attends, and only then later ones pay for it."""
