@@ -11,13 +11,13 @@ def label_errors(recovered: Tensor, true: Tensor, classes: int) -> int:
     """Half the L1 distance of the label counts [Dimitrov et al., 2022].  # (n,), (n,) -> 0..n
 
     For lists of different lengths, max(lengths) - overlap: each label that is missing, superfluous or
-    exchanged counts once, which is half the L1 distance where the lengths agree. A recovered label of -1 is one that the
-    attack could not tell.
+    exchanged counts once, which is half the L1 distance where the lengths agree. A recovered label of -1 is one that
+    the attack could not tell.
 
     >>> from torch import tensor
     >>> label_errors(tensor([3, 1, 1]), tensor([1, 2, 3]), classes=5)
     1
-    >>> label_errors(tensor([1]), tensor([1, 2, 3]), classes=5), label_errors(tensor([1, -1]), tensor([1, 2]), classes=5)
+    >>> label_errors(tensor([1]), tensor([1, 2, 3]), 5), label_errors(tensor([1, -1]), tensor([1, 2]), 5)
     (2, 1)
     """
     if classes < 1:
