@@ -43,7 +43,7 @@ def tells_nothing(declared: Declared, pool: Examples | None) -> bool:
     private = len(declared.parts) - declared.own
     if too_long(declared) or not declared.combined_by_mean:
         return False
-    sent = declared.update or dict(zip(declared.before, message_of(declared, 0), strict=True))
+    sent = [declared.update[name] for name in declared.before] if declared.update else message_of(declared, 0)
     for i, part in enumerate(declared.parts[:private]):
         if len(part.labels) * max(1, part.steps) > MOST_REPLAYS:
             return False
@@ -77,7 +77,7 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.double().cpu().flatten() for tensor in tensors])
 
 
-def _same_for_all(sent: dict[str, Tensor], declared: Declared, place: int, row: int, pool: Examples | None) -> bool:
+def _same_for_all(sent: Sequence[Tensor], declared: Declared, place: int, row: int, pool: Examples | None) -> bool:
     part = declared.parts[place]
     if pool is None:
         return False
@@ -95,10 +95,10 @@ def _with_part(declared: Declared, place: int, part: Part) -> Declared:
     return replace(declared, parts=tuple(parts))
 
 
-def _same(sent: dict[str, Tensor], declared: Declared) -> bool:
+def _same(sent: Sequence[Tensor], declared: Declared) -> bool:
     """Return whether a replay is the message, bit for bit in the precision of the message."""
-    replayed = zip(sent.values(), message_of(declared, 0), strict=True)
-    values = torch.cat([tensor.flatten() for tensor in sent.values()]).unique()
+    replayed = zip(sent, message_of(declared, 0), strict=True)
+    values = torch.cat([tensor.flatten() for tensor in sent]).unique()
     grid = grid_of([values.cpu()]) if len(values) >= ON_GRID else None
     return all(torch.equal(_as_sent(mine, grid, mine), _as_sent(other, grid, mine)) for mine, other in replayed)
 
