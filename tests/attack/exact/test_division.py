@@ -160,30 +160,6 @@ def test_under_noise_the_singular_vector_beats_the_quotient(toy: Any) -> None:
     assert not found.explains  # noise is no rounding
 
 
-def test_rows_without_noise_are_found_among_noisy_ones(toy: Any) -> None:
-    observation, truth = seen(toy, model=wide(toy))
-
-    def noisy(u: Tensor) -> Tensor:
-        noise = torch.randn(u.shape, generator=stream(1, "noise"))
-        if len(noise) == 100:
-            noise[:30] = 0
-        return u + noise
-
-    found = solved(changed(observation, noisy))
-    assert psnr(found.images, truth) > 80
-    assert not found.explains
-
-
-def test_noise_that_adds_up_to_nothing_is_removed(toy: Any) -> None:
-    observation, truth = seen(toy, model=wide(toy).double())
-
-    def centred(u: Tensor) -> Tensor:
-        noise = torch.randn(u.shape, generator=stream(1, "noise"), dtype=u.dtype)
-        return u + noise - noise.mean(0, keepdim=True)
-
-    assert psnr(solved(changed(observation, centred)).images, truth) > 100
-
-
 def test_without_a_bias_the_length_comes_from_the_replay(toy: Any) -> None:
     observation, truth = seen(toy, Training(lr=0.1, epochs=3), wide(toy, bias=False))
     found = solved(observation)

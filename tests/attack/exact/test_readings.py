@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from fedglass.core.optimisers import SGD
-from fedglass.core.params import buffers_of, weights_of
-from fedglass.core.types import Knowledge, Observation, Reconstruction, Training, Whitening
-from fedglass.data.photos import photos
+from fedglass.core.rng import stream
+from fedglass.core.types import Training
+from fedglass.models.vit import Block, vit
 from fedglass.recipes.catalogue import recipe
-
-SHAPE, PLAIN = (3, 12, 12), Whitening((0.5,) * 3, (0.25,) * 3)
-
-
-def dense(width: int = 128, classes: int = 10) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(432, width), nn.ReLU(), nn.Linear(width, classes))
-
-
-def pictures(count: int) -> tuple[Tensor, Tensor]:
-    chosen = photos().resized(12)
-    return chosen.images[:count], chosen.labels[:count]
-
-
-def seen(model: nn.Module, images: Tensor, labels: Tensor, training: Training, classes: int = 10) -> Observation:
-    """The message of a client that trains on all of its examples at each step."""
-    trained = copy.deepcopy(model)
-    optimiser = training.optimiser
-    assert isinstance(optimiser, SGD)
-    options: dict[str, Any] = {"momentum": optimiser.momentum, "weight_decay": optimiser.weight_decay}
-    steps = torch.optim.SGD(trained.parameters(), training.lr, **options)
-    for _ in range(training.epochs):
-        steps.zero_grad()
-        F.cross_entropy(trained(PLAIN.whiten(images)), labels).backward()  # type: ignore[no-untyped-call]
-        steps.step()
-    before, after = weights_of(model), weights_of(trained)
-    update = {name: after[name] - before[name] for name in before}
-    knows = Knowledge(SHAPE, classes, len(labels), PLAIN, training=training)
-    return Observation(model, before, buffers_of(model), update, knows)
-
-
-def psnr(found: Reconstruction, truth: Tensor) -> list[float]:
-    """Of each true image, that of the nearest one that was read."""
-    if not len(found.images):
-        return [0.0] * len(truth)
-    errors = (found.images.clamp(0, 1).unsqueeze(1) - truth).square().flatten(2).mean(2)  # (m, n)
-    return [-10 * math.log10(max(float(error), 1e-20)) for error in errors.min(0).values]
 
 
 @pytest.mark.parametrize(
@@ -65,54 +27,106 @@ def psnr(found: Reconstruction, truth: Tensor) -> list[float]:
     ],
     ids=["one step", "twenty steps", "momentum", "decay"],
 )
-def test_one_image_is_divided_out_of_a_dense_layer(training: Training) -> None:
-    images, labels = pictures(1)
-    found = recipe("exact").run(seen(dense(), images, labels, training))
+def test_one_image_is_divided_out_of_a_dense_layer(plain: Any, training: Training) -> None:
+    images, labels = plain.pictures(1)
+    found = recipe("exact").run(plain.seen(plain.dense(), images, labels, training))
     assert (found.method, found.explains) == ("division", True)
-    assert psnr(found, images)[0] > 60
+    assert plain.psnr(found, images)[0] > 60
 
 
 @pytest.mark.parametrize("count", [4, 8])
-def test_batches_are_read_from_a_dense_layer(count: int) -> None:
-    images, labels = pictures(count)
-    found = recipe("exact").run(seen(dense(400), images, labels, Training(lr=0.05)))
+def test_batches_are_read_from_a_dense_layer(plain: Any, count: int) -> None:
+    images, labels = plain.pictures(count)
+    found = recipe("exact").run(plain.seen(plain.dense(400), images, labels, Training(lr=0.05)))
     assert found.explains
-    assert min(psnr(found, images)) > 40
+    assert min(plain.psnr(found, images)) > 40
 
 
-def test_a_mixture_is_no_image() -> None:
-    """Four images of two classes: rows of one activation pattern all give the same mixture."""
-    images, _ = pictures(4)
-    labels = torch.tensor([0, 1, 0, 1])
-    found = recipe("exact").run(seen(dense(60, classes=2), images, labels, Training(lr=0.05), classes=2))
-    assert not found.explains or min(psnr(found, images)) > 40
+@pytest.mark.parametrize(("width", "classes"), [(60, 2), (200, 2), (60, 1)], ids=["narrow", "wide", "one class"])
+def test_a_mixture_is_no_image(plain: Any, width: int, classes: int) -> None:
+    """Four images of two classes or one: rows of one activation pattern all give the same mixture."""
+    images, _ = plain.pictures(4)
+    labels = torch.arange(4) % classes
+    message = plain.seen(plain.dense(width, max(2, classes)), images, labels, Training(lr=0.05), max(2, classes))
+    found = recipe("exact").run(message)
+    assert not found.explains or min(plain.psnr(found, images)) > 40
 
 
-def test_noise_is_not_called_an_explanation() -> None:
-    images, labels = pictures(1)
-    message = seen(dense(), images, labels, Training(lr=0.05))
-    generator = torch.Generator().manual_seed(0)
+def test_noise_is_not_called_an_explanation(plain: Any) -> None:
+    images, labels = plain.pictures(1)
+    message = plain.seen(plain.dense(), images, labels, Training(lr=0.05))
+    generator = stream(0, "tests", "noise")  # a plain seed is one that weak_noise tries
     noisy = {name: t + torch.randn(t.shape, generator=generator) for name, t in message.update.items()}
-    found = recipe("exact").run(Observation(message.model, message.before, message.buffers, noisy, message.knows))
-    assert not found.explains
+    assert not recipe("exact").run(replace(message, update=noisy)).explains
 
 
-def test_what_is_pooled_is_read_and_filled_in_without_a_claim() -> None:
-    images, labels = pictures(1)
+def test_what_is_pooled_is_read_and_filled_in_without_a_claim(plain: Any) -> None:
+    images, labels = plain.pictures(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(108, 64), nn.ReLU(), nn.Linear(64, 10))
-    found = recipe("exact").run(seen(model, images, labels, Training(lr=0.05)))
+    found = recipe("exact").run(plain.seen(model, images, labels, Training(lr=0.05)))
     assert (found.method, found.explains) == ("pooled_input", False)
     pooled = F.avg_pool2d(found.images, 2) - F.avg_pool2d(images, 2)
     assert float(pooled.abs().max()) < 1e-2
-    assert psnr(found, images)[0] > 20
+    assert plain.psnr(found, images)[0] > 20
 
 
-def test_where_nothing_applies_the_reasons_are_given() -> None:
-    images, labels = pictures(2)
+def convolutional(activation: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 12, 3, 1, 1), activation(), nn.Flatten()
+    return nn.Sequential(*first, nn.Linear(1728, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def test_one_convolution_is_undone_by_a_linear_system(plain: Any) -> None:
+    images, labels = plain.pictures(3)
+    found = recipe("exact").run(plain.seen(convolutional(nn.Tanh), images, labels, Training(lr=0.05)))
+    assert (found.method, found.explains) == ("dense_features", True)
+    assert min(plain.psnr(found, images)) > 40
+
+
+def test_features_behind_a_relu_are_inverted_and_verified_by_the_head(plain: Any) -> None:
+    images, labels = plain.pictures(3)
+    found = recipe("exact").run(plain.seen(convolutional(nn.ReLU), images, labels, Training(lr=0.05)))
+    assert found.method == "dense_features"
+    assert "features_verified: 1" in found.notes
+    assert min(plain.psnr(found, images)) > 22
+
+
+def test_features_of_noise_are_not_inverted(plain: Any) -> None:
+    images, labels = plain.pictures(1)
+    message = plain.seen(convolutional(nn.ReLU), images, labels, Training(lr=0.05))
+    generator = stream(0, "tests", "noise")
+    noisy = {name: t + torch.randn(t.shape, generator=generator) for name, t in message.update.items()}
+    found = recipe("exact").run(replace(message, update=noisy))
+    assert len(found.images) == 0
+    assert found.reasons["dense_features"] == "it found nothing"
+
+
+def test_one_image_of_a_vision_transformer_is_read_in_closed_form(plain: Any) -> None:
+    images, labels = plain.pictures(1, side=32)
+    torch.manual_seed(0)
+    model = vit(shape=(3, 32, 32), classes=10)
+    found = recipe("exact").run(plain.seen(model, images, labels, Training(lr=0.1)))
+    assert (found.method, found.explains) == ("vit_closed_form", True)
+    assert plain.psnr(found, images)[0] > 40
+
+
+def test_blocks_with_shortcuts_are_read_by_their_positions_alone(plain: Any) -> None:
+    images, labels = plain.pictures(1, side=32)
+    torch.manual_seed(0)
+    model = vit(shape=(3, 32, 32), classes=10)
+    model.blocks = nn.Sequential(Block(384, 4, nn.GELU), Block(384, 4, nn.GELU))
+    found = recipe("exact").run(plain.seen(model, images, labels, Training(lr=0.1)))
+    assert found.method == "vit_closed_form"
+    assert "attention: 0" in found.notes
+    assert plain.psnr(found, images)[0] > 40
+
+
+def test_where_nothing_applies_the_reasons_are_given(plain: Any) -> None:
+    images, labels = plain.pictures(2)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
-    found = recipe("exact").run(seen(model, images, labels, Training(lr=0.05)))
+    found = recipe("exact").run(plain.seen(model, images, labels, Training(lr=0.05)))
     assert not found.explains
     assert "division" in found.reasons
-    assert found.method or found.images.shape == (0, *SHAPE)
+    assert found.method or found.images.shape == (0, 3, 12, 12)

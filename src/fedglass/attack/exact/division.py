@@ -29,8 +29,6 @@ SCALES = 24
 """Lengths of a direction that are tried before the best is refined."""
 SHORTEST = 0.02
 """The shortest one, as a share of the longest that the pixel bounds allow."""
-VOTES = 3
-"""Rows that must agree at rounding level to be believed in a layer whose other rows do not."""
 
 
 @register(
@@ -145,14 +143,6 @@ def _closed_forms(layer: DenseUpdate) -> Iterator[tuple[str, Tensor, float]]:
         found = one_input(sent)
         if found.scaled:
             yield how, found.inputs, found.residual
-        if found.clean or how != "all rows":
-            continue
-        rows = row_ratios(each.weight, each.bias, (each.weight_error, each.bias_error))
-        if len(rows.votes) and int(rows.votes[0]) >= VOTES:
-            yield "rows that agree", rows.inputs[0], rows.residual
-        total = each.bias.sum()
-        if float(total.abs()) > 0:
-            yield "sum of all rows", each.weight.sum(0) / total, found.residual
 
 
 def _as_decayed(layer: DenseUpdate) -> Iterator[tuple[str, DenseUpdate]]:

@@ -318,7 +318,9 @@ def _clients(observation: Observation, training: Training, images: int) -> list[
 def _kept(update: Tensor, error: Tensor) -> Tensor:
     """Which entries of one example's update were not pruned, of any number of dimensions."""
     rows = update.reshape(len(update), -1) if update.ndim else update.view(1, 1)
-    return kept_entries(rows, error.view_as(rows)).view_as(update)
+    kept = kept_entries(rows, error.view_as(rows)).view_as(update)
+    # A tensor that was pruned may have lost whole rows and columns too, which a replay must not be blamed for.
+    return kept if bool(kept.all()) else update != 0
 
 
 def _left(sent: Sequence[Tensor], predicted: Sequence[Tensor], scaled: bool) -> list[Tensor]:

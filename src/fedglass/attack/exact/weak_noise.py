@@ -19,7 +19,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from fedglass.attack.exact.cut import cut_at
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.division import VOTES, as_images, within_bounds
+from fedglass.attack.exact.division import as_images, within_bounds
 from fedglass.attack.exact.head import head_gradients
 from fedglass.attack.exact.linear import smoothest
 from fedglass.attack.exact.method import Search, Solved
@@ -32,9 +32,11 @@ from fedglass.core.types import Observation
 Combine = Callable[[Tensor], Tensor]
 """What was done to the rows of the layer.  # (h, n) -> (m, n)"""
 
+VOTES = 3
+"""Rows that must agree at rounding level to be believed in a layer whose other rows do not."""
 SEEDS = (*range(100), 123, 1234, 12345, 1337, 2023, 2024, 2025)
 """Seeds that everybody tries first."""
-BEGINNING = 4096
+BEGINNING = 1024
 """Numbers of a seed's stream that are compared: in multiples of 16 they do not depend on how many are drawn."""
 SOME = 128
 """Rows and columns that are looked at before a whole layer is."""
@@ -47,7 +49,7 @@ SMALL, CROWDED = 0.05, 0.15
 """Entries below the first share of the root mean square are at least the second share where some lack noise: normal
 ones are 0.04."""
 WAVES, PEAK = 100, 0.5
-"""Grids are looked for down to this share of the noise, by a mean of cosines at least so large: chance gives 0.2."""
+"""Grids are looked for down to 1 / 100 of the noise, by a mean of 256 cosines at least so large: chance gives 0.2."""
 CANDIDATES = 16
 """Entries of a column that are tried as its pixel: where half of them lack noise, none of 16 never happens."""
 SEEN = 0.25
@@ -231,8 +233,8 @@ def _off_grids(sent: Sent) -> Iterator[tuple[str, Sent]]:
 
 def _step(matrix: Tensor, size: float) -> float:
     """The step of the grid that entries crowd around; 0 where they do not."""
-    some = matrix.flatten()[_spaced(matrix.numel(), 4 * SOME)]
-    waves = torch.arange(0.5, WAVES, 1 / 24, dtype=torch.float64) / size  # as fine as noise within 6 sizes asks for
+    some = matrix.flatten()[_spaced(matrix.numel(), 2 * SOME)].float()
+    waves = torch.arange(0.5, WAVES, 1 / 24) / size  # as fine as noise within 6 sizes asks for
     power = torch.cos(2 * torch.pi * waves[:, None] * some).mean(1)
     if float(power.max()) < PEAK:
         return 0.0

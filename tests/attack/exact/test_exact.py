@@ -1,0 +1,92 @@
+"""The attack that tries exact methods: their order, their reasons, and a participant's own update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedglass.attack.exact.exact import NOTHING, ExactAttack
+from fedglass.attack.exact.method import Search, Solved
+from fedglass.core.errors import UsageError
+from fedglass.core.types import Observation, Training
+from fedglass.recipes.catalogue import recipe
+from fedglass.rounds.observe import observe
+from fedglass.rounds.views.peer import PeerView
+from fedglass.rounds.views.view import Knows
+
+
+@dataclass(frozen=True)
+class Told:
+    """A method that says what it is told to, and notes that it was asked."""
+
+    name: str
+    cost: float
+    asked: list[str]
+    reason: str = ""
+    images: int = 0
+    residual: float = 1.0
+    explains: bool = False
+    paper: str = ""
+
+    def applies(self, observation: Observation) -> str:
+        self.asked.append(self.name)
+        return self.reason
+
+    def solve(self, observation: Observation, search: Search) -> Solved | None:
+        images = torch.zeros(self.images, *observation.knows.shape)
+        return Solved(images, torch.zeros(self.images, dtype=torch.int64), self.residual, self.explains)
+
+
+def test_cheap_methods_come_first_and_the_rest_is_left_out_once_all_is_explained(toy: Any) -> None:
+    asked: list[str] = []
+    dear, cheap, middle = (Told(name, cost, asked) for name, cost in (("dear", 9.0), ("cheap", 0.1), ("middle", 1.0)))
+    message = toy.observation(examples=2)
+    found = ExactAttack((dear, replace(middle, images=2, explains=True), replace(cheap, reason="no"))).run(message)
+    assert asked == ["cheap", "middle"]
+    assert (found.method, found.explains, found.reasons) == ("middle", True, {"cheap": "no"})
+
+
+def test_what_is_incomplete_or_unverified_does_not_end_the_search(toy: Any) -> None:
+    asked: list[str] = []
+    part = Told("part", 1.0, asked, images=1, explains=True)
+    loose = Told("loose", 2.0, asked, images=2, residual=0.5)
+    empty = Told("empty", 3.0, asked)
+    found = ExactAttack((part, loose, empty)).run(toy.observation(examples=2))
+    assert asked == ["part", "loose", "empty"]
+    assert found.method == "part"
+    assert found.reasons == {"empty": NOTHING}
+
+
+def test_one_image_that_leaves_next_to_nothing_ends_it_too(toy: Any) -> None:
+    asked: list[str] = []
+    near, later = Told("near", 1.0, asked, images=1, residual=0.005), Told("later", 2.0, asked)
+    assert not ExactAttack((near, later)).run(toy.observation(examples=1)).explains
+    assert asked == ["near"]
+
+
+def test_methods_of_the_recipe_name_their_cost_and_papers_are_cited() -> None:
+    attack = recipe("exact")
+    assert isinstance(attack, ExactAttack)
+    names = {method.name for method in attack.methods}
+    assert {"division", "weak_noise", "spear", "vit_closed_form", "dense_features", "last_layer"} <= names
+    assert all(0 < method.cost <= attack.seconds for method in attack.methods)
+    assert any("APRIL" in method.paper for method in attack.methods)
+
+
+def test_a_time_limit_is_a_positive_number() -> None:
+    with pytest.raises(UsageError, match=r"exact\.seconds"):
+        ExactAttack((), seconds=0.0)
+
+
+def test_a_peer_takes_its_own_update_off(toy: Any) -> None:
+    federation = toy.federation(Training(lr=0.1), clients=2, examples=1)
+    observation, truth = observe(federation, PeerView(0), Knows())
+    found = recipe("exact").run(observation)
+    assert (found.method, found.explains) == ("division", True)
+    assert len(found.images) == 1
+    other = federation.clients[1].images
+    assert float((found.images - other).square().mean()) < 1e-6
+    assert len(truth.images) == 2
