@@ -57,13 +57,16 @@ class Game:
 
 
 def limits(game: Game, messages: int, seed: int) -> tuple[float, float]:
-    """Return the two-sided limits of the rate at confidence 1 - 0.05 / messages."""
+    """Return a lower and an upper limit of the rate, each at confidence 1 - 0.05 / messages.
+
+    A verdict asks whether the lower one lies above a control's upper one: each is a statement of its own.
+    """
     level = LEVEL / messages
-    low, high = clopper_pearson(int((game.better == 0).sum()), len(game.better), level)
+    low, high = clopper_pearson(int((game.better == 0).sum()), len(game.better), 2 * level)
     random = np.random.default_rng(derive(seed, "rates"))
     draws = min(MOST_DRAWS, max(DRAWS, math.ceil(40 / level)))
     parts = [_drawn_rates(game, min(AT_ONCE, draws - first), random) for first in range(0, draws, AT_ONCE)]
-    lower, upper = np.quantile(np.concatenate(parts), [level / 2, 1 - level / 2])
+    lower, upper = np.quantile(np.concatenate(parts), [level, 1 - level])
     return min(low, float(lower)), max(high, float(upper))
 
 
