@@ -8,6 +8,7 @@ prove it. A replay of the image must give the same part.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ SMALL, CROWDED = 0.05, 0.15
 ones are 0.04."""
 WAVES, PEAK = 100, 0.5
 """Grids are looked for down to 1 / 100 of the noise, by a mean of 256 cosines at least so large: chance gives 0.2."""
+NEAR = 0.2
+"""Mean distance to the nearest number of bfloat16, in gaps between them: without such noise it is 0.25."""
 CANDIDATES = 16
 """Entries of a column that are tried as its pixel: where half of them lack noise, none of 16 never happens."""
 SEEN = 0.25
@@ -224,8 +227,10 @@ def _off_grids(sent: Sent) -> Iterator[tuple[str, Sent]]:
     matrix = sent.matrix
     size = float(matrix.square().mean().sqrt())
     large = matrix.abs() > size  # smaller numbers of bfloat16 are too close to each other
-    nearest = matrix.bfloat16().double()
-    yield "beside numbers of bfloat16", replace(sent, matrix=matrix - nearest, kept=large)
+    beside = matrix - matrix.bfloat16().double()
+    gaps = torch.ldexp(torch.ones_like(matrix), torch.frexp(matrix).exponent - 8)  # between numbers of bfloat16
+    if float((beside / gaps)[large].abs().mean()) < NEAR:
+        yield "beside numbers of bfloat16", replace(sent, matrix=beside, kept=large)
     step = _step(matrix, size) if size else 0.0
     if step:
         yield "beside multiples of a step", _taken_off(sent, lambda s: (matrix / s).round(), step)
@@ -250,14 +255,18 @@ def _off_seeds(observation: Observation, layer: DenseUpdate, sent: Sent) -> Iter
     bias = f"{layer.name}.bias" if layer.name else "bias"
     if name not in update or bias not in update:
         return
-    begin = {first: update[first].flatten()[:BEGINNING].double().cpu() for first in {next(iter(update)), name}}
-    for seed in SEEDS:
-        drawn = torch.randn(BEGINNING, generator=torch.Generator().manual_seed(seed)).double()
-        if all(float(cosine_similarity(t, drawn[: len(t)], dim=0).abs()) < ALIKE for t in begin.values()):
-            continue
+    begun = [update[first].flatten()[:BEGINNING].float().cpu() for first in {next(iter(update)), name}]
+    alike = [cosine_similarity(_beginnings()[:, : len(t)], t).abs() > ALIKE for t in begun]
+    for seed in (seed for seed, *found in zip(SEEDS, *alike, strict=True) if any(found)):
         for how, noise in _drawn({n: t.shape for n, t in update.items()}, (name, bias), seed):
             pattern = torch.cat([noise[0], noise[1][:, None]], 1).double()
             yield f"without the noise of seed {seed}, {how}", _taken_off(sent, lambda s, p=pattern: p)  # type: ignore[misc]
+
+
+@functools.cache
+def _beginnings() -> Tensor:
+    """How the streams of all seeds begin.  # (seeds, entries)"""
+    return torch.stack([torch.randn(BEGINNING, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS])
 
 
 def _drawn(
