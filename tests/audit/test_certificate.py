@@ -30,6 +30,7 @@ from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.dpsgd_poisson import PoissonDPSGD
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.fl.protection import Protection
@@ -182,7 +183,7 @@ def test_the_simulated_adversary_keeps_to_its_budget(monkeypatch: pytest.MonkeyP
 def test_one_clipped_gradient_has_an_expected_psnr() -> None:
     """An error of sigma |x| in every pixel, sigma being noise over clip."""
     images, labels = data(1)
-    noisy = [Clip(0.5), GaussianNoise(0.05)]
+    noisy: list[Release] = [Clip(0.5), GaussianNoise(0.05)]
     found = certify(network(), images, labels, ONE, noisy, whitening=PLAIN)
     error = (0.05 / 0.5 * float(images.norm())) ** 2
     assert found.expected_psnr == pytest.approx(-10 * math.log10(error), abs=0.4)  # 0.3 dB for 16 pixels
@@ -346,6 +347,24 @@ def test_poisson_samples_gain_by_sampling() -> None:
     assert found.advantage is not None
     assert shuffled.advantage is not None
     assert found.advantage < shuffled.advantage
+
+
+def test_a_declared_poisson_sample_gains_where_it_can_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = data(10)
+    steps = Training(lr=0.5, steps=25)
+    shield = [PoissonDPSGD(1.0, 1.0, sample_rate=0.1)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    plain = certify(network(), images, labels, steps, shield, whitening=PLAIN, rounds=4)
+    assert plain.accounting == "poisson_not_counted"
+    assert plain.mu == pytest.approx([10.0] * 10)
+    monkeypatch.undo()
+    pytest.importorskip("dp_accounting")
+    found = certify(network(), images, labels, steps, shield, whitening=PLAIN, rounds=4)
+    assert found.accounting == "pld"
+    assert found.success == pytest.approx([0.03878] * 10, abs=5e-6)
+    sliced = certify(network(), images, labels, STEPS, shield, whitening=PLAIN)  # of one example at a time
+    assert sliced.accounting == "composed_gaussian"
+    assert sliced.mu == pytest.approx([math.sqrt(3)] * 10)
 
 
 def test_what_poisson_samples_need_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

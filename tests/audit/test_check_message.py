@@ -159,9 +159,9 @@ def test_rounds_that_are_planned_are_told() -> None:
     assert (certificate.rounds, certificate.planned) == (1, 3)
     assert certificate.success_planned is not None
     assert certificate.success_planned > certificate.worst
-    certificate, doubts = checked(simulated(3, release=GaussianNoise(0.1)))
-    assert certificate is not None
-    assert (certificate.planned, certificate.success_planned) == (3, None)
+    held, doubts = checked(simulated(3, release=GaussianNoise(0.1)))
+    assert held is not None
+    assert (held.planned, held.success_planned) == (3, None)
     assert [each.kind for each in doubts] == [Kind.MORE_ROUNDS]
 
 

@@ -83,7 +83,7 @@ def test_without_noise_all_that_differ_are_named() -> None:
 
     assert simulated_success(centred_gram(torch.eye(20)), 0.0, 1000, stream(8, "apart")) == 1
     for noise in (0.0, 1.0):
-        found = simulated_success(same, noise, 20_000, stream(8, "same", noise))
+        found = simulated_success(same, noise, 20_000, stream(8, "same", str(noise)))
         assert found == pytest.approx(1 / 20, abs=4 * error_of(1 / 20, 20_000))
 
 

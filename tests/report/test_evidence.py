@@ -184,6 +184,7 @@ def test_a_certificate_with_little_to_say_says_only_that(make_evidence: Make) ->
         ({"success_planned": None}, "holds for 1 round; nothing bounds the planned 4 rounds"),
         ({"accounting": "composed_gaussian"}, "Shuffled batches are not Poisson samples, so sampling gains nothing."),
         ({"accounting": "pld"}, "privacy-loss distribution of DP-SGD on Poisson samples."),
+        ({"accounting": "poisson_not_counted"}, "What Poisson samples gain is not counted: pip install fedglass[pld]."),
         ({"accounting": "identical"}, "no noise; the message is bit for bit the same whatever the record is."),
     ],
 )

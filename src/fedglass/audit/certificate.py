@@ -18,13 +18,13 @@ from fedglass.audit.adversary import psnr_without_prior, simulated_adversary
 from fedglass.audit.distances import distances, tells_nothing
 from fedglass.audit.replay import Declared, Part, too_long
 from fedglass.bounds.laplace import ORDERS, Array, laplace_renyi, renyi_success
-from fedglass.bounds.subsampled import poisson_advantage, poisson_epsilon, poisson_success
+from fedglass.bounds.subsampled import installed, poisson_advantage, poisson_epsilon, poisson_success
 from fedglass.bounds.success import combine_mu, gdp_advantage, gdp_epsilon, gdp_success
 from fedglass.core.errors import UsageError
 from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
+from fedglass.defend.noise_model import NoBound, NoiseModel, Samples, noise_model
 from fedglass.fl.local import GradientFn
 from fedglass.fl.protection import Protection
 from fedglass.fl.release import Release
@@ -64,6 +64,8 @@ class Bound:
     """Of each round and private part, the Gaussian noise that hides it; empty where that is not all that does."""
     identical: bool = False
     """Whether there is no noise, and the message is the same whatever the records are."""
+    samples: Samples | None = None
+    """Where all clients draw the same kind of Poisson samples in every round."""
 
 
 def bound_of(rounds: Sequence[Declared], pool: Examples | None = None) -> Bound | Doubt:
@@ -90,7 +92,13 @@ def bound_of(rounds: Sequence[Declared], pool: Examples | None = None) -> Bound 
         rounds=len(rounds),
         stds=tuple(std for each in bounds for std in each.stds) if all(each.stds for each in bounds) else (),
         identical=all(each.identical for each in bounds),
+        samples=_common([each.samples for each in bounds]),
     )
+
+
+def _common(samples: Sequence[Samples | None]) -> Samples | None:
+    """Return what all have; None where they differ."""
+    return samples[0] if len(set(samples)) == 1 else None
 
 
 def certificate_of(bound: Bound, further: int) -> Certificate | None:
@@ -98,16 +106,17 @@ def certificate_of(bound: Bound, further: int) -> Certificate | None:
     if further and bound.per_round is None:
         return None
     rounds = bound.rounds + further
+    if bound.samples is not None and installed():
+        return _of_samples(bound.samples, rounds, len(bound.mu))
     if bound.renyi:
         success = [renyi_success(BASE_RATE, spent) for spent in bound.renyi]
         return Certificate(method="record", accounting="laplacian", success=success, rounds=rounds)
     more = [] if bound.per_round is None else [bound.per_round] * further
     mus = [combine_mu([mu, *more]) for mu in bound.mu]
     worst = max(mus)
-    noise = "identical" if bound.identical else "gaussian"
     return Certificate(
         method="accountant" if bound.steps else "record",
-        accounting="composed_gaussian" if bound.steps else noise,
+        accounting=_accounting(bound),
         success=[gdp_success(BASE_RATE, mu) for mu in mus],
         mu=mus,
         rounds=rounds,
@@ -115,6 +124,28 @@ def certificate_of(bound: Bound, further: int) -> Certificate | None:
         epsilon=gdp_epsilon(worst, DELTA),
         delta=DELTA,
         client_mu=None if bound.client_mu is None else combine_mu([bound.client_mu, *more]),
+    )
+
+
+def _accounting(bound: Bound) -> str:
+    if bound.samples is not None:
+        return "poisson_not_counted"
+    if bound.steps:
+        return "composed_gaussian"
+    return "identical" if bound.identical else "gaussian"
+
+
+def _of_samples(samples: Samples, rounds: int, records: int) -> Certificate:
+    """Return the certificate of DP-SGD on Poisson samples, by the privacy-loss distribution."""
+    run = samples.rate, samples.noise_multiplier, rounds * samples.steps
+    return Certificate(
+        method="accountant",
+        accounting="pld",
+        success=[poisson_success(BASE_RATE, *run)] * records,
+        rounds=rounds,
+        advantage=poisson_advantage(*run),
+        epsilon=poisson_epsilon(*run, DELTA),
+        delta=DELTA,
     )
 
 
@@ -177,7 +208,7 @@ def certify(
     part = Part(images, labels, training, Protection.of(defences))
     declared = dict.fromkeys(("noise", "training"), "declared")
     if poisson is not None:
-        found: Certificate | None = _of_samples(part, poisson, rounds)
+        found: Certificate | None = _of_samples(_samples(part, poisson), rounds, len(labels))
         declared["Poisson samples"] = "declared"
     else:
         claim = Declared(model, weights_of(model), buffers_of(model), {}, whitening, (part,))
@@ -192,24 +223,14 @@ def certify(
     return found.model_copy(update={"assumptions": declared})
 
 
-def _of_samples(part: Part, rate: float, rounds: int) -> Certificate:
-    """Return the certificate of DP-SGD on Poisson samples, by the privacy-loss distribution."""
-    gradient, model = part.protection.gradient, models_of([part])[0]
-    if not isinstance(gradient, DPSGD):
+def _samples(part: Part, rate: float) -> Samples:
+    """Return what the caller says of a client's samples, or refuse it."""
+    gradient, refused = part.protection.gradient, _refusal(models_of([part]))
+    if type(gradient) is not DPSGD:
         raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
-    refused = _refusal([model])
     if refused is not None:
         raise UsageError(flag(refused).whole)
-    run = rate, gradient.noise_multiplier, rounds * part.steps
-    return Certificate(
-        method="accountant",
-        accounting="pld",
-        success=[poisson_success(BASE_RATE, *run)] * len(part.labels),
-        rounds=rounds,
-        advantage=poisson_advantage(*run),
-        epsilon=poisson_epsilon(*run, DELTA),
-        delta=DELTA,
-    )
+    return Samples(rate, gradient.noise_multiplier, part.steps)
 
 
 def declared_bound(
@@ -221,12 +242,14 @@ def declared_bound(
     refused = _refusal(models)
     if refused is not None:
         return refused
-    limits = [model.per_round for model in models if isinstance(model, NoiseModel)]
+    noisy = [model for model in models if isinstance(model, NoiseModel)]
+    limits = [model.per_round for model in noisy]
     known = [limit for limit in limits if limit is not None]
     if len(known) < len(limits):
         return doubt(Kind.DEFENCE_NOT_BOUNDED, defence="noise without clipping", why="Only the data bound it.")
     mus = tuple(combine_mu([limit] * rounds) for limit in known)
-    return Bound(mus, per_round=max(known), steps=True, rounds=rounds)
+    samples = _common([model.samples for model in noisy])
+    return Bound(mus, per_round=max(known), steps=True, rounds=rounds, samples=samples)
 
 
 def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
@@ -295,7 +318,7 @@ def _of_round(declared: Declared, pool: Examples | None) -> Bound | Doubt:
         if limit is None:
             return doubt(Kind.DEFENCE_NOT_BOUNDED, defence=repr(declared.parts[0].protection), why=WHY["steps"])
         each = [model.per_round or 0.0 for model, count in zip(known, counts, strict=True) for _ in range(count)]
-        return Bound(tuple(each), per_round=limit, steps=True)
+        return Bound(tuple(each), per_round=limit, steps=True, samples=_common([model.samples for model in known]))
     if too_long(declared):
         return doubt(Kind.NOISE_NOT_TESTABLE, why=TOO_LONG)
     return _measured(declared, known, limit)

@@ -116,8 +116,13 @@ def _grid(sample_rate: float, noise_multiplier: float, steps: int) -> float:
     return max(FINEST, width / MOST_POINTS, min(COARSEST, deviation / PER_DEVIATION))
 
 
+def installed() -> bool:
+    """Return whether the package is there that the privacy of Poisson samples needs."""
+    return importlib.util.find_spec("dp_accounting") is not None
+
+
 def _distributions() -> Any:
-    if importlib.util.find_spec("dp_accounting") is None:
+    if not installed():
         raise UsageError(
             "The privacy of Poisson samples needs the package dp-accounting, which is not installed: "
             "pip install fedglass[pld]."

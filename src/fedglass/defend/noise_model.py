@@ -15,6 +15,7 @@ from fedglass.core.optimisers import SGD
 from fedglass.core.types import Training
 from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.dpsgd_poisson import PoissonDPSGD
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.defend.laplacian_noise import LaplacianNoise
 from fedglass.defend.magnitude_pruning import MagnitudePruning
@@ -27,6 +28,15 @@ from fedglass.fl.release import AsIs, Chain, Release
 AFTER: tuple[type, ...] = (Clip, MagnitudePruning, RandomPruning, GaussianNoise, LaplacianNoise)
 """What may be done to the noisy result: none of them looks at the data."""
 Law = Literal["gaussian", "laplacian"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """DP-SGD on Poisson samples, in one round."""
+
+    rate: float
+    noise_multiplier: float
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,8 @@ class NoiseModel:
     """Whether the message is the deterministic map's result plus the noise, so that a residual shows it."""
     additive: bool = True
     """False for several noisy local steps, which only the accountant bounds."""
+    samples: Samples | None = None
+    """Where each local step draws a Poisson sample of all examples, by which privacy gains."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +88,15 @@ def _inside(protection: Protection, training: Training, examples: int) -> NoiseM
         return NoBound("")
     size = examples if training.batch_size is None else min(training.batch_size, examples)
     linear = isinstance(training.optimiser, SGD) and not training.optimiser.nesterov and training.clip is None
-    if type(gradient) is DPSGD:
+    if type(gradient) in (DPSGD, PoissonDPSGD):
+        assert isinstance(gradient, DPSGD), "one of these types"
         if gradient.noise_multiplier == 0:
             return NoBound("")
         bound = math.sqrt(training.passes(examples)) / gradient.noise_multiplier
         plain = replace(protection, gradient=replace(gradient, noise_multiplier=0.0))
+        if isinstance(gradient, PoissonDPSGD):
+            samples = Samples(gradient.sample_rate, gradient.noise_multiplier, steps) if size == examples else None
+            return NoiseModel("gaussian", 0.0, plain, bound, testable=False, additive=False, samples=samples)
         if steps > 1 or not linear:
             return NoiseModel("gaussian", 0.0, plain, bound, testable=False, additive=False)
         return NoiseModel("gaussian", training.lr * gradient.noise_multiplier * gradient.clip / size, plain, bound)

@@ -112,7 +112,8 @@ class Certificate(_Frozen):
     method: Literal["record", "accountant"]
     accounting: str
     """`gaussian`, `laplacian`, `composed_gaussian` (DP-SGD without a gain by sampling), `pld` (DP-SGD on Poisson
-    samples), or `identical` (no noise, and the same message whatever the record is)."""
+    samples), `poisson_not_counted` (the same without the package that counts the gain), or `identical` (no noise, and
+    the same message whatever the record is)."""
     success: list[float]
     """Of each audited record, at a base rate of 1/1000, over all rounds that are covered."""
     mu: list[float] = Field(default_factory=list)

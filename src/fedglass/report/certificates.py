@@ -28,6 +28,8 @@ ACCOUNTINGS = {
     "composed_gaussian": "Gaussian noise of all local steps. Shuffled batches are not Poisson samples, so sampling "
     "gains nothing",
     "pld": "privacy-loss distribution of DP-SGD on Poisson samples",
+    "poisson_not_counted": "Gaussian noise of all local steps. What Poisson samples gain is not counted: pip install "
+    "fedglass[pld]",
     "identical": "no noise; the message is bit for bit the same whatever the record is",
 }
 """What a certificate adds up."""
