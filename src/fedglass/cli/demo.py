@@ -18,7 +18,7 @@ PEER = "peer"
 """The folder of the second audit, inside that of the first."""
 
 
-@click.command(short_help="Audit small embedded federations, in a minute or two.")
+@click.command(short_help="Audit small embedded federations, in seconds.")
 @click.option("-o", "--output", "place", type=click.Path(path_type=Path), default="demo", show_default=True)
 @click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
 @click.option("--device", type=DEVICES, default="cpu", show_default=True, help="Where the attacks run.")

@@ -110,7 +110,7 @@ inconclusive_fails = true  # an audit that cannot tell exits with 3; false: with
 """
 
 DEMO = """\
-# The plan of `fedglass demo`: three small federations and two attacks.
+# The plan of `fedglass demo`: two small federations and a search that begins with what exact methods read.
 title = "Demo"
 seed = 0
 
@@ -125,23 +125,13 @@ init = "uniform"
 training = { lr = 0.1 }
 
 [[federation]]
-name = "glyphs, one gradient"
-data = "glyphs"
-clients = 2
-examples = 1
-partition = "writers"
-model = "lenet"
-init = "uniform"
-training = { lr = 0.1 }
-
-[[federation]]
 name = "glyphs, federated averaging"
 data = "glyphs"
 clients = 2
-examples = 4
+examples = 2
 partition = "writers"
 model = "femnist_cnn"
-training = { lr = 0.05, epochs = 2, batch_size = 2 }
+training = { lr = 0.05, epochs = 2, batch_size = 1 }
 
 [adversary]
 view = "server"
@@ -149,11 +139,8 @@ client = "all"
 
 [[attacks]]
 name = "inverting_gradients"
-iterations = 500
-
-[[attacks]]
-name = "idlg"
-iterations = 40
+start = "exact"
+iterations = 200
 
 [gate]
 metric = "psnr"
@@ -170,14 +157,6 @@ name = "four clients, one character each"
 data = "glyphs"
 clients = 4
 examples = 1
-model = "lenet_tanh"
-training = { lr = 0.05, epochs = 2 }
-
-[[federation]]
-name = "three clients, two characters each"
-data = "glyphs"
-clients = 3
-examples = 2
 model = "lenet_tanh"
 training = { lr = 0.05, epochs = 2 }
 
