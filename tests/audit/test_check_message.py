@@ -20,6 +20,7 @@ from fedglass.audit.target import Target
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.dpsgd_poisson import PoissonDPSGD
 from fedglass.defend.gaussian_noise import GaussianNoise
 from fedglass.fl.protection import Protection
 from fedglass.fl.release import Chain
@@ -172,6 +173,15 @@ def test_dp_sgd_over_all_rounds_is_told_too() -> None:
     assert certificate.mu == pytest.approx([2**0.5 / 4] * 4)
     assert (certificate.rounds, certificate.planned) == (1, 4)
     assert certificate.adversary == {}
+
+
+def test_poisson_samples_of_an_audit_are_counted() -> None:
+    pytest.importorskip("dp_accounting")
+    shield = PoissonDPSGD(1.0, 1.0, sample_rate=0.1)
+    certificate = certified(simulated(4, training=Training(lr=0.1, steps=25), gradient=shield))
+    assert (certificate.accounting, certificate.assumptions["Poisson samples"]) == ("pld", "construction")
+    assert certificate.success_planned == pytest.approx(0.03878, abs=5e-6)
+    assert certificate.worst < 0.02
 
 
 def with_update(target: Target, value: float) -> Target:

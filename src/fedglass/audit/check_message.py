@@ -212,6 +212,8 @@ def _certificate(target: Target, claims: Sequence[Declared], doubts: list[Doubt]
     told = {"noise": known, "training": known, "unpredictable noise": "declared"}
     if bound.identical:
         told = {"training": known}
+    if certificate.accounting == "pld":
+        told["Poisson samples"] = known
     return certificate.model_copy(update={"assumptions": told, **beside(claims, bound, pool, seed)})
 
 
