@@ -19,10 +19,8 @@ ENOUGH = 200
 """Candidates of a record's label below which a rate decides nothing."""
 FEW_RECORDS = 8
 """Records below which ranks decide and no rate: a rate of 7 of 7 still has a lower limit of .59."""
-PUBLIC = 400
-"""Public gradients that give the common directions: on CIFAR-10 400 name .91 of 32 records, 20 name .28."""
-SHARE = 5
-"""One in so many examples of a record's label may become public where they do not suffice for all candidates."""
+PUBLIC = 1000
+"""Public gradients that give the common directions, at most: on CIFAR-10 1,000 name more than 400, and 20 name few."""
 SPREAD = 1.2
 """How many times the candidates of one record those of a label are at most: each has a draw of its own."""
 SIDE = 16
@@ -53,7 +51,8 @@ class Pool:
 class Draw:
     """Rows of the pool: those that give the common directions, and those that each record is compared with."""
 
-    public: Tensor  # (p,)
+    public: Tensor
+    """Of all labels of the records, in a random order; most are candidates, too.  # (p,)"""
     records: Tensor
     """Which of the records are played.  # (r,)"""
     of_label: dict[int, Tensor]
@@ -61,13 +60,35 @@ class Draw:
     own: tuple[Tensor, ...]
     """Of each played record, places within its label's candidates."""
 
-    @property
-    def fewest(self) -> int:
-        """Candidates of the record that has the fewest."""
-        return min(len(rows) for rows in self.own)
+
+def draw_candidates(
+    records: Examples, pool: Pool, *, candidates: int, private: Sequence[Tensor] = (), seed: int = 0
+) -> Draw:
+    """Draw public examples, and for each record candidates of its label that show none of the private images.
+
+    Records whose label has too few are left out, as long as others have enough.
+    """
+    _check(records, pool)
+    left = _shuffled(_usable(records, pool, private), seed, "usable")
+    labels = torch.unique(records.labels).tolist()
+    free = {label: left[pool.labels[left] == label][: round(SPREAD * candidates)] for label in labels}
+    most = max(map(len, free.values()))
+    if most < LEAST:
+        raise UsageError(
+            f"The candidate game needs at least {LEAST} different candidates of a record's label, got {most}: give "
+            f"more, {ENOUGH} at least for a verdict."
+        )
+    least = ENOUGH if most >= ENOUGH else LEAST
+    of_label = {label: rows for label, rows in free.items() if len(rows) >= least}
+    played = torch.isin(records.labels, torch.tensor([*of_label])).nonzero().flatten()
+    own = tuple(
+        _shuffled(torch.arange(len(of_label[int(records.labels[i])])), seed, "record", i)[:candidates]
+        for i in played.tolist()
+    )
+    return Draw(_public(records, free, seed), played, of_label, own)
 
 
-def check_pool(records: Examples, pool: Pool) -> None:
+def _check(records: Examples, pool: Pool) -> None:
     """Refuse candidates that cannot be compared with the records."""
     if not len(records.labels):
         raise UsageError("The candidate game needs at least one record: give the examples that were trained on.")
@@ -78,84 +99,45 @@ def check_pool(records: Examples, pool: Pool) -> None:
         )
     if len(pool.images) != len(pool.labels) or len(records.images) != len(records.labels):
         raise UsageError("The candidate game needs one label for each image: give as many labels as images.")
-
-
-def draw_candidates(
-    records: Examples, pool: Pool, *, candidates: int, private: Sequence[Tensor] = (), seed: int = 0
-) -> Draw:
-    """Draw public examples, and for each record candidates of its label that show none of the private images.
-
-    Records whose label has too few are left out, as long as others have enough.
-    """
-    check_pool(records, pool)
-    left = _usable(records, pool, private)
-    labels, counts = torch.unique(records.labels, return_counts=True)
-    free = {int(label): _shuffled(left[pool.labels[left] == label], seed, "label", int(label)) for label in labels}
-    _refuse_too_few(records, pool, free)
-    few = len(records.labels) < FEW_RECORDS
-    public = []
-    for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
-        size = len(free[label])
-        allowed = size - candidates if few else max(size - candidates, min(size // SHARE, size - ENOUGH))
-        take = min(round(PUBLIC * count / len(records.labels)), max(allowed, 0))
-        public.append(free[label][:take])
-        free[label] = free[label][take:][: round(SPREAD * candidates)]
-    others = _shuffled(left[~torch.isin(pool.labels[left], labels)], seed, "others")
-    return _draw(records, free, torch.cat([*public, others])[:PUBLIC], candidates, seed)
-
-
-def _draw(records: Examples, free: dict[int, Tensor], public: Tensor, candidates: int, seed: int) -> Draw:
-    sizes = torch.tensor([len(free[label]) for label in records.labels.tolist()])
-    least = ENOUGH if bool((sizes >= ENOUGH).any()) else LEAST
-    played = (sizes >= least).nonzero().flatten()
-    own = tuple(
-        torch.randperm(int(sizes[i]), generator=stream(seed, "candidates", "record", i))[:candidates]
-        for i in played.tolist()
-    )
-    kept = set(records.labels[played].tolist())
-    return Draw(public, played, {label: rows for label, rows in free.items() if label in kept}, own)
-
-
-def _refuse_too_few(records: Examples, pool: Pool, free: dict[int, Tensor]) -> None:
-    most = max(map(len, free.values()))
     if not bool(torch.isin(pool.labels, records.labels).any()):
+        known = ", ".join(map(str, torch.unique(records.labels).tolist()))
         raise UsageError(
-            f"No candidate has one of the records' labels ({', '.join(map(str, sorted(free)))}): give candidates with "
-            "the same labels."
+            f"No candidate has one of the records' labels ({known}): give candidates with the same labels."
         )
-    if most < LEAST:
-        raise UsageError(
-            f"The candidate game needs at least {LEAST} different candidates of a record's label, got {most}: give "
-            f"more, {ENOUGH} at least for a verdict."
-        )
+
+
+def _public(records: Examples, free: dict[int, Tensor], seed: int) -> Tensor:
+    """Rows whose labels are as frequent as among the records.  # (p,)"""
+    shares = {label: float((records.labels == label).double().mean()) for label in free}
+    return _shuffled(torch.cat([rows[: round(PUBLIC * shares[label])] for label, rows in free.items()]), seed, "public")
 
 
 def _usable(records: Examples, pool: Pool, private: Sequence[Tensor]) -> Tensor:
-    """Rows of the pool that show no private image, and of those that show the same only the first."""
+    """Rows of the records' labels that show no private image, and of those that show the same only the first."""
     secret = torch.cat([records.images, *private])
-    keep = ~shows_one_of(pool.images, secret, SAME_AS_PRIVATE)
-    needed = torch.isin(pool.labels, records.labels)
+    needed = torch.isin(pool.labels, records.labels).nonzero().flatten()
+    needed = needed[~shows_one_of(pool.images[needed], secret, SAME_AS_PRIVATE)]
+    found = []
     for label in torch.unique(records.labels):
-        rows = (keep & needed & (pool.labels == label)).nonzero().flatten()
-        keep[rows] = is_first(pool.images[rows], SAME_IN_POOL)
-    return keep.nonzero().flatten()
+        rows = needed[pool.labels[needed] == label]
+        found.append(rows[is_first(pool.images[rows], SAME_IN_POOL)])
+    return torch.cat(found)
 
 
 def shows_one_of(images: Tensor, others: Tensor, correlation: float) -> Tensor:
     """Return which images show the same as one of the others.  # (n, c, h, w), (m, c, h, w) -> (n,)"""
     small, against = _small(images), _small(others)
-    found = [_same(some, against, correlation).any(1) for some in torch.split(small, BLOCK)]
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
+    return torch.cat([_same(some, against, correlation).any(1) for some in torch.split(small, BLOCK)])
 
 
 def is_first(images: Tensor, correlation: float) -> Tensor:
     """Return which images show something else than all before them.  # (n, c, h, w) -> (n,)"""
     small = _small(images)
-    found = []
-    for first, some in zip(range(0, len(small), BLOCK), torch.split(small, BLOCK), strict=True):
-        same = _same(some, small, correlation)
+    found = [torch.zeros(0, dtype=torch.bool)]
+    for first in range(0, len(small), BLOCK):
+        same = _same(small[first : first + BLOCK], small, correlation)
         found.append(~same.tril(first - 1).any(1))
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
+    return torch.cat(found)
 
 
 def _small(images: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ class Reader:
             for name, w in zip(network.names, self.weights, strict=True)
         ]
         self.places = min(PLACES, sum(w.numel() for w in self.weights))
+        self.entries = sum(int(signs.count_nonzero()) for signs in self._signs)
         self._by_layers: bool | None = None
 
     @property
@@ -89,9 +90,14 @@ class Reader:
         self._by_layers = self._agrees(self._step(inputs, labels))
         return self._by_layers or not self.mixes
 
-    def sketch(self, update: Params) -> Tensor:
-        """Return the sketch of an update.  # (places,)"""
-        return self._sketched([update[name].detach().float()[None] for name in self.network.names])[0]
+    def kept(self, update: Params) -> list[Tensor]:
+        """Return the entries of an update that count, in the order of `network.names`."""
+        named = zip(self.network.names, self._signs, strict=True)
+        return [update[name].detach().float() * signs.abs() for name, signs in named]
+
+    def sketch(self, update: Sequence[Tensor]) -> Tensor:
+        """Return the sketch of an update, in the order of `network.names`.  # (places,)"""
+        return self._sketched([tensor[None] for tensor in update])[0]
 
     def weighted_sum(self, inputs: Tensor, labels: Tensor, shares: Tensor) -> list[Tensor]:
         """Return the sum of the gradients, each times its share, at the entries that count."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.checks.candidates import ENOUGH, FEW_RECORDS, SAME_AS_PRIVATE, Draw, Pool, draw_candidates, shows_one_of
-from fedglass.checks.message_scores import Kept, Message, Scorer
+from fedglass.checks.message_scores import Message, Scorer
 from fedglass.checks.rates import LEVEL, Game, chance_of, limits
 from fedglass.core.errors import UsageError
 from fedglass.core.params import Params, buffers_of, check_update, check_weights, subtract, weights_of
@@ -35,7 +35,7 @@ RARE = 1 / 1000
 """The rank of a single record that decides, as a share of all candidates."""
 MOST_CONTROLS = 256
 """Held-out records that are played, at most: more hardly narrow the limits."""
-DECOYS = 8
+STAND_INS = 8
 """Messages of other examples against which a record is played that has no other records beside it."""
 MOST_STEPS = 2000
 """Local steps beyond which a training is not played again."""
@@ -65,8 +65,6 @@ class GameResult:
     rank_p: tuple[float, ...]
     """Of each record, (1 + better) / (1 + candidates)."""
     control_rank_p: tuple[float, ...]
-    exposed_by: str
-    """`rate`, or `rank` where there are fewer than 8 records; empty where records are not shown to be singled out."""
     scores: tuple[float, ...]
     control_scores: tuple[float, ...]
     candidate_quantiles: tuple[float, ...]
@@ -77,7 +75,9 @@ class GameResult:
     same_source: bool
     """False: the candidates are said to be of another kind, or records that were not trained on stand out as well."""
     low_power: bool
-    doubts: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
+    exposed_by: str = ""
+    """`rate`, or `rank` where there are fewer than 8 records; empty where records are not shown to be singled out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,18 +88,18 @@ class _Trial:
     own: Sequence[Tensor]
     """Of each, its candidates, as places within those of its label."""
     message: int = 0
-    without: int | None = None
-    """A row of the pool that the message was made with."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Control:
-    """Records that the message was not made with, and messages that were made without the records."""
+    """Records that the message was not made with, or messages that were made without the records."""
 
     kind: str = ""
     missing: str = ""
     trials: Sequence[_Trial] = ()
     updates: Sequence[Params] = ()
+    stand_ins: Sequence[int] = ()
+    """Rows of the pool that the updates were made with instead."""
 
 
 def play(
@@ -113,68 +113,25 @@ def play(
     counterfactual: Counterfactual | None = None,
     held_out: Examples | None = None,
     seed: int = 0,
-    kept: Kept | None = None,
 ) -> GameResult:
-    """Play the candidate game on one of `messages` messages of an audit.
-
-    The messages of a round that are given the same `kept` share the gradients of the pool.
-    """
+    """Play the candidate game on one of `messages` messages of an audit."""
     check_weights(message.before, message.model)
     check_update(message.update, message.before)
     private = [] if held_out is None else [held_out.images]
     draw = draw_candidates(records, pool, candidates=candidates, private=private, seed=seed)
     control = _control(message, records, pool, draw, counterfactual, held_out, seed)
-    scorer = Scorer(message, [message.update, *control.updates], pool, draw.public, kept)
+    scorer = Scorer(message, [message.update, *control.updates], pool, draw.public)
     rows = torch.cat([*draw.of_label.values()])
     rows = rows[torch.randperm(len(rows), generator=stream(seed, "batches"))]
     scores = torch.zeros(1 + len(control.updates), len(pool.labels))
     scores[:, rows] = scorer.of_pool(rows)
+    for sent, row in enumerate(control.stand_ins, start=1):
+        scores[sent, row] = -torch.inf  # it is named rightly
     main = _game([_Trial(_at(records, draw.records), draw.own)], scorer, draw, scores)
     beside = _game(control.trials, scorer, draw, scores) if control.trials else None
-    result = _result(main, beside, messages, seed)
-    result = replace(
-        result,
-        control=control.kind,
-        control_missing=control.missing,
-        candidate_quantiles=_quantiles(scores[0, rows]),
-        statistic=scorer.statistic,
-        directions=scorer.directions,
-        public=len(draw.public),
-        same_source=pool.same_source,
-        low_power=len(draw.public) < LOW_POWER or not scorer.reads_as_trained,
-        doubts=(),
-    )
-    if result.control_low is not None and result.control_low > max_singling_out:
-        result = replace(result, same_source=False)  # records that were not trained on are singled out as well
-    return replace(result, doubts=_doubts(result), exposed_by=_exposed_by(result, max_singling_out, messages))
-
-
-def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> Game:
-    """The scores of all trials, beside those of the candidates."""
-    pools: dict[tuple[int, int, int | None], Tensor] = {}
-    found, groups, counts, better = [], [], [], []
-    known: dict[int, Tensor] = {}
-    for trial in trials:
-        if id(trial.examples) not in known:
-            known[id(trial.examples)] = scorer.of_examples(trial.examples)
-        own_scores = known[id(trial.examples)][trial.message].tolist()
-        for score, label, own in zip(own_scores, trial.examples.labels.tolist(), trial.own, strict=True):
-            rows, key = draw.of_label[label], (label, trial.message, trial.without)
-            pools.setdefault(key, scores[trial.message, rows[rows != (-1 if trial.without is None else trial.without)]])
-            compared = rows[own][rows[own] != (-1 if trial.without is None else trial.without)]
-            found.append(score)
-            groups.append([*pools].index(key))
-            counts.append(len(compared))
-            better.append(int((scores[trial.message, compared] >= score).sum()))
-    arrays = [each.double().numpy() for each in pools.values()]
-    return Game(np.array(found), np.array(groups), arrays, np.array(counts), np.array(better))
-
-
-def _result(main: Game, beside: Game | None, messages: int, seed: int) -> GameResult:
-    """The figures of both games; the rest is filled in by whoever knows it."""
     low, high = limits(main, messages, seed)
     control_low, control_high = (None, None) if beside is None else limits(beside, messages, seed)
-    return GameResult(
+    result = GameResult(
         records=len(main.scores),
         candidates=int(main.candidates.min()),
         top1=main.rate,
@@ -183,21 +140,36 @@ def _result(main: Game, beside: Game | None, messages: int, seed: int) -> GameRe
         control_top1=None if beside is None else beside.rate,
         control_low=control_low,
         control_high=control_high,
-        control="",
-        control_missing="",
+        control=control.kind,
+        control_missing=control.missing,
         rank_p=main.rank_p,
         control_rank_p=() if beside is None else beside.rank_p,
-        exposed_by="",
         scores=tuple(main.scores.tolist()),
         control_scores=() if beside is None else tuple(beside.scores.tolist()),
-        candidate_quantiles=(),
-        statistic="",
-        directions=0,
-        public=0,
-        same_source=True,
-        low_power=False,
-        doubts=(),
+        candidate_quantiles=_quantiles(scores[0, rows]),
+        statistic=scorer.statistic,
+        directions=scorer.directions,
+        public=len(draw.public),
+        same_source=pool.same_source and (beside is None or beside.rate <= max_singling_out),
+        low_power=len(draw.public) < LOW_POWER or not scorer.reads_as_trained,
     )
+    return replace(result, doubts=_doubts(result), exposed_by=_exposed_by(result, max_singling_out, messages))
+
+
+def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> Game:
+    """The scores of all trials, beside those of the candidates of the same label and message."""
+    pools: dict[tuple[int, int], Tensor] = {}
+    found, groups, counts, better = [], [], [], []
+    for trial in trials:
+        own_scores = scorer.of_examples(trial.examples)[trial.message].tolist()
+        for score, label, own in zip(own_scores, trial.examples.labels.tolist(), trial.own, strict=True):
+            compared = pools.setdefault((label, trial.message), scores[trial.message, draw.of_label[label]])
+            found.append(score)
+            groups.append([*pools].index((label, trial.message)))
+            counts.append(len(own))
+            better.append(int((compared[own] >= score).sum()))
+    arrays = [each.double().numpy() for each in pools.values()]
+    return Game(np.array(found), np.array(groups), arrays, np.array(counts), np.array(better))
 
 
 def _doubts(result: GameResult) -> tuple[str, ...]:
@@ -239,9 +211,13 @@ def _control(
         return _held_out(records, held_out, draw, seed)
     if counterfactual is None:
         return _Control(missing="not_given")
-    if len(records.labels) > 1:
-        return _halves(records, draw, counterfactual, seed)
-    return _in_its_place(message, records, pool, draw, seed)
+    found = (
+        _halves(records, draw, counterfactual, seed)
+        if len(records.labels) > 1
+        else _stand_ins(message, records, pool, draw, seed)
+    )
+    sound = all(update and all(bool(u.isfinite().all()) for u in update.values()) for update in found.updates)
+    return found if sound else _Control(missing="not_replayed")
 
 
 def _held_out(records: Examples, held_out: Examples, draw: Draw, seed: int) -> _Control:
@@ -263,25 +239,21 @@ def _held_out(records: Examples, held_out: Examples, draw: Draw, seed: int) -> _
 def _halves(records: Examples, draw: Draw, counterfactual: Counterfactual, seed: int) -> _Control:
     """Each half of the records against the message of the other half."""
     order = torch.randperm(len(records.labels), generator=stream(seed, "halves"))
-    halves = order[: len(order) // 2].sort().values, order[len(order) // 2 :].sort().values
-    updates = [counterfactual(half) for half in halves]
-    if not all(_finite(update) for update in updates):
-        return _Control(missing="not_replayed")
+    halves = [half.sort().values for half in (order[: len(order) // 2], order[len(order) // 2 :])]
     trials = []
     for sent, half in enumerate(reversed(halves), start=1):
-        places = [i for i, record in enumerate(draw.records.tolist()) if record in set(half.tolist())]
+        places = torch.isin(draw.records, half).nonzero().flatten().tolist()
         trials.append(_Trial(_at(records, draw.records[places]), [draw.own[i] for i in places], sent))
+    updates = [counterfactual(half) for half in halves]
     return _Control("counterfactual", trials=[trial for trial in trials if trial.own], updates=updates)
 
 
-def _in_its_place(message: Message, records: Examples, pool: Pool, draw: Draw, seed: int) -> _Control:
+def _stand_ins(message: Message, records: Examples, pool: Pool, draw: Draw, seed: int) -> _Control:
     """The only record against messages of other examples of its label."""
-    rows = draw.of_label[int(records.labels[0])][:DECOYS]
-    updates = [replayed(message, _at(pool, row[None]), seed) for row in rows]
-    if not all(_finite(update) for update in updates):
-        return _Control(missing="not_replayed")
-    trials = [_Trial(records, draw.own, i, int(row)) for i, row in enumerate(rows, start=1)]
-    return _Control("counterfactual", trials=trials, updates=updates)
+    rows = draw.of_label[int(records.labels[0])][:STAND_INS].tolist()
+    updates = [replayed(message, _at(pool, torch.tensor([row])), seed) for row in rows]
+    trials = [_Trial(records, draw.own, sent) for sent in range(1, 1 + len(rows))]
+    return _Control("counterfactual", trials=trials, updates=updates, stand_ins=rows)
 
 
 def replayed(message: Message, examples: Examples, seed: int = 0) -> dict[str, Tensor]:
@@ -302,10 +274,6 @@ def replayed(message: Message, examples: Examples, seed: int = 0) -> dict[str, T
         name: a - b + message.noise_std * torch.randn(b.shape, generator=noise)
         for name, a, b in zip(network.names, after, start, strict=True)
     }
-
-
-def _finite(update: Params) -> bool:
-    return bool(update) and all(bool(torch.isfinite(tensor).all()) for tensor in update.values())
 
 
 def _at(examples: Examples | Pool, rows: Tensor) -> Examples:
