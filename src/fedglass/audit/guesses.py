@@ -137,8 +137,8 @@ def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[flo
     same = Matching(tuple(range(len(rows))))
     tried = [
         images.mean(dim=(-2, -1), keepdim=True).expand_as(images),
-        torch.stack([_mean_of_others(pool, torch.ones_like(pool.labels, dtype=torch.bool), int(row)) for row in rows]),
-        torch.stack([_mean_of_others(pool, pool.labels == pool.labels[row], int(row)) for row in rows]),
+        _means_of_others(pool, torch.zeros_like(pool.labels), rows),
+        _means_of_others(pool, pool.labels, rows),
     ]
     cheap = [name for name in metrics if name not in DEAR]
     values = [score(guess, images, cheap, same).values for guess in tried]
@@ -147,7 +147,9 @@ def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[flo
     }
 
 
-def _mean_of_others(pool: Examples, chosen: Tensor, row: int) -> Tensor:
-    """The mean of the chosen images without one of them; black where there is no other.  # (c, h, w)"""
-    own = pool.images[row]
-    return (pool.images[chosen].sum(0) - own) / max(1, int(chosen.sum()) - 1)
+def _means_of_others(pool: Examples, groups: Tensor, rows: Tensor) -> Tensor:
+    """The mean of all other images of the same group; black where there is no other.  # (rows, c, h, w)"""
+    kinds, places = torch.unique(groups, return_inverse=True)
+    sums = torch.zeros(len(kinds), *pool.images.shape[1:]).index_add_(0, places, pool.images)
+    others = (places.bincount()[places[rows]] - 1).clamp(min=1).view(-1, 1, 1, 1)
+    return (sums[places[rows]] - pool.images[rows]) / others
