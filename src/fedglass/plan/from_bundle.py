@@ -78,7 +78,7 @@ def draft(
     allowed, problem, doubts, unseen, together = None, "", tuple[str, ...](), tuple[str, ...](), False
     try:
         # Without the truth nobody knows whether a client's data stayed the same.
-        wanted = AdversaryTable(together=False if table.truth is None else "also", public=public)
+        wanted = AdversaryTable(together=False if table.truth is None else "also")
         sources = recorded_bundle(table, wanted, Path())
         together = any(isinstance(view, Together) for source in sources if source.truths for view in source.views)
         allowed, doubts = attacks_for(sources), tuple(sources[0].doubted())
