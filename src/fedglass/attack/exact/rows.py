@@ -31,7 +31,9 @@ MERGED = 1e-3
 PRUNED = 4.0
 """Pruning is supposed where there are this many times as many zeros as entries next to zero, which rounding gives."""
 ROUNDS = 100
-"""Alternations of the rank-one fit to entries that were not pruned; it moves by less than 1e-12 long before."""
+"""Alternations of the rank-one fit to entries that were not pruned; where it fits, it has settled long before."""
+SETTLED = 1e-13
+"""The move of a unit vector at which they end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,8 +258,11 @@ def _rank_one(sent: Sent) -> tuple[Tensor, Tensor]:
     mask = sent.kept.double()
     for _ in range(ROUNDS):
         factors = _quotient(known @ vector, mask @ vector.square())
-        vector = _quotient(factors @ known, factors.square() @ mask)
-        vector = vector / vector.norm()
+        fresh = _quotient(factors @ known, factors.square() @ mask)
+        fresh = fresh / fresh.norm()
+        moved, vector = float((fresh - vector).norm()), fresh
+        if moved < SETTLED:
+            break
     return _quotient(known @ vector, mask @ vector.square()), vector
 
 
