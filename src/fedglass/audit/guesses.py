@@ -152,4 +152,5 @@ def _means_of_others(pool: Examples, groups: Tensor, rows: Tensor) -> Tensor:
     kinds, places = torch.unique(groups, return_inverse=True)
     sums = torch.zeros(len(kinds), *pool.images.shape[1:]).index_add_(0, places, pool.images)
     others = (places.bincount()[places[rows]] - 1).clamp(min=1).view(-1, 1, 1, 1)
-    return (sums[places[rows]] - pool.images[rows]) / others
+    means: Tensor = (sums[places[rows]] - pool.images[rows]) / others
+    return means
