@@ -371,7 +371,7 @@ def test_what_poisson_samples_need_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     images, labels = data()
 
     def ask(*defences: Release | DPSGD) -> None:
-        certify(network(), images, labels, STEPS, defences, whitening=PLAIN, poisson=0.1)
+        certify(network(), images, labels, STEPS, defences, whitening=PLAIN, poisson=0.123)
 
     with pytest.raises(UsageError, match="sampling rate of DP-SGD: add the defence dpsgd"):
         ask(GaussianNoise(1.0))

@@ -20,8 +20,8 @@ from fedglass.rounds.truth import Examples
 
 SIZES = (2, 10, 100, 1000)
 """Numbers of candidates that the adversary chooses from."""
-DRAWS = 4000
-"""Games of each size: a success of 5 % is then known to 0.35 %."""
+DRAWS = 2000
+"""Games of each size: a success of 5 % is then known to 0.5 %."""
 MOST_VALUES = 30_000_000
 """Entries of all candidates' messages of a round: 120 MB, and for 1,000 of them 60 billion products."""
 MOST_WORK = 250_000_000

@@ -75,7 +75,7 @@ class CheckMessage:
             certificate = _without_truth(target, doubts)
         elif len(claims) == len(messages):
             certificate = _certificate(target, claims, doubts, seed)
-        if certificate is None and not doubts:
+        elif not any(each.kind is Kind.NOT_REPLAYED for each in doubts):
             doubts.append(doubt(Kind.NOT_REPLAYED, why=UNKNOWN))
         guessed = {} if target.pool is None else guessed_public(target.pool, USUAL)
         return _finding(doubts, certificate, blind_public=guessed, extra={"replay": replays} if replays else {})
