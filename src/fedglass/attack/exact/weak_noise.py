@@ -57,6 +57,8 @@ CANDIDATES = 16
 """Entries of a column that are tried as its pixel: where half of them lack noise, none of 16 never happens."""
 SEEN = 0.25
 """The share of pixels that must be known for the others to be filled in."""
+LOUD = 0.2
+"""The rounding that a part may have, relative to its size: three rows of nothing else leave 0.8 of rank one."""
 FITS = 6
 """Alternations between the image and what is taken off; each gains two digits."""
 SAME_PART = 0.05
@@ -179,7 +181,7 @@ def _rank_one(sent: Sent, rows: int) -> OneInput | None:
     if not len(sent.matrix) or not bool(sent.kept.any()):
         return None
     found = one_input(sent)
-    good = found.scaled and found.clean and found.residual <= ROUGH and found.votes >= rows
+    good = found.scaled and found.clean and found.residual <= LOUD and found.votes >= rows
     return found if good and (rows > 1 or _exact_row(sent)) else None
 
 
@@ -314,13 +316,16 @@ def _quiet_entries(sent: Sent) -> Iterator[tuple[Tensor, Sent]]:
         return
     most = sizes.kthvalue(max(1, int(0.9 * share * sizes.shape[1])), dim=1).values
     rows = (most > AGREE * sent.noise).nonzero()[:, 0]  # those of dead units tell nothing
+    if len(rows) < VOTES:
+        return
     some = Sent(sent.matrix[rows], sent.error[rows], sent.kept[rows])
     left = sizes[rows]
+    zeros = int((left <= AGREE * some.error).sum())  # of black pixels
     for part in (0.5, 0.9, 0.9, 0.0, 0.0):
-        limit = left.flatten().kthvalue(max(1, int(part * share * left.numel()))).values
+        limit = left.flatten().kthvalue(zeros + 1 + int(part * max(0.0, share * left.numel() - zeros))).values
         some = replace(some, kept=left <= (limit if part else AGREE * some.error))
         found = one_input(some)
-        if not found.scaled:
+        if not found.scaled or not bool(found.inputs.isfinite().all()):
             return
         beside = torch.cat([found.inputs, found.inputs.new_ones(1)])
         beside = beside if part else _voted(some, found.factors, beside)
