@@ -106,6 +106,18 @@ def test_random_signs_are_no_secret_where_no_input_is_negative(plain: Any) -> No
     assert plain.psnr(found, images)[0] > 60
 
 
+def test_entries_without_noise_are_found_beside_black_pixels(plain: Any) -> None:
+    """Most entries without noise are zeros then, and tell nothing of the factors."""
+    images, labels = plain.pictures(1)
+    images = (images - images.flatten().kthvalue(int(0.7 * images.numel())).values).clamp(min=0)
+    message = plain.seen(plain.dense(activation=nn.Sigmoid), 0.25 * images + 0.5, labels, Training(lr=0.1))
+    message = replace(message, knows=replace(message.knows, whitening=Whitening((0.0,) * 3, (1.0,) * 3)))
+    found = solved(noisy(message, half_of_it, std=10.0))
+    assert found is not None
+    assert found.explains
+    assert plain.psnr(found, images)[0] > 60
+
+
 def test_pixels_that_noise_covers_in_every_row_are_filled_in_without_a_claim(plain: Any) -> None:
     """Noise on every second entry of an even width covers every second pixel."""
 

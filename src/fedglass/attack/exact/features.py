@@ -35,9 +35,9 @@ FEWEST = 0.2
 VARIATION = (0.1, 0.001)
 """Weight of the total variation at the start and at the last step, beside the squared error of the features relative to
 that of a grey image; measured with the stages."""
-UNEXPLAINED = 0.5
-"""What a replay of the head may leave of its update for features to be worth an inversion: those of noise as large as
-the update leave 0.7, those of twenty local steps less than 0.2."""
+UNEXPLAINED = 0.65
+"""What a replay of the head may leave of its update for features to be worth an inversion: noise as large as the update
+leaves 0.7, twenty local steps left up to 0.53 (small ReLU CNN, one photograph)."""
 SATURATED = 1e-7
 """Features this close to the end of an activation's range are moved inside before it is inverted."""
 

@@ -38,9 +38,9 @@ SPREAD = 0.3
 """Standard deviation of the logits that tell examples of one label apart at the start: those of a fresh network."""
 SOLVED = 1e-6
 """Misfit of the equations at which the search ends: rounding of float32 at a learning rate of 0.1."""
-EXACT = 100.0
+EXACT = 10.0
 """How many times its rounding the last layer's update may have beside the examples' own rank for the equations to be
-exact: other orders of summation leave 10, a second local step or noise 1,000."""
+exact. Measured on LeNet and a small CNN: 0.5 to 0.7 after one step, 17 and more after five, 400 at noise of 0.1 %."""
 EVALUATIONS = 200
 """Most evaluations of one start; those that converge take 10 to 60."""
 ON = 1e-5
