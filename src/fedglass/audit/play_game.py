@@ -14,7 +14,7 @@ from fedglass.audit.play_attack import state_of
 from fedglass.audit.probe import Finding
 from fedglass.audit.replay import Declared, Part, message_of, too_long
 from fedglass.audit.target import Target
-from fedglass.checks.candidates import Pool
+from fedglass.checks.candidates import ENOUGH, LEAST, Pool
 from fedglass.checks.message_scores import Message
 from fedglass.checks.singling_out import Counterfactual, GameResult, play
 from fedglass.core.errors import UsageError
@@ -24,8 +24,6 @@ from fedglass.ledger.doubts import Doubt, Kind, doubt
 from fedglass.ledger.records import Game
 from fedglass.rounds.truth import Examples
 
-LEAST = 20
-"""Candidates below which the game is not played."""
 NO_TRAINING = "How the clients trained is not declared."
 DISHONEST = "Some participants are not honest."
 
@@ -109,7 +107,7 @@ def _stored(result: GameResult, messages: int) -> Game:
 
 def _doubts(result: GameResult, target: Target) -> list[Doubt]:
     found = {
-        "few_candidates": doubt(Kind.FEW_CANDIDATES, found=result.candidates, least=200),
+        "few_candidates": doubt(Kind.FEW_CANDIDATES, found=result.candidates, least=ENOUGH),
         "other_domain": doubt(Kind.OTHER_DOMAIN),
         "no_control": doubt(Kind.NO_CONTROL, why=DISHONEST if target.dishonest else ""),
         "low_power": doubt(Kind.LOW_POWER, public=result.public),

@@ -44,7 +44,6 @@ class Pool:
     labels: Tensor  # (m,)
     same_source: bool = True
     """False: images of another kind, so that the game gives a chart and never a verdict."""
-    name: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +108,9 @@ def _check(records: Examples, pool: Pool) -> None:
 def _public(records: Examples, free: dict[int, Tensor], seed: int) -> Tensor:
     """Rows whose labels are as frequent as among the records.  # (p,)"""
     shares = {label: float((records.labels == label).double().mean()) for label in free}
-    return _shuffled(torch.cat([rows[: round(PUBLIC * shares[label])] for label, rows in free.items()]), seed, "public")
+    return _shuffled(
+        torch.cat([rows[: round(PUBLIC * shares[label])] for label, rows in free.items()]), seed, "public"
+    )[:PUBLIC]
 
 
 def _usable(records: Examples, pool: Pool, private: Sequence[Tensor]) -> Tensor:

@@ -110,14 +110,14 @@ class Reader:
         return [t * s.abs() for t, s in zip(total, self._signs, strict=True)]
 
     def _sketched(self, found: Sequence[_Found]) -> Tensor:
-        out, at = None, 0
+        """One tensor after the other, around the places.  # (b, places)"""
+        parts, at = list[Tensor](), 0
         for gradient, signs in zip(found, self._signs, strict=True):
             flat = _signed(gradient, signs, self.places)
-            out = torch.zeros(len(flat), self.places) if out is None else out
-            _fold_into(out, flat, at)
-            at = (at + flat.shape[1]) % self.places
-        assert out is not None
-        return out
+            whole = F.pad(flat, (0, -flat.shape[1] % self.places)).view(len(flat), -1, self.places).sum(1)
+            parts.append(whole.roll(at, dims=1))
+            at += flat.shape[1]
+        return torch.stack(parts).sum(0)
 
     def _gradients(self, inputs: Tensor, labels: Tensor) -> Iterator[list[_Found]]:
         for first in range(0, len(labels), AT_ONCE):
@@ -163,20 +163,6 @@ def _signed(gradient: _Found, signs: Tensor, places: int) -> Tensor:
     else:
         summed = [(gradient[:, i::groups] * signs[i::groups]).sum(1) for i in range(groups)]
     return torch.cat(summed, dim=1)
-
-
-def _fold_into(out: Tensor, flat: Tensor, at: int) -> None:
-    """Add entry j to place (at + j) modulo the number of places."""
-    places = out.shape[1]
-    while flat.shape[1]:
-        room = min(places - at, flat.shape[1])
-        if at == 0 and flat.shape[1] >= 2 * places:
-            rows = flat.shape[1] // places
-            out += flat[:, : rows * places].view(len(flat), rows, places).sum(1)
-            flat = flat[:, rows * places :]
-            continue
-        out[:, at : at + room] += flat[:, :room]
-        flat, at = flat[:, room:], (at + room) % places
 
 
 def _products(found: Sequence[_Found], along: Sequence[Tensor]) -> Tensor:

@@ -55,7 +55,7 @@ class _Filter:
     """What the common directions do not explain of one update."""
 
     left: Sequence[Tensor]
-    """Its sketch, or under noise its tensors, since a sketch adds up the noise of many entries."""
+    """Of length 1: its sketch, or under noise its tensors, since a sketch adds up the noise of many entries."""
     shares: Tensor
     """How much of each direction is taken out, by its squared length.  # (k,)"""
     weight: float
@@ -63,7 +63,7 @@ class _Filter:
 
 
 class Scorer:
-    """Scores examples against some messages that were sent from the same weights."""
+    """Scores examples against some messages that were sent from the same weights: cosines, after the filter."""
 
     def __init__(self, message: Message, updates: Sequence[Params], pool: Pool, public: Tensor) -> None:
         """The first of the updates is the one that was sent; `public` are rows of the pool."""
@@ -111,9 +111,8 @@ class Scorer:
         found = []
         for first in range(0, len(labels), STREWN):
             some = slice(first, first + STREWN)
-            others, other_labels = self._inputs(
-                (torch.arange(AT_ONCE - STREWN) + AT_ONCE * first) % len(self._pool.labels)
-            )
+            places = (torch.arange(AT_ONCE - STREWN) + AT_ONCE * first) % len(self._public)
+            others, other_labels = self._inputs(self._public[places])
             among = torch.cat([inputs[some], others]), torch.cat([labels[some], other_labels])
             count = len(labels[some])
             found.append(self._scores(*(read[:count] for read in self._reader.read(*among, self._along))))
@@ -135,10 +134,11 @@ class Scorer:
         explained = self._vectors @ (shares * along)
         if self._along:
             common = self._reader.weighted_sum(*self._inputs(self._public), explained)
-            left: Sequence[Tensor] = [u - c for u, c in zip(update, common, strict=True)]
+            whole, left = update, [u - c for u, c in zip(update, common, strict=True)]
         else:
-            left = [sketch - explained.float() @ self._gradients]
-        return _Filter(left, shares, weight)
+            whole, left = [sketch], [sketch - explained.float() @ self._gradients]
+        size = max(sum(float((u * each).sum()) for u, each in zip(whole, left, strict=True)), TINY) ** 0.5
+        return _Filter([each / size for each in left], shares, weight)
 
     def _likeliest(self, along: Tensor, update: Sequence[Tensor]) -> float:
         """The weight under which the update is most likely, with the variance that goes with it."""

@@ -54,14 +54,12 @@ class GameResult:
     top1: float
     low: float
     high: float
-    """Two-sided limits at confidence 1 - 0.05 / messages."""
+    """Limits of the rate, each at confidence 1 - 0.05 / messages."""
     control_top1: float | None
     control_low: float | None
     control_high: float | None
     control: str
-    """`held_out` or `counterfactual`; empty where there is none."""
-    control_missing: str
-    """Why there is no control: `not_given`, `not_replayed`, `no_candidates`; empty where there is one."""
+    """`held_out` or `counterfactual`; empty where there is none, or a training was not finite or too long to replay."""
     rank_p: tuple[float, ...]
     """Of each record, (1 + better) / (1 + candidates)."""
     control_rank_p: tuple[float, ...]
@@ -95,7 +93,6 @@ class _Control:
     """Records that the message was not made with, or messages that were made without the records."""
 
     kind: str = ""
-    missing: str = ""
     trials: Sequence[_Trial] = ()
     updates: Sequence[Params] = ()
     stand_ins: Sequence[int] = ()
@@ -141,7 +138,6 @@ def play(
         control_low=control_low,
         control_high=control_high,
         control=control.kind,
-        control_missing=control.missing,
         rank_p=main.rank_p,
         control_rank_p=() if beside is None else beside.rank_p,
         scores=tuple(main.scores.tolist()),
@@ -210,14 +206,14 @@ def _control(
     if held_out is not None and len(held_out.labels):
         return _held_out(records, held_out, draw, seed)
     if counterfactual is None:
-        return _Control(missing="not_given")
+        return _Control()
     found = (
         _halves(records, draw, counterfactual, seed)
         if len(records.labels) > 1
         else _stand_ins(message, records, pool, draw, seed)
     )
     sound = all(update and all(bool(u.isfinite().all()) for u in update.values()) for update in found.updates)
-    return found if sound else _Control(missing="not_replayed")
+    return found if sound else _Control()
 
 
 def _held_out(records: Examples, held_out: Examples, draw: Draw, seed: int) -> _Control:
@@ -226,7 +222,7 @@ def _held_out(records: Examples, held_out: Examples, draw: Draw, seed: int) -> _
     known = torch.isin(held_out.labels, torch.tensor([*draw.of_label]))
     rows = (other & known).nonzero().flatten()
     if not len(rows):
-        return _Control(missing="no_candidates")
+        return _Control()
     chosen = rows[torch.randperm(len(rows), generator=stream(seed, "held out"))[:MOST_CONTROLS]]
     examples, most = _at(held_out, chosen), max(map(len, draw.own))
     own = [
