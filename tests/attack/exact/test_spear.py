@@ -1,4 +1,4 @@
-"""SPEAR reads batches of which no example has rows of its own, and its certificate refuses mixtures."""
+"""SPEAR reads whole batches, with the help of rows that one example has alone; its certificate refuses mixtures."""
 
 from __future__ import annotations
 
