@@ -44,7 +44,7 @@ def test_batches_are_read_from_a_dense_layer(plain: Any, count: int) -> None:
 
 @pytest.mark.parametrize(("width", "classes"), [(60, 2), (200, 2), (60, 1)], ids=["narrow", "wide", "one label"])
 def test_a_mixture_is_no_image(plain: Any, width: int, classes: int) -> None:
-    """Four images of a network with two logits, of two labels or one: rows of one activation pattern all give the same mixture."""
+    """Two logits, labels of two classes or one: rows of one activation pattern all give the same mixture."""
     images, _ = plain.pictures(4)
     labels = torch.arange(4) % classes
     message = plain.seen(plain.dense(width, max(2, classes)), images, labels, Training(lr=0.05), max(2, classes))
