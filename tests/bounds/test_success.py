@@ -1,16 +1,18 @@
-"""The largest success by mu, with its advantage and epsilon."""
+"""The largest success by mu and by (eps, delta)."""
 
 from __future__ import annotations
 
 import math
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedglass.bounds.success import (
     combine_mu,
+    eps_delta_success,
     gdp_advantage,
     gdp_epsilon,
     gdp_success,
@@ -32,6 +34,12 @@ mus = st.floats(1e-3, 20.0)
 )
 def test_success_of_mu(rate: float, values: tuple[float, ...]) -> None:
     assert [gdp_success(rate, mu) for mu in MUS] == pytest.approx(values, abs=5e-7)
+
+
+def test_success_of_eps_and_delta() -> None:
+    found = [eps_delta_success(1e-3, eps, 1e-5) for eps in (1.0, 4.38, 8.0)]
+
+    assert found == pytest.approx([0.00272828, 0.0798480, 0.9996649], abs=5e-8)
 
 
 def test_advantage_and_epsilon_of_mu() -> None:
@@ -68,9 +76,25 @@ def test_a_larger_mu_gives_more(rate: float, one: float, other: float) -> None:
     assert gdp_success(rate, 0.0) == pytest.approx(rate)
 
 
+@given(rates, mus, st.floats(1e-15, 0.1))
+def test_epsilon_and_delta_never_promise_more_than_mu(rate: float, mu: float, delta: float) -> None:
+    assert gdp_success(rate, mu) <= eps_delta_success(rate, gdp_epsilon(mu, delta), delta) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+def test_the_best_of_all_eps_and_delta_is_mu(mu: float) -> None:
+    """f of mu-GDP is the supremum of the lines of all (eps, delta) [Dong, Roth and Su, 2022, Proposition 2.11]."""
+    deltas = np.geomspace(1e-8, 0.3, 2000)
+    best = min(eps_delta_success(1e-3, gdp_epsilon(mu, float(delta)), float(delta)) for delta in deltas)
+
+    assert best == pytest.approx(gdp_success(1e-3, mu), rel=1e-4)
+
+
 def test_nothing_hides_without_noise_and_all_without_a_message() -> None:
     assert (gdp_success(1e-3, math.inf), gdp_advantage(math.inf), gdp_epsilon(math.inf, 1e-5)) == (1, 1, math.inf)
-    assert (gdp_epsilon(0.0, 0.0), gdp_advantage(0.0)) == (0, 0)
+    assert eps_delta_success(1e-3, math.inf, 0.0) == 1
+    assert eps_delta_success(1e-3, 2000.0, 0.0) == 1
+    assert (gdp_epsilon(0.0, 0.0), gdp_advantage(0.0), eps_delta_success(0.25, 0.0, 0.0)) == (0, 0, 0.25)
     assert gdp_epsilon(1.0, 0.0) == math.inf
     assert gdp_epsilon(0.1, 0.5) == 0
 

@@ -15,6 +15,20 @@ from fedglass.bounds.arguments import check_count, check_finite
 from fedglass.core.errors import UsageError
 
 
+def reach_probability(psnr: float, pixels: int, norm: float, noise_multiplier: float, peak: float = 1.0) -> float:
+    """Return the probability that the adversary reaches a PSNR (in dB) or more.
+
+    >>> round(reach_probability(31.0, pixels=3072, norm=768**0.5, noise_multiplier=0.001), 3)
+    0.909
+    """
+    variance = _pixel_variance(pixels, norm, noise_multiplier, peak)
+    if math.isnan(psnr):
+        raise UsageError("psnr must be a number, got nan.")
+    if variance == 0:
+        return 1.0
+    return float(scipy.special.gammainc(pixels / 2, pixels * 10 ** (-psnr / 10) / (2 * variance)))
+
+
 def expected_psnr(pixels: int, norm: float, noise_multiplier: float, peak: float = 1.0) -> float:
     """Return the mean PSNR in dB: that of the mean error, and what the logarithm of a chi-square adds.
 

@@ -29,6 +29,22 @@ def gdp_success(base_rate: float, mu: float) -> float:
     return float(scipy.special.ndtr(scipy.special.ndtri(base_rate) + mu))
 
 
+def eps_delta_success(base_rate: float, eps: float, delta: float) -> float:
+    """Return the largest success under (eps, delta)-differential privacy.
+
+    That is min(1, e^eps kappa + delta, 1 - e^-eps (1 - delta - kappa)).
+
+    >>> round(eps_delta_success(1e-3, 1.0, 1e-5), 8)
+    0.00272828
+    """
+    check_rate("base_rate", base_rate)
+    check_size("eps", eps)
+    check_delta(delta)
+    few = math.exp(min(eps + math.log(base_rate), 0.0)) + delta  # e^eps kappa, which no success exceeds beyond 1
+    many = 1 - math.exp(-eps) * (1 - delta - base_rate)
+    return min(1.0, few, many)
+
+
 def gdp_advantage(mu: float) -> float:
     """Return the largest membership advantage (true minus false positive rate): 2 Phi(mu / 2) - 1.
 

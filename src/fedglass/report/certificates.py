@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedglass.bounds.success import gdp_success
+from fedglass.bounds.success import eps_delta_success, gdp_success
 from fedglass.ledger.records import BASE_RATE, Certificate, Record
 from fedglass.report.flags import Label, label
 from fedglass.report.names import Names, by_text, message_name
@@ -85,6 +85,7 @@ def facts(certificate: Certificate) -> list[list[Cell | str]]:
         "all records of a client at once": clients and f"at most {clients}",
         "rounds": _rounds(certificate),
         "epsilon": _epsilon(certificate),
+        "epsilon by itself": _by_epsilon(certificate),
         "accounting": ACCOUNTINGS.get(certificate.accounting, certificate.accounting) + ".",
         "simulated best adversary": f"{', '.join(adversary)} candidates; shown, never deciding" if adversary else None,
         "expected PSNR": None if psnr is None else f"{psnr:.1f} dB for an adversary without a prior. {NO_PRIOR}",
@@ -112,6 +113,14 @@ def _epsilon(certificate: Certificate) -> str | None:
     if certificate.epsilon is None:
         return None
     return f"{certificate.epsilon:.3g}" + ("" if certificate.delta is None else f" at delta {certificate.delta:g}")
+
+
+def _by_epsilon(certificate: Certificate) -> str | None:
+    """Say what (epsilon, delta) alone bounds: it wastes much of the guarantee."""
+    if certificate.epsilon is None or certificate.delta is None:
+        return None
+    success = eps_delta_success(BASE_RATE, certificate.epsilon, certificate.delta)
+    return f"success at most {percent(success)}, a weaker bound of the same noise"
 
 
 def _row(record: Record, certificate: Certificate, gate: Gate, names: Names) -> list[Cell | str]:
