@@ -98,7 +98,7 @@ def _with_part(declared: Declared, place: int, part: Part) -> Declared:
 def _same(sent: Sequence[Tensor], declared: Declared) -> bool:
     """Return whether a replay is the message, bit for bit in the precision of the message."""
     replayed = zip(sent, message_of(declared, 0), strict=True)
-    values = torch.cat([tensor.flatten() for tensor in sent]).unique()
+    values: Tensor = torch.unique(torch.cat([tensor.flatten() for tensor in sent]))
     grid = grid_of([values.cpu()]) if len(values) >= ON_GRID else None
     return all(torch.equal(_as_sent(mine, grid, mine), _as_sent(other, grid, mine)) for mine, other in replayed)
 
