@@ -26,14 +26,14 @@ demo: $(STAMP)
 	$(BIN)/fedglass demo -o demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Frameworks pin packages that others pin differently: each has an environment and tested versions of its own. So has
 # the lowest version of each that is supported: flower-lowest installs the extra `flower` by constraints-flower-lowest.txt.
