@@ -160,7 +160,7 @@ def test_smooth_public_images_are_guessed_by_those_of_their_class() -> None:
     classes = torch.rand(2, 1, 8, 8, generator=generator)
     labels = torch.arange(40) % 2
     images = (classes[labels] + 0.01 * torch.randn(40, 1, 8, 8, generator=generator)).clamp(0, 1)
-    found = guessed_public(Examples(images, labels), ("psnr", "rmse", "lpips"))
+    found = guessed_public(Examples(images, labels), ("psnr", "ssim", "rmse", "lpips"))
     assert set(found) == {"psnr", "rmse"}
     assert min(found["psnr"]) > 35
     lonely = torch.arange(40)

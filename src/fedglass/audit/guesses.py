@@ -142,9 +142,9 @@ def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[flo
     ]
     cheap = [name for name in metrics if name not in DEAR]
     values = [score(guess, images, cheap, same).values for guess in tried]
-    return {
-        name: [scale_of(name).best(each) for each in zip(*(v[name] for v in values), strict=True)] for name in cheap
-    }
+    known = [name for name in cheap if all(name in reached for reached in values)]  # SSIM needs larger images
+    columns = {name: zip(*(reached[name] for reached in values), strict=True) for name in known}
+    return {name: [scale_of(name).best(each) for each in column] for name, column in columns.items()}
 
 
 def _means_of_others(pool: Examples, groups: Tensor, rows: Tensor) -> Tensor:
