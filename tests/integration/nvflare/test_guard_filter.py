@@ -67,7 +67,8 @@ def update(multiplier: float) -> dict[str, Tensor]:
     thread.start()
     thread.join()
     moved = {name: t - weights()[name] for name, t in model.state_dict().items()}
-    norm, draws = float(torch.stack([t.norm() for t in moved.values()]).norm()), torch.Generator().manual_seed(3)
+    norm = float(torch.stack([t.norm() for t in moved.values()]).norm())
+    draws = torch.Generator().manual_seed(98765432101)  # nobody tries it: predictable noise is refused
     return {
         name: t * min(1.0, 0.5 / norm) + 0.5 * multiplier * torch.randn(t.shape, generator=draws)
         for name, t in moved.items()
