@@ -127,10 +127,10 @@ training = { lr = 0.1 }
 [[federation]]
 name = "glyphs, federated averaging"
 data = "glyphs"
-clients = 2
+clients = 1
 examples = 2
 partition = "writers"
-model = "femnist_cnn"
+model = "lenet_tanh"
 training = { lr = 0.05, epochs = 2, batch_size = 1 }
 
 [adversary]
@@ -153,9 +153,9 @@ title = "Demo: a client reads its peers"
 seed = 0
 
 [[federation]]
-name = "four clients, one character each"
+name = "three clients, one character each"
 data = "glyphs"
-clients = 4
+clients = 3
 examples = 1
 model = "lenet_tanh"
 training = { lr = 0.05, epochs = 2 }
