@@ -20,17 +20,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.rounds.truth import Examples
 
-from .games import pool_of, rows_of, toy
-
-
-@pytest.fixture(scope="module")
-def public() -> Pool:
-    return pool_of(1600)
-
-
-@pytest.fixture(scope="module")
-def records() -> Examples:
-    return toy(16, seed=2)
+from .games import rows_of, toy
 
 
 def test_near_duplicates_are_found(records: Examples) -> None:

@@ -31,16 +31,6 @@ ADAM = replace(FEDAVG, lr=0.002, optimiser=Adam())
 DECAYED = replace(FEDAVG, optimiser=SGD(momentum=0.5, weight_decay=0.2))
 
 
-@pytest.fixture(scope="module")
-def public() -> Pool:
-    return pool_of(1600)
-
-
-@pytest.fixture(scope="module")
-def records() -> Examples:
-    return toy(16, seed=2)
-
-
 # Naming
 
 

@@ -1,0 +1,20 @@
+"""Records and candidates for tests of the candidate game."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedglass.checks.candidates import Pool
+from fedglass.rounds.truth import Examples
+
+from .games import pool_of, toy
+
+
+@pytest.fixture(scope="module")
+def public() -> Pool:
+    return pool_of(1600)
+
+
+@pytest.fixture(scope="module")
+def records() -> Examples:
+    return toy(16, seed=2)
