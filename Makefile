@@ -50,7 +50,7 @@ test-flower test-nvflare test-flower-lowest test-nvflare-lowest: test-%: .venv-%
 	.venv-$*/bin/python -m pytest -W default tests/integration/$(*:-lowest=)
 
 test-ray: .venv-ray/.installed
-	.venv-ray/bin/python -m pytest -W default tests/integration/ray tests/integrations/test_submitit.py
+	.venv-ray/bin/python -m pytest -W default tests/integration/ray tests/execution/test_submitit.py
 
 bench: $(STAMP)
 	$(BIN)/python -m bench

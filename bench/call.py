@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 from bench.timing import side_by_side
-from fedglass.core.params import weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import weights_of
 from fedglass.core.types import BatchNorm
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network

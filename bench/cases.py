@@ -6,18 +6,15 @@ import torch
 
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training, Whitening
-from fedglass.data.glyphs import glyphs
-from fedglass.data.photos import photos
-from fedglass.data.whitening import CIFAR100, FEMNIST
+from fedglass.data.builtin import glyphs, photos
+from fedglass.data.dataset import CIFAR100, FEMNIST
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.truth import Truth
+from fedglass.federation.views import Knows, ServerView
 from fedglass.models.catalogue import build
 from fedglass.models.init import LeCunTruncatedNormal, PyTorchDefault, Uniform
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.truth import Truth
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
 
 
 def colour(n: int, training: Training, network: str = "cifar_cnn", seed: int = 0) -> tuple[Observation, Truth]:

@@ -18,16 +18,14 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
-from fedglass.data.whitening import CIFAR10
-from fedglass.metrics.psnr import psnr
+from fedglass.data.dataset import CIFAR10
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.views import Knows, ServerView
+from fedglass.metrics.images import psnr
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
 from fedglass.recipes.inverting_gradients import inverting_gradients, inverting_gradients_published
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
 
 PICTURES = ("astronaut", "chelsea", "coffee")
 SEEDS = 5

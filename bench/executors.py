@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.executors.executor import Ready, Watch
-from fedglass.audit.executors.processes import Processes
-from fedglass.audit.executors.ray import OnRay
+from fedglass.execution.executor import Ready, Watch
+from fedglass.execution.processes import Processes
+from fedglass.execution.ray import OnRay
 
 CASES, WORKERS = 400, 2
 PAYLOAD = 300_000

@@ -15,9 +15,9 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from bench import rounds
-from fedglass.core.params import Params, add, buffers_of
-from fedglass.rounds.client import Call, respond
-from fedglass.rounds.federation import Federation
+from fedglass.core.tensors import Params, add, buffers_of
+from fedglass.federation.client import Call, respond
+from fedglass.federation.federation import Federation
 
 app = ClientApp()
 

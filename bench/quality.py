@@ -11,13 +11,11 @@ from bench import cases
 from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Observation, Training
-from fedglass.metrics.images import clip
+from fedglass.federation.truth import Truth
+from fedglass.metrics.images import clip, psnr
 from fedglass.metrics.matching import match
-from fedglass.metrics.psnr import psnr
-from fedglass.recipes.dlfa import dlfa_published
-from fedglass.recipes.dlfa_fast import dlfa
+from fedglass.recipes.dlfa import dlfa, dlfa_published
 from fedglass.recipes.sme import sme, sme_published
-from fedglass.rounds.truth import Truth
 
 LABELS = OracleLabels()
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from fedglass.audit.crew import answers_of
-from fedglass.audit.executors.processes import Processes
-from fedglass.core.params import Params
 from fedglass.core.rng import stream
+from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
+from fedglass.execution.client_training import answers_of
+from fedglass.execution.processes import Processes
+from fedglass.federation.client import Answers, Client, one_by_one
+from fedglass.federation.federation import Federation
 from fedglass.models.catalogue import build
-from fedglass.rounds.client import Answers, Client, one_by_one
-from fedglass.rounds.federation import Federation
 
 SIZES = {10: 40, 100: 8}
 """Clients, and the rounds of which the fastest counts: it is what a round costs when nothing else happens."""

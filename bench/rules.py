@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.timing import side_by_side
-from fedglass.fl.aggregate.catalogue import rule
-from fedglass.fl.aggregate.rule import AggregationContext, Aggregator
+from fedglass.fl.aggregate.rule import AggregationContext, Aggregator, rule
 
 CLIENTS, COORDINATES = 100, 1_000_000
 Rows = NDArray[np.float32]

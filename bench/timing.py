@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedglass.attack.parts import Progress
-from fedglass.audit import machine
+from fedglass.execution import machine
 
 Work = TypeVar("Work", bound=Callable[[], Any])
 

@@ -22,15 +22,13 @@ from fedglass.cli.main import cli
 from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Own, Training, Whitening
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.views import Knows, ServerView
 from fedglass.fl.local import schedule
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.recipes import recipe
 
 # The same examples in every run, and no clock: a busy machine must not fail a law.
 settings.register_profile("calm", deadline=None, derandomize=True, max_examples=50)

@@ -28,11 +28,10 @@ from fedglass.defend.dpsgd import DPSGD
 from fedglass.fl.local import schedule, train
 from fedglass.fl.release import Outgoing
 from fedglass.guard import Guard
-from fedglass.guard.apart import Here
-from fedglass.guard.clock import Clock
-from fedglass.guard.outbound import Outbound
-from fedglass.guard.protected import Protected
+from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.quick_attack import one_run
+from fedglass.guard.report import Clock
+from fedglass.guard.runners import Here
 from fedglass.models.network import Network
 from fedglass.verdict.gate import Gate
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.parts import Refinement
-from fedglass.attack.refine.ddrm import ddrm
+from fedglass.attack.refine.restoration import ddrm
 from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge
 from fedglass.data.catalogue import is_embedded, load

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from fedglass.data.glyphs import glyphs
+from fedglass.data.builtin import glyphs
 from fedglass.diffusion.folder import CONFIG, SCHEDULER, WEIGHTS
 from fedglass.diffusion.training import Course
-from fedglass.train.diffusion import Teaching, train_diffusion
+from fedglass.train.image_models import Teaching, train_diffusion
 
 SEED = 771_001
 WRITERS = 400

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from fedglass.audit.audit import Job, run
-from fedglass.audit.effort import Effort
-from fedglass.ledger.records import Record
+from fedglass.audit.audit import Effort, Job, run
 from fedglass.verdict.judge import Verdict
+from fedglass.verdict.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 

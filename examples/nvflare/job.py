@@ -6,7 +6,7 @@ from network import MEAN, STD, Net
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 
-from fedglass.record.nvflare import record_clients, record_server
+from fedglass.recorders.nvflare import record_clients, record_server
 
 if __name__ == "__main__":
     recipe = FedAvgRecipe(name="photos", model=Net(), min_clients=2, num_rounds=2, train_script="client.py")

@@ -18,20 +18,18 @@ if TYPE_CHECKING:
     from fedglass.core.scale import Scale
     from fedglass.core.types import Training, Whitening
     from fedglass.data.catalogue import load
-    from fedglass.defend.catalogue import defence
-    from fedglass.metrics.metric import Metric
+    from fedglass.defend import defence
+    from fedglass.federation.behaviour.poison import SignFlip
+    from fedglass.federation.client import Client
+    from fedglass.federation.federation import Federation
+    from fedglass.federation.peer import PeerView
+    from fedglass.federation.transcript import Transcript
+    from fedglass.federation.truth import Truths
+    from fedglass.federation.views import AggregateView, Knows, ServerView
+    from fedglass.metrics.images import Metric
     from fedglass.models.catalogue import build
-    from fedglass.recipes.catalogue import recipe
-    from fedglass.record.plain import record_aggregate, recording
-    from fedglass.rounds.behaviour.sign_flip import SignFlip
-    from fedglass.rounds.client import Client
-    from fedglass.rounds.federation import Federation
-    from fedglass.rounds.transcript import Transcript
-    from fedglass.rounds.truth import Truths
-    from fedglass.rounds.views.aggregate import AggregateView
-    from fedglass.rounds.views.peer import PeerView
-    from fedglass.rounds.views.server import ServerView
-    from fedglass.rounds.views.view import Knows
+    from fedglass.recipes import recipe
+    from fedglass.recorders.plain import record_aggregate, recording
     from fedglass.verdict.gate import Gate
 
 __version__ = "0.1.0"
@@ -79,20 +77,18 @@ _PLACES = {
     "fedglass.core.scale": ("Scale",),
     "fedglass.core.types": ("Training", "Whitening"),
     "fedglass.data.catalogue": ("load",),
-    "fedglass.defend.catalogue": ("defence",),
-    "fedglass.metrics.metric": ("Metric",),
+    "fedglass.defend": ("defence",),
+    "fedglass.metrics.images": ("Metric",),
     "fedglass.models.catalogue": ("build",),
-    "fedglass.recipes.catalogue": ("recipe",),
-    "fedglass.record.plain": ("record_aggregate", "recording"),
-    "fedglass.rounds.behaviour.sign_flip": ("SignFlip",),
-    "fedglass.rounds.client": ("Client",),
-    "fedglass.rounds.federation": ("Federation",),
-    "fedglass.rounds.transcript": ("Transcript",),
-    "fedglass.rounds.truth": ("Truths",),
-    "fedglass.rounds.views.aggregate": ("AggregateView",),
-    "fedglass.rounds.views.peer": ("PeerView",),
-    "fedglass.rounds.views.server": ("ServerView",),
-    "fedglass.rounds.views.view": ("Knows",),
+    "fedglass.recipes": ("recipe",),
+    "fedglass.recorders.plain": ("record_aggregate", "recording"),
+    "fedglass.federation.behaviour.poison": ("SignFlip",),
+    "fedglass.federation.client": ("Client",),
+    "fedglass.federation.federation": ("Federation",),
+    "fedglass.federation.transcript": ("Transcript",),
+    "fedglass.federation.truth": ("Truths",),
+    "fedglass.federation.peer": ("PeerView",),
+    "fedglass.federation.views": ("AggregateView", "Knows", "ServerView"),
     "fedglass.verdict.gate": ("Gate",),
 }
 

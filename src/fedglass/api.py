@@ -7,29 +7,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.audit.audit import Job, Result, run
-from fedglass.audit.executors.executor import Executor
-from fedglass.audit.executors.fork_server import warm
-from fedglass.audit.executors.processes import executor_for
-from fedglass.audit.machine import device_named
+from fedglass.audit.audit import Job, Result, rehearse, run
+from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import play
-from fedglass.audit.progress import Progress
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import names
+from fedglass.execution.executor import Executor
+from fedglass.execution.fork_server import warm
+from fedglass.execution.machine import device_named
+from fedglass.execution.processes import executor_for
+from fedglass.federation.federation import Federation
+from fedglass.federation.transcript import Transcript
+from fedglass.federation.truth import Examples, Truths
+from fedglass.federation.views import Knows, ServerView, View
 from fedglass.metrics.catalogue import USUAL
 from fedglass.plan.compile import read_job
-from fedglass.recipes.catalogue import recipe
+from fedglass.recipes import recipe
 from fedglass.report.html import write_report
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.transcript import Transcript
-from fedglass.rounds.truth import Examples, Truths
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows, View
 from fedglass.verdict.gate import Gate
 
 PLACE = Path("audits")
@@ -80,7 +78,7 @@ class Audit:
         *,
         workers: int = 1,
         device: str = "cpu",
-        progress: Progress | None = None,
+        progress: AuditProgress | None = None,
         executor: Executor | None = None,
     ) -> Result:
         """Play all cases that have not been played yet, and write the report into the directory.
@@ -107,7 +105,7 @@ def audit_plan(
     *,
     workers: int = 1,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: AuditProgress | None = None,
     executor: Executor | None = None,
 ) -> Result:
     """Audit what a plan file describes, as `fedglass audit` does."""
@@ -121,7 +119,7 @@ def run_and_report(
     *,
     workers: int,
     device: str,
-    progress: Progress | None,
+    progress: AuditProgress | None,
     executor: Executor | None = None,
 ) -> Result:
     """Run a job and leave its page beside its records."""

@@ -14,18 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.attack.attack import TRACE_POINTS, Attack, Stage
-from fedglass.attack.forward.one_gradient import OneGradient
-from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.gradients import OneGradient, OnSegment
 from fedglass.attack.forward.unroll import Unroll
 from fedglass.attack.images.per_epoch import EpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.joint import JointLabels
-from fedglass.attack.merge import FirstEpoch
 from fedglass.attack.parts import (
     Binding,
     Bound,
     BoundTerm,
+    FirstEpoch,
     Problem,
     Progress,
     Refinement,
@@ -35,18 +34,17 @@ from fedglass.attack.parts import (
     silent,
 )
 from fedglass.attack.solvers.adam import Adam, SignedAdam
-from fedglass.attack.solvers.keep import Lowest
 from fedglass.attack.solvers.lbfgs import LBFGS
+from fedglass.attack.solvers.schedules import Lowest
 from fedglass.attack.terms.distance import Cosine, SquaredError
+from fedglass.attack.terms.priors import TotalVariation
 from fedglass.attack.terms.term import Term
-from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.errors import ModelError, UpdateError, UsageError
 from fedglass.core.identity import identity_text
 from fedglass.core.rng import derive
 from fedglass.core.types import Observation, Reconstruction, Training, Unknown
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import observe
+from fedglass.federation.views import Knows, ServerView
 
 FEDAVG = Training(0.1, epochs=2, batch_size=2)
 

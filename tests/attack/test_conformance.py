@@ -21,82 +21,89 @@ from torch import Tensor
 
 import fedglass.attack
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.combine import (
+from fedglass.attack.forward.gradients import AlongSegment, ObservedResidual, OneGradient, OnSegment, RepeatedGradient
+from fedglass.attack.forward.statistics import BesideStatistics
+from fedglass.attack.forward.through import (
     OneClient,
     SoftMedian,
     SupposedMean,
     SupposedMedian,
     SupposedTrimmedMean,
+    Through,
 )
-from fedglass.attack.forward.each_client import EachClient
-from fedglass.attack.forward.observed_residual import ObservedResidual
-from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
-from fedglass.attack.forward.segment import AlongSegment, OnSegment
-from fedglass.attack.forward.statistics import BesideStatistics
-from fedglass.attack.forward.super_client import SuperClient
-from fedglass.attack.forward.through import Through
-from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
+from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
-from fedglass.attack.images.decoders import OwnDecoder, StoredDecoder
 from fedglass.attack.images.generator import GeneratorWeights
-from fedglass.attack.images.latent import Latent
-from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
+from fedglass.attack.images.latent import Latent, OwnDecoder, StoredDecoder
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
-from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.images.pixels import BoundedLowResolution, FreePixels, LowResolution, Pixels
 from fedglass.attack.kept import AllOthers, Everybody, OneOther, SomeOthers, TryKept
-from fedglass.attack.labels.assigned import AssignedLabels
-from fedglass.attack.labels.bias_counts import BiasCounts
-from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts
+from fedglass.attack.labels.assigned import AssignedLabels, JointLabels
+from fedglass.attack.labels.counts import BiasCounts, CountsAfter, CountsBefore, InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.instance_counts import InstanceCounts
-from fedglass.attack.labels.joint import JointLabels
-from fedglass.attack.labels.minimum_rule import MinimumRule
-from fedglass.attack.labels.own_counts import LastLayerCounts, OwnCounts
-from fedglass.attack.labels.sign_rule import SignRule
-from fedglass.attack.merge import FirstEpoch, MatchAndAverage
+from fedglass.attack.labels.instance_counts import InstanceCounts, LastLayerCounts, OwnCounts
+from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.own import BesideOwn, LabelsBesideOwn, LabelsOfOthers, OwnAsSent, SubtractOwn
-from fedglass.attack.parts import Evaluation, Problem, Refinement, binding_of, silent
-from fedglass.attack.refine.ddrm import DDRM
-from fedglass.attack.refine.masked_diffusion import MaskedDiffusion
-from fedglass.attack.refine.median import MedianFilter
-from fedglass.attack.refine.start_search import StartSearch
-from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, WhiteStart
+from fedglass.attack.parts import Evaluation, FirstEpoch, MatchAndAverage, Problem, Refinement, binding_of, silent
+from fedglass.attack.refine.masked_diffusion import (
+    Flattening,
+    MaskedDiffusion,
+    NoiseLevel,
+    OracleEpoch,
+    StartSearch,
+    WhiteStart,
+)
+from fedglass.attack.refine.restoration import DDRM, MedianFilter
 from fedglass.attack.rules import TryRules
 from fedglass.attack.search import SearchByOwn
-from fedglass.attack.several_rounds import EachRound, MeanOverRounds
-from fedglass.attack.solvers.adam import Adam, SignedAdam
-from fedglass.attack.solvers.keep import Last, Lowest, LowestFrom
+from fedglass.attack.solvers.adam import Adam, LookaheadAdam, QuantisedAdam, SignedAdam
 from fedglass.attack.solvers.lbfgs import LBFGS
-from fedglass.attack.solvers.lookahead_adam import LookaheadAdam
-from fedglass.attack.solvers.quantised_adam import QuantisedAdam
-from fedglass.attack.solvers.schedules import Constant, CosineDecay, ExponentialDecay, StepDecay
-from fedglass.attack.terms.after import After
-from fedglass.attack.terms.clip import ClipPenalty
-from fedglass.attack.terms.distance import Cosine, SquaredError
-from fedglass.attack.terms.epoch_prior import AbsoluteEpochPrior, ConvMax, ConvMean, Max, Mean, SquaredEpochPrior
-from fedglass.attack.terms.growing_cosine import GrowingCosine
-from fedglass.attack.terms.kernel import GaussianKernel
-from fedglass.attack.terms.layered_cosine import LayeredCosine
-from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
-from fedglass.attack.terms.partial_match import PartialMatch
-from fedglass.attack.terms.relative_variation import RelativeVariation, UsualContrast
-from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
-from fedglass.attack.terms.scale_rule import ScaleRule
-from fedglass.attack.terms.statistics import WithStatistics
-from fedglass.attack.terms.support import SupportCosine
-from fedglass.attack.terms.term import Scaled, Sum
-from fedglass.attack.terms.total_variation import CircularTotalVariation, PixelVariation, TotalVariation
+from fedglass.attack.solvers.schedules import (
+    Constant,
+    CosineDecay,
+    ExponentialDecay,
+    Last,
+    Lowest,
+    LowestFrom,
+    StepDecay,
+)
+from fedglass.attack.stages import EachRound, MeanOverRounds
+from fedglass.attack.terms.distance import Cosine, SquaredError, SupportCosine
+from fedglass.attack.terms.layers import (
+    GaussianKernel,
+    GrowingCosine,
+    LayeredCosine,
+    LayeredSquaredError,
+    PartialMatch,
+    Ramp,
+)
+from fedglass.attack.terms.priors import (
+    AbsoluteEpochPrior,
+    CircularTotalVariation,
+    ClipPenalty,
+    ConvMax,
+    ConvMean,
+    Max,
+    Mean,
+    PixelVariation,
+    RelativeVariation,
+    ReweightedL1,
+    SquaredEpochPrior,
+    SupportReweightedL1,
+    TotalVariation,
+    UsualContrast,
+)
+from fedglass.attack.terms.term import After, Scaled, ScaleRule, Sum, WithStatistics
 from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unknown, Whitening
-from fedglass.diffusion.ddrm import Chain
-from fedglass.diffusion.degradation import Bicubic, BlockMean, Enlarged, Noise
+from fedglass.diffusion.autoencoders import ThreeLayers
+from fedglass.diffusion.ddrm import Bicubic, BlockMean, Chain, Enlarged, Noise
 from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.three_layers import ThreeLayers
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+from fedglass.federation.views import Knows
 from fedglass.models.init import PyTorchDefault
-from fedglass.rounds.views.view import Knows
 
 
 @dataclasses.dataclass(frozen=True)

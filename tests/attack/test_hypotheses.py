@@ -18,9 +18,8 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import observe
+from fedglass.federation.views import Knows, ServerView
 
 BLIND = Knows(training=False, steps=True, labels=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.inventory import PACKAGES, inventory
+from fedglass.attack.defaults import PACKAGES, inventory
 from fedglass.attack.needs import parts_of
 from fedglass.core.registry import built_in
 

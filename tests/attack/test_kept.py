@@ -13,18 +13,16 @@ from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.rules import TryRules
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Kept, Observation, Reconstruction, Training
+from fedglass.federation.behaviour.behaviour import Behaviour, Honest
+from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.federation import observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.truth import Truth
+from fedglass.federation.views import Knows
 from fedglass.fl.aggregate.coordinates import Median
-from fedglass.fl.aggregate.dnc import DnC
-from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, Aggregator, State, mean_of
+from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, Aggregator, State, WeightedMean, mean_of
+from fedglass.fl.aggregate.selection import DnC
 from fedglass.recipes.maliciously_curious_client import maliciously_curious_client
-from fedglass.rounds.behaviour.behaviour import Behaviour
-from fedglass.rounds.behaviour.honest import Honest
-from fedglass.rounds.behaviour.sign_flip import SignFlip
-from fedglass.rounds.observe import observe
-from fedglass.rounds.truth import Truth
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows
 
 LABELS = ([0, 3], [4, 1], [2, 2], [0, 1], [3, 4])
 """Of each client: no two have the same."""

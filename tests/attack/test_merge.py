@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedglass.attack.merge import FirstEpoch, MatchAndAverage
+from fedglass.attack.parts import FirstEpoch, MatchAndAverage
 from fedglass.core.rng import stream
 
 

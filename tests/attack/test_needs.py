@@ -9,14 +9,13 @@ import pytest
 from torch import nn
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.observed_residual import ObservedResidual
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
 from fedglass.attack.forward.unroll import Unroll
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import CountsBefore
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.labels.sign_rule import SignRule
+from fedglass.attack.labels.signs import SignRule
 from fedglass.attack.needs import check_needs, needs_of, uses_of
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.solvers.adam import Adam
@@ -26,8 +25,8 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
 from fedglass.core.types import Observation, Training
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.views import Knows
+from fedglass.recipes import recipe
 
 NOTHING = Knows(training=False)
 STEPS = Knows(training=False, steps=True)

@@ -9,28 +9,23 @@ import pytest
 import torch
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.each_client import EachClient
-from fedglass.attack.forward.super_client import SuperClient
-from fedglass.attack.forward.unroll import Unroll
+from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll
 from fedglass.attack.images.pixels import Pixels
+from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn, others_alone
 from fedglass.attack.parts import Forward
 from fedglass.attack.solvers.adam import SignedAdam
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.audit.judgement import judge
+from fedglass.audit.scoring import judge
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.truth import Truth
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.truth import Truth
+from fedglass.federation.views import AggregateView, Knows, ServerView
+from fedglass.recipes import recipe
 
 TOLD = Knows(labels=True)
 

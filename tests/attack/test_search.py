@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.super_client import SuperClient
+from fedglass.attack.forward.unroll import SuperClient
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.own import SubtractOwn
@@ -20,12 +20,10 @@ from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Reconstruction, Training
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.truth import Truth
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.truth import Truth
+from fedglass.federation.views import AggregateView, Knows
 
 LR = 0.05
 

@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.labels.known import known
-from fedglass.attack.several_rounds import averaged, labels_of
-from fedglass.core.assignment import assign, squared_distances
+from fedglass.attack.labels.given import known
+from fedglass.attack.stages import averaged, labels_of
 from fedglass.core.errors import UsageError
+from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Training
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.together import Together
-from fedglass.rounds.views.view import Knows
+from fedglass.defend.noise import GaussianNoise
+from fedglass.federation.federation import observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import AggregateView, Knows, ServerView, Together
+from fedglass.recipes import recipe
 
 ROUNDS = Together(tuple(ServerView(0, index) for index in range(6)))
 

@@ -12,8 +12,8 @@ import pytest
 import fedglass
 from fedglass.api import audit_plan
 from fedglass.core.errors import UsageError
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
+from fedglass.federation.federation import Federation
+from fedglass.recipes import recipe
 
 
 def test_an_audit_in_three_lines(make_federation: Callable[..., Federation], tmp_path: Path) -> None:

@@ -14,28 +14,25 @@ from safetensors.torch import load_file
 from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
-from fedglass.audit.cases import Case
-from fedglass.audit.executors.processes import Processes
-from fedglass.audit.progress import Silent
+from fedglass.audit.cases import Case, Silent
 from fedglass.audit.simulated import Simulated
-from fedglass.cli.screen import outcome_in_words
+from fedglass.cli.progress import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.core.params import Update
+from fedglass.core.tensors import Update
 from fedglass.core.types import Observation, Reconstruction
+from fedglass.execution.processes import Processes
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, mean_of
 from fedglass.fl.release import Outgoing
-from fedglass.ledger.doubts import Kind
-from fedglass.ledger.records import RECORDS, Record, RecordFile
-from fedglass.recipes.catalogue import recipe
+from fedglass.recipes import recipe
 from fedglass.report.html import audit_page
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
-from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.doubts import Kind
+from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.records import RECORDS, Record, RecordFile
 
 Make = Callable[..., Job]
 

@@ -14,12 +14,10 @@ from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import Training
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation
+from fedglass.federation.views import AggregateView, Knows, ServerView
+from fedglass.recipes import recipe
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Job]

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from torch import nn
 from torch.nn import functional as F
 
-from fedglass.audit import adversary
+from fedglass.audit import certificate as adversary
 from fedglass.audit.certificate import (
     Bound,
     beside,
@@ -24,20 +24,16 @@ from fedglass.audit.certificate import (
     planned_certificate,
     total_std,
 )
-from fedglass.audit.replay import Declared, Part
+from fedglass.checks.replay import Declared, Part
 from fedglass.core.errors import UsageError
-from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
-from fedglass.defend.clip import Clip
-from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.dpsgd_poisson import PoissonDPSGD
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.laplacian_noise import LaplacianNoise
-from fedglass.fl.protection import Protection
-from fedglass.fl.release import AsIs, Chain, Outgoing, Release
-from fedglass.ledger.doubts import Doubt, Kind
-from fedglass.ledger.records import MOST_MU, Certificate
-from fedglass.rounds.truth import Examples
+from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
+from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise
+from fedglass.federation.truth import Examples
+from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
+from fedglass.verdict.doubts import Doubt, Kind
+from fedglass.verdict.records import MOST_MU, Certificate
 
 PLAIN = Whitening((0.0,), (1.0,))
 ONE = Training(lr=0.5)

@@ -18,16 +18,13 @@ from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
 from fedglass.core.types import Training, Whitening
-from fedglass.defend.clip import Clip
-from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.dpsgd_poisson import PoissonDPSGD
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.fl.protection import Protection
-from fedglass.fl.release import Chain
-from fedglass.ledger.doubts import Doubt, Kind
-from fedglass.ledger.records import Certificate
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
+from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
+from fedglass.defend.noise import Clip, GaussianNoise
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation
+from fedglass.fl.release import Chain, Protection
+from fedglass.verdict.doubts import Doubt, Kind
+from fedglass.verdict.records import Certificate
 
 STD = 0.02
 PLAIN = Whitening((0.4,), (0.3,))

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedglass.audit.consistency import Statement, contradictions
+from fedglass.checks.consistency import Statement, contradictions
 from fedglass.core.optimisers import SGD, Adam, AdamW
-from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.data.photos import photos
+from fedglass.data.builtin import photos
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
 

@@ -12,19 +12,19 @@ from torch import Tensor
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.parts import Refine, Refinement
+from fedglass.audit.assessment import ANOTHER, UNTRAINED, controlled, other_picture
 from fedglass.audit.audit import Job, run
-from fedglass.audit.controls import ANOTHER, UNTRAINED, controlled, other_picture
 from fedglass.audit.target import Target
 from fedglass.core.types import Reconstruction
-from fedglass.ledger.records import Record
+from fedglass.federation.truth import Truth
+from fedglass.federation.views import ServerView
 from fedglass.metrics.catalogue import score
-from fedglass.recipes.catalogue import recipe
+from fedglass.recipes import recipe
 from fedglass.report.html import write_report
-from fedglass.rounds.truth import Truth
-from fedglass.rounds.views.server import ServerView
-from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
+from fedglass.verdict.records import Record
 
 Make = Callable[..., Job]
 VIEW = (ServerView(0),)

@@ -11,17 +11,13 @@ import torch
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.audit import Job
-from fedglass.audit.cases import Case
-from fedglass.audit.engine import play_unfinished, unfinished
-from fedglass.audit.executors.executor import Executor
-from fedglass.audit.executors.in_process import InProcess
-from fedglass.audit.executors.processes import Processes
-from fedglass.audit.play import Work
-from fedglass.audit.probe import Finding
-from fedglass.audit.progress import Silent
+from fedglass.audit.cases import Case, Finding, Silent
+from fedglass.audit.play import Work, play_unfinished, unfinished
 from fedglass.audit.target import Target
 from fedglass.core.errors import AuditError
-from fedglass.ledger.records import RECORDS, Record, RecordFile
+from fedglass.execution.executor import Executor, InProcess
+from fedglass.execution.processes import Processes
+from fedglass.verdict.records import RECORDS, Record, RecordFile
 
 FACTS = {"attack": "count", "attack_repr": "Count()", "view": "v", "round": 1, "repeat": 0, "client": "0"}
 

@@ -8,20 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedglass.audit.assessment import Question, assess
-from fedglass.audit.guesses import IMAGINED, best_guess, guessed_public, guesses, scored_guesses
+from fedglass.audit.assessment import IMAGINED, Question, assess, best_guess, guessed_public, guesses, scored_guesses
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
 from fedglass.core.rng import stream
 from fedglass.core.types import Reconstruction
-from fedglass.data.glyphs import glyphs
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.truth import Examples, Truth
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import View
+from fedglass.data.builtin import glyphs
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.truth import Examples, Truth
+from fedglass.federation.views import ServerView, View
+from fedglass.recipes import recipe
 from fedglass.verdict.gate import Gate
 
 Make = Callable[..., Federation]

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.audit.isolation import isolated, iterations_of, oracle_facts
+from fedglass.audit.play_attack import isolated, iterations_of, oracle_facts
 from fedglass.core.types import Observation, Own
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.views import Knows, ServerView
+from fedglass.recipes import recipe
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from fedglass.audit.judgement import blends_of, decoys, judge
+from fedglass.audit.scoring import blends_of, decoys, judge
 from fedglass.audit.simulated import Simulated
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.views.peer import PeerView
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.recipes import recipe
 
 Make = Callable[..., Federation]
 

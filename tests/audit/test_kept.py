@@ -11,12 +11,12 @@ import torch
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job
 from fedglass.audit.play import Work, play
-from fedglass.fl.aggregate.krum import Krum
-from fedglass.ledger.records import Record
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import Knows
+from fedglass.fl.aggregate.selection import Krum
+from fedglass.recipes import recipe
+from fedglass.verdict.records import Record
 
 
 def records(make_job: Callable[..., Job], make_federation: Callable[..., Federation], rule: str) -> Record:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedglass.audit.likeness import likeness, shown_otherwise
-from fedglass.data.photos import photos
+from fedglass.audit.scoring import likeness, shown_otherwise
+from fedglass.data.builtin import photos
 
 PHOTOS = photos().resized(16).images[:8]
 

@@ -16,12 +16,12 @@ from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
-from fedglass.ledger.evidence import Reconstructed
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.truth import Truth
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.truth import Truth
+from fedglass.federation.views import Knows
+from fedglass.recipes import recipe
+from fedglass.verdict.directory import Reconstructed
 
 LABELS = torch.tensor([3, 3])
 

@@ -12,14 +12,14 @@ from fedglass.audit.audit import GAME, Job, Result, run
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.core.types import Training, Whitening
-from fedglass.data.glyphs import glyphs
-from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.data.builtin import glyphs
+from fedglass.defend.noise import GaussianNoise
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation
 from fedglass.fl.release import AsIs, Release
-from fedglass.ledger.doubts import Kind
-from fedglass.ledger.records import Game, Record
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
+from fedglass.verdict.doubts import Kind
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.records import Game, Record
 
 KINDS = 3
 

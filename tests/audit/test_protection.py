@@ -11,22 +11,19 @@ import pytest
 import torch
 
 from fedglass.audit.protection import DELTA, defences_of, privacy_in_words, undefended
+from fedglass.audit.public import accuracy, after
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.utility import accuracy, after
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
 from fedglass.defend.accounting import Mechanism, budgets, gaussian_epsilon
-from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.magnitude_pruning import MagnitudePruning
-from fedglass.fl.protection import Protection
-from fedglass.fl.release import Chain
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.truth import Examples
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
+from fedglass.defend.noise import Clip, GaussianNoise
+from fedglass.defend.pruning import MagnitudePruning
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.truth import Examples
+from fedglass.federation.views import AggregateView, ServerView
+from fedglass.fl.release import Chain, Protection
 
 Make = Callable[..., Federation]
 

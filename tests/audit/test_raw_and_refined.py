@@ -14,24 +14,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.sign_rule import SignRule
+from fedglass.attack.labels.signs import SignRule
 from fedglass.attack.parts import Bound, Refinement
 from fedglass.attack.solvers.adam import Adam
-from fedglass.attack.solvers.keep import Lowest
+from fedglass.attack.solvers.schedules import Lowest
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.audit.audit import Job, run
 from fedglass.audit.play import Work, play
 from fedglass.core.types import Film, Observation, Unknown
-from fedglass.ledger.evidence import GAP
-from fedglass.ledger.records import Record, RecordFile
-from fedglass.recipes.catalogue import recipe
+from fedglass.federation.federation import Federation
+from fedglass.federation.views import ServerView
+from fedglass.recipes import recipe
 from fedglass.report.html import write_report
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.views.server import ServerView
-from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.directory import GAP
+from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.records import Record, RecordFile
 
 Make = Callable[..., Job]
 VIEW = (ServerView(0),)

@@ -14,22 +14,20 @@ from fedglass.api import Audit
 from fedglass.audit.audit import Job, run
 from fedglass.audit.check_message import message_doubts
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.replay import replay
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
+from fedglass.checks.replay import replay
 from fedglass.core.errors import UsageError
-from fedglass.ledger.doubts import Kind
-from fedglass.ledger.records import Record
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.transcript import Transcript
+from fedglass.federation.truth import Examples, Truths
+from fedglass.federation.views import AggregateView, Knows, ServerView, View
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.transcript import Transcript
-from fedglass.rounds.truth import Examples, Truths
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows, View
+from fedglass.recipes import recipe
+from fedglass.verdict.doubts import Kind
+from fedglass.verdict.records import Record
 
 Make = Callable[..., Federation]
 VIEWS: tuple[View, ...] = (ServerView(1), AggregateView(1), PeerView(0, 1))

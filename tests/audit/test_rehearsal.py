@@ -15,8 +15,7 @@ from torch import nn
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
 from fedglass.attack.needs import needs_of
-from fedglass.audit.audit import Job, run
-from fedglass.audit.rehearsal import rehearse
+from fedglass.audit.audit import Job, rehearse, run
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -24,14 +23,11 @@ from fedglass.core.optimisers import Adam
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
 from fedglass.defend.soteria import Soteria
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.recipes import recipe
 
 Make = Callable[..., Federation]
 LOCAL = Training(0.1, epochs=2, batch_size=2)

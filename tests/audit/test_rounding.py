@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.audit.check_message import message_doubts
-from fedglass.audit.replay import MOST_UNDECIDED, Declared, Part, as_declared, replay
 from fedglass.audit.target import Target
+from fedglass.checks.replay import MOST_UNDECIDED, Declared, Part, as_declared, replay
 from fedglass.core.optimisers import SGD, Adam
-from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Knowledge, Observation, Training, Whitening
-from fedglass.ledger.doubts import Kind
+from fedglass.verdict.doubts import Kind
 
 WHITENING = Whitening((0.4,), (0.3,))
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(2))

@@ -14,12 +14,10 @@ import torch
 from fedglass.audit.audit import Job, run
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import infos_of
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import View
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import AggregateView, ServerView, View
+from fedglass.recipes import recipe
 
 Make = Callable[..., Federation]
 OTHERS = ["client 0", "client 2"]

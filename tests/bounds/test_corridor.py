@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedglass.bounds.corridor import expected_psnr, reach_probability
+from fedglass.bounds.adversaries import expected_psnr, reach_probability
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedglass.bounds.laplace import ORDERS, laplace_renyi, renyi_success
+from fedglass.bounds.mechanisms import ORDERS, laplace_renyi, renyi_success
 
 
 def test_nothing_moved_is_nothing_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from fedglass.bounds.subsampled import composed_mu, poisson_advantage, poisson_epsilon, poisson_success
+from fedglass.bounds.mechanisms import composed_mu, poisson_advantage, poisson_epsilon, poisson_success
 from fedglass.bounds.success import gdp_advantage, gdp_epsilon, gdp_success
 from fedglass.core.errors import UsageError
 

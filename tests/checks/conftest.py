@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedglass.checks.candidates import Pool
-from fedglass.rounds.truth import Examples
+from fedglass.federation.truth import Examples
 
 from .games import pool_of, toy
 

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from fedglass.checks.candidates import Pool
 from fedglass.checks.message_scores import Message
 from fedglass.checks.singling_out import GameResult, play, replayed
-from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
-from fedglass.rounds.truth import Examples
+from fedglass.federation.truth import Examples
 
 GREY = Whitening((0.5,), (0.25,))
 ONE_STEP = Training(lr=0.05)

@@ -18,7 +18,7 @@ from fedglass.checks.candidates import (
 )
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
-from fedglass.rounds.truth import Examples
+from fedglass.federation.truth import Examples
 
 from .games import rows_of, toy
 

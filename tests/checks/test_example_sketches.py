@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.checks.example_sketches import PLACES, Reader
-from fedglass.core.params import Params, buffers_of, flatten, weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import Params, buffers_of, flatten, weights_of
 from fedglass.core.types import BatchNorm
-from fedglass.defend.example_gradients import example_gradients
+from fedglass.defend.noise import example_gradients
+from fedglass.federation.truth import Examples
 from fedglass.fl.local import Step
 from fedglass.models.network import Network
-from fedglass.rounds.truth import Examples
 
 from .games import GREY, ONE_STEP, sent, toy
 

@@ -16,7 +16,7 @@ from fedglass.checks.singling_out import GameResult
 from fedglass.core.optimisers import Adam
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
-from fedglass.rounds.truth import Examples
+from fedglass.federation.truth import Examples
 
 from .games import FEDAVG, ONE_STEP, rows_of, sent, with_control
 

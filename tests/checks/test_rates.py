@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedglass.checks.rates import Game, clopper_pearson, limits
+from fedglass.checks.candidates import Game, clopper_pearson, limits
 
 
 def _drawn(random: np.random.Generator, shift: float, records: int) -> Game:

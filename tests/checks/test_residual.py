@@ -16,8 +16,8 @@ from fedglass.checks import residual_tests
 from fedglass.checks.residual import SPREAD, Residual, refutations, rounding_of, spread_of
 from fedglass.checks.rounding_cells import Law, cell, draw_in_cell, normal_scores
 from fedglass.core.errors import UsageError
-from fedglass.core.params import flatten, subtract, unflatten
 from fedglass.core.rng import stream
+from fedglass.core.tensors import flatten, subtract, unflatten
 
 STD = 0.01
 FIRST = "0.weight"

@@ -16,13 +16,13 @@ from fedglass.checks.message_scores import Message
 from fedglass.checks.singling_out import play, singling_out
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam
-from fedglass.core.params import flatten, weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import flatten, weights_of
 from fedglass.core.types import BatchNorm, Training
 from fedglass.defend.dpsgd import DPSGD
+from fedglass.federation.truth import Examples
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
-from fedglass.rounds.truth import Examples
 
 from .games import FEDAVG, GREY, ONE_STEP, pool_of, rows_of, sent, small_cnn, toy, with_control
 

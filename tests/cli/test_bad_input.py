@@ -16,7 +16,7 @@ from click.testing import Result
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedglass.core.params import weights_of
+from fedglass.core.tensors import weights_of
 from fedglass.models.catalogue import build
 
 Run = Callable[..., Result]

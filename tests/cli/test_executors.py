@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from fedglass.cli.executors import Hands
+from fedglass.cli.options import Hands
 from fedglass.core.environment import cores
 from fedglass.core.errors import UsageError
 
@@ -61,7 +61,7 @@ def test_processes_are_what_runs_unless_told_otherwise() -> None:
 def test_an_executor_of_ones_own_is_named_like_any_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_executor.py").write_text(
         "from dataclasses import dataclass\n"
-        "from fedglass.audit.executors.in_process import InProcess\n"
+        "from fedglass.execution.executor import InProcess\n"
         "@dataclass(frozen=True)\n"
         "class Own:\n"
         "    queue: str = 'short'\n"

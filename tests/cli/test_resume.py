@@ -11,7 +11,7 @@ from pathlib import Path
 
 from click.testing import Result
 
-from fedglass.ledger.records import RECORDS, Record, RecordFile
+from fedglass.verdict.records import RECORDS, Record, RecordFile
 
 from ..processes import alive, descendants, lines, wait_for
 

@@ -14,10 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fedglass.cli.main import cli
-from fedglass.diffusion.checkpoint import STATE
 from fedglass.diffusion.folder import WEIGHTS, load_folder
-from fedglass.train import diffusion as training
-from fedglass.train.places import PICTURE, contact_sheet
+from fedglass.diffusion.training import STATE
+from fedglass.train import image_models as training
+from fedglass.train.image_models import PICTURE, contact_sheet
 
 
 @pytest.fixture(autouse=True)
@@ -54,15 +54,15 @@ def test_a_training_that_was_stopped_continues_as_if_it_had_not_been(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     monkeypatch.setattr("fedglass.diffusion.training.AT_RISK", 0.0)
     trained(data, whole, "--steps", "6")
-    moved = training.Keeper.moved
+    moved = training.DiffusionKeeper.moved
 
-    def stopping(self: training.Keeper, step: int, share: float, loss: float) -> None:
+    def stopping(self: training.DiffusionKeeper, step: int, share: float, loss: float) -> None:
         moved(self, step, share, loss)
         if step == 5:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Keeper, "moved", stopping)
+        patch.setattr(training.DiffusionKeeper, "moved", stopping)
         result = CliRunner().invoke(cli, ["train", "diffusion", data, "-o", str(parts), "--steps", "6"])
     assert result.exit_code == 3
     assert "run the same command again to continue" in result.output

@@ -9,9 +9,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.errors import unknown_name
 from fedglass.core.rng import stream
+from fedglass.core.tensors import assign, squared_distances
 
 
 @pytest.mark.parametrize("columns", [4, 6])

@@ -142,7 +142,7 @@ def test_every_attack_can_be_written_down(name: str) -> None:
 
 
 def test_the_text_is_the_same_in_another_process() -> None:
-    code = "from fedglass.core.identity import *; from fedglass.recipes.catalogue import recipe\n"
+    code = "from fedglass.core.identity import *; from fedglass.recipes import recipe\n"
     code += "print(identity_text((recipe('dlfa'), frozenset('abc'), {'b': 1, 'a': print})))"
     runs = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -9,16 +9,7 @@ import torch
 from torch import nn
 
 from fedglass.core.errors import ModelError, UpdateError, UsageError
-from fedglass.core.params import (
-    add,
-    buffers_of,
-    check_update,
-    check_weights,
-    flatten,
-    subtract,
-    unflatten,
-    weights_of,
-)
+from fedglass.core.tensors import add, buffers_of, check_update, check_weights, flatten, subtract, unflatten, weights_of
 
 
 @pytest.fixture

@@ -16,19 +16,18 @@ from fedglass.core import registry
 from fedglass.core.errors import DataError, ModelError, UsageError
 from fedglass.core.registry import KINDS, built_in, entries, factory, find, make, names, register, summaries
 from fedglass.core.scale import Scale, scale_of
-from fedglass.defend.catalogue import defence
-from fedglass.fl.aggregate.catalogue import rule
-from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.models.init_names import by_name
-from fedglass.recipes.catalogue import recipe
+from fedglass.defend import defence
+from fedglass.fl.aggregate.rule import WeightedMean, rule
+from fedglass.models.init import by_name
+from fedglass.recipes import recipe
 
 CODE = '''
 from dataclasses import dataclass
 from fedglass.core.registry import register
 from fedglass.core.scale import Scale
-from fedglass.metrics.metric import Metric
+from fedglass.metrics.images import Metric
 from fedglass.recipes.dlg import dlg
-from fedglass.recipes.idlg import idlg
+from fedglass.recipes.dlg import idlg
 
 def plain(iterations: int = 5, *, restarts: int = 1):
     """DLG in few steps [Zhu et al., 2019].
@@ -127,8 +126,8 @@ def test_for_one_part_the_modules_of_the_others_are_left_alone() -> None:
     found = imported_by(
         asked + "find('attacks', 'idlg'), find('attacks', 'dlfa_published'), origin_of('rules', 'krum')"
     )
-    assert {"fedglass.recipes.idlg", "fedglass.recipes.dlfa", "fedglass.fl.aggregate.krum"} <= found
-    assert not {"fedglass.recipes.idlg_adam", "fedglass.recipes.fedleak", "fedglass.fl.aggregate.dnc"} & found
+    assert {"fedglass.recipes.dlg", "fedglass.recipes.dlfa", "fedglass.fl.aggregate.selection"} <= found
+    assert not {"fedglass.recipes.dlg", "fedglass.recipes.fedleak", "fedglass.fl.aggregate.selection"} & found
     # Nothing is called like this one: all modules are asked.
     assert "fedglass.recipes.fedleak" in imported_by(asked + "find('attacks', 'invg_scaled')")
 
@@ -166,7 +165,7 @@ def test_a_user_names_parts_of_his_own(mine: str) -> None:
     assert recipe(f"{mine}:plain", iterations=7) == recipe("dlg", iterations=7)
     assert repr(defence(f"{mine}:Shout", volume=3.0)) == "Shout(volume=3.0)"
     assert repr(by_name(f"{mine}:Zero")) == "Zero()"
-    assert rule("fedglass.fl.aggregate.mean:WeightedMean") == WeightedMean()
+    assert rule("fedglass.fl.aggregate.rule:WeightedMean") == WeightedMean()
     assert scale_of(f"{mine}:brightness") == Scale("Brightness", higher_leaks=False)
     entry = find("attacks", f"{mine}:plain")
     assert (entry.summary, entry.paper) == ("DLG in few steps.", "Zhu et al., 2019")
@@ -207,7 +206,7 @@ def test_the_error_is_that_of_its_kind(mine: str) -> None:
         find("models", "no_such_package:net")
     with pytest.raises(DataError, match="does not import"):
         find("datasets", "no_such_package:read")
-    with pytest.raises(UsageError, match=r"expected a fedglass.metrics.metric.Metric"):
+    with pytest.raises(UsageError, match=r"expected a fedglass.metrics.images.Metric"):
         scale_of(f"{mine}:plain")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedglass.core.rng import stream
-from fedglass.core.selection import kth_smallest
+from fedglass.core.tensors import kth_smallest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])

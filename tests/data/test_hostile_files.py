@@ -241,7 +241,7 @@ def test_leaf(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_files_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedglass.data.leaf._MOST", 1000)
+    monkeypatch.setattr("fedglass.data.readers._MOST", 1000)
     file = tmp_path / "data.json"
     file.write_bytes(gzip.compress(b" " * (100 * MIB)))
     refused(f"leaf:{file}", "holds more than 1000 bytes")

@@ -19,8 +19,7 @@ from PIL import Image
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Whitening
 from fedglass.data.catalogue import load, names
-from fedglass.data.dataset import Dataset
-from fedglass.data.whitening import CIFAR10, CIFAR100, FEMNIST, measured
+from fedglass.data.dataset import CIFAR10, CIFAR100, FEMNIST, Dataset, measured
 
 Bytes = NDArray[np.uint8]
 GREY = np.random.default_rng(0).integers(0, 256, (7, 6, 5), dtype=np.uint8)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.core.params import weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import weights_of
 from fedglass.core.types import BatchNorm
 from fedglass.fl.local import Step
 from fedglass.models.network import Network

@@ -10,6 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedglass.core.errors import UsageError
+from fedglass.defend import accounting as opacus
 from fedglass.defend.accounting import (
     Mechanism,
     budgets,
@@ -20,7 +21,6 @@ from fedglass.defend.accounting import (
     prv_epsilon,
     rdp_epsilon,
 )
-from fedglass.integrations import opacus
 
 DELTA = 1e-5
 APPROXIMATE = (clt_epsilon, clt_uniform_epsilon)

@@ -12,7 +12,7 @@ import torch
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
-from fedglass.defend.catalogue import defence, names
+from fedglass.defend import defence, names
 from fedglass.fl.local import Step
 from fedglass.fl.release import Outgoing
 

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
-from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.dpsgd_poisson import PoissonDPSGD
+from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
 from fedglass.defend.noise_model import NoiseModel, Samples, noise_model
 from fedglass.fl.local import Step
-from fedglass.fl.protection import Protection
+from fedglass.fl.release import Protection
 
 
 def flat(part: DPSGD, step: Step) -> Tensor:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm
-from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.ghost import GhostDPSGD, clipped_sum
+from fedglass.defend.dpsgd import DPSGD, GhostDPSGD, clipped_sum
 from fedglass.fl.local import Step
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network

@@ -8,15 +8,17 @@ import pytest
 
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.types import Training
-from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.gaussian_noise import GaussianNoise, gaussian_noise_per_example, gaussian_noise_released
-from fedglass.defend.laplacian_noise import LaplacianNoise
-from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.defend.noise import (
+    Clip,
+    GaussianNoise,
+    LaplacianNoise,
+    gaussian_noise_per_example,
+    gaussian_noise_released,
+)
 from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
-from fedglass.defend.random_pruning import RandomPruning
-from fedglass.fl.protection import Protection
-from fedglass.fl.release import AsIs, Chain, Outgoing
+from fedglass.defend.pruning import MagnitudePruning, RandomPruning
+from fedglass.fl.release import AsIs, Chain, Outgoing, Protection
 
 ONE = Training(lr=0.1)
 

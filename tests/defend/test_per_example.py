@@ -12,15 +12,9 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm
-from fedglass.defend import example_gradients as examples_file
-from fedglass.defend.clip import Clip
-from fedglass.defend.example_gradients import example_gradients
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.laplacian_noise import LaplacianNoise
-from fedglass.defend.magnitude_pruning import MagnitudePruning
-from fedglass.defend.per_example import PerExample
-from fedglass.defend.random_pruning import RandomDrop, RandomPruning
-from fedglass.defend.same_each_epoch import SameEachEpoch
+from fedglass.defend import noise as examples_file
+from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise, PerExample, SameEachEpoch, example_gradients
+from fedglass.defend.pruning import MagnitudePruning, RandomDrop, RandomPruning
 from fedglass.fl.local import GradientFn, MeanGradient, Step
 from fedglass.fl.release import AsIs, Chain, Outgoing, Release
 

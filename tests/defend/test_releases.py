@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
-from fedglass.core.params import flatten
 from fedglass.core.rng import stream
-from fedglass.defend.clip import Clip
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.laplacian_noise import LaplacianNoise
-from fedglass.defend.magnitude_pruning import LayerMagnitudePruning, MagnitudePruning
-from fedglass.defend.random_pruning import LayerRandomPruning, RandomDrop, RandomPruning
-from fedglass.defend.selection import lowest
+from fedglass.core.tensors import flatten
+from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise
+from fedglass.defend.pruning import (
+    LayerMagnitudePruning,
+    LayerRandomPruning,
+    MagnitudePruning,
+    RandomDrop,
+    RandomPruning,
+    lowest,
+)
 from fedglass.fl.release import Chain, Outgoing, Release
 
 GLOBAL = (MagnitudePruning, RandomPruning)

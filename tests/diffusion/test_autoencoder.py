@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
-from fedglass.diffusion.autoencoder import Autoencoder
-from fedglass.diffusion.latent_space import ReconstructionLoss
-from fedglass.diffusion.noise import Prediction
+from fedglass.diffusion.autoencoders import Autoencoder, ReconstructionLoss
+from fedglass.diffusion.denoiser import Prediction
 from fedglass.diffusion.training import Course, Lesson, beginning, train
 
 

@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 from fedglass.core.rng import stream
-from fedglass.diffusion.ddrm import Chain
-from fedglass.diffusion.degradation import Bicubic, BlockMean, Degradation, Noise, Spectrum
-from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.noise import Prediction, Schedule
-from fedglass.diffusion.sampling import Sampler, spaced
+from fedglass.diffusion.ddrm import Bicubic, BlockMean, Chain, Degradation, Noise, Spectrum
+from fedglass.diffusion.denoiser import Denoiser, Prediction, Sampler, Schedule, spaced
 
 SIDE = 4
 SCHEDULE = Schedule()

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
-from fedglass.diffusion.degradation import Bicubic, BlockMean, Degradation, Enlarged, Noise, Spectrum
+from fedglass.diffusion.ddrm import Bicubic, BlockMean, Degradation, Enlarged, Noise, Spectrum
 
 ALL: list[Degradation] = [BlockMean(2), BlockMean(4), BlockMean(8), Bicubic(2), Bicubic(4), Bicubic(8), Enlarged(2)]
 IMAGES = torch.rand(2, 3, 16, 32, generator=stream(0, "images")).double()

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion import folder as diffusers
+from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
 from fedglass.diffusion.folder import CONFIG, SCHEDULER, WEIGHTS, check_shape, digest_of, load_folder, save_folder
-from fedglass.diffusion.noise import Prediction, Schedule
 from fedglass.diffusion.stored import Stored, stored
 from fedglass.diffusion.unet import UNet
-from fedglass.integrations import diffusers
 
 SHAPE = (1, 8, 8)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.guidance import Guided
+from fedglass.diffusion.denoiser import Guided
 
 NOISY = torch.arange(6.0).view(2, 1, 1, 3)
 STEPS = torch.tensor([5, 9])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.noise import SHAPES, Prediction, Schedule, drawn_steps, noise_in
+from fedglass.diffusion.denoiser import SHAPES, Prediction, Schedule, drawn_steps, noise_in
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.diffusion.noise import Prediction
+from fedglass.diffusion.denoiser import Prediction
 from fedglass.diffusion.training import Batch, Course, Lesson, State, batch_of, beginning, squared_error, train
 
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
-from fedglass.diffusion.masked_loss import MaskedLoss
-from fedglass.diffusion.noise import Prediction, Schedule
-from fedglass.diffusion.training import Batch, Course, Lesson, beginning, train
+from fedglass.diffusion.denoiser import Prediction, Schedule
+from fedglass.diffusion.training import Batch, Course, Lesson, MaskedLoss, beginning, train
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer, some_tokens
 
 SMALL = {"patch": 4, "width": 16, "depth": 3, "decoder": 1, "heads": 2}

@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedglass.core.params import Update
 from fedglass.core.rng import stream
-from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.aggregate.rule import AggregationContext
+from fedglass.core.tensors import Update
+from fedglass.fl.aggregate.rule import AggregationContext, WeightedMean
 from fedglass.fl.release import AsIs, Chain, Outgoing
 
 

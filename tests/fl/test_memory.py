@@ -14,8 +14,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, Optimiser
 from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import schedule
-from fedglass.fl.memory import MIB, fit, graph_bytes
-from fedglass.fl.trajectory import Memory, Trajectory
+from fedglass.fl.trajectory import MIB, Memory, Trajectory, fit, graph_bytes
 from fedglass.models.network import Network
 
 STEPS = 30

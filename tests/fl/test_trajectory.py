@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.optimisers import SGD, Adam, AdamW
-from fedglass.core.params import buffers_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import buffers_of
 from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import Batch, schedule
 from fedglass.fl.trajectory import Memory, Trajectory, per_epoch

@@ -21,13 +21,12 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.defend.noise import GaussianNoise
 from fedglass.fl.local import schedule, train
 from fedglass.fl.release import Outgoing
 from fedglass.guard import REFUSED, Guard, GuardRefusal, GuardReport, Reason
-from fedglass.guard.apart import Apart, Here
-from fedglass.guard.outbound import Outbound
-from fedglass.guard.protected import Protected
+from fedglass.guard.outbound import Outbound, Protected
+from fedglass.guard.runners import Apart, Here
 from fedglass.models.network import Network
 
 HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}

@@ -10,8 +10,8 @@ from scipy.stats import binom
 
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
+from fedglass.guard.checks import decoys_for, decoys_of, rank_of_first
 from fedglass.guard.outbound import Outbound
-from fedglass.guard.singled_out import decoys_for, decoys_of, rank_of_first
 
 TRIALS, LEVEL, ENTRIES = 600, 0.05, 200
 

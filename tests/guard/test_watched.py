@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.guard import Guard, GuardReport, Reason
-from fedglass.guard.apart import Here
 from fedglass.guard.names import under_own_names, unwrapped
+from fedglass.guard.runners import Here
 from fedglass.guard.watched import trained
 
 HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "attacks": {}, "false_alarms": 0.0}

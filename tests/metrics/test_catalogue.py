@@ -13,12 +13,9 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
 from fedglass.metrics.catalogue import USUAL, metric, names, score
-from fedglass.metrics.lpips import HOW_TO_PROVIDE, Lpips
-from fedglass.metrics.lpips_trunks import ALEX
+from fedglass.metrics.images import psnr, rmse, ssim
+from fedglass.metrics.lpips import ALEX, HOW_TO_PROVIDE, Lpips
 from fedglass.metrics.matching import Matching
-from fedglass.metrics.psnr import psnr
-from fedglass.metrics.rmse import rmse
-from fedglass.metrics.ssim import ssim
 
 
 def images(n: int, *name: str | int, side: int = 16) -> Tensor:
@@ -125,7 +122,7 @@ def test_the_stated_direction_is_right(weights: Path, name: str):
 OWN = """
 import torch
 from fedglass.core.scale import Scale
-from fedglass.metrics.metric import Metric
+from fedglass.metrics.images import Metric
 
 scale = Scale("Own")
 writes = Metric(lambda a, b: a.zero_().sum((1, 2, 3)), scale)

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError
 from fedglass.core.rng import stream
-from fedglass.metrics.images import LIMIT, clip, pair
-from fedglass.metrics.psnr import psnr
-from fedglass.metrics.rmse import rmse
-from fedglass.metrics.ssim import ssim
+from fedglass.metrics.images import LIMIT, clip, pair, psnr, rmse, ssim
 
 METRICS = [psnr, rmse, ssim]
 

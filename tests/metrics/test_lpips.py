@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from fedglass.core.errors import DataError
 from fedglass.core.rng import stream
-from fedglass.metrics.lpips import Lpips, find_weights
-from fedglass.metrics.lpips_trunks import ALEX, VGG, Trunk
+from fedglass.metrics.lpips import ALEX, VGG, Lpips, Trunk, find_weights
 
 ALEX_FILE, VGG_FILE = "lpips_alex_v0.1.safetensors", "lpips_vgg_v0.1_fp16.safetensors"
 

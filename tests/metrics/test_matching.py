@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.errors import DataError
 from fedglass.core.rng import stream
+from fedglass.core.tensors import assign, squared_distances
+from fedglass.metrics.images import mse, psnr
 from fedglass.metrics.matching import Matching, match, match_by_psnr
-from fedglass.metrics.psnr import psnr
-from fedglass.metrics.rmse import mse
 
 BOTH = pytest.mark.parametrize("rule", [match, match_by_psnr])
 

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
-from fedglass.metrics.psnr import CAP, psnr
-from fedglass.metrics.rmse import rmse
-from fedglass.metrics.ssim import ssim
+from fedglass.metrics.images import CAP, psnr, rmse, ssim
 
 SHAPES = [(3, 1, 28, 28), (2, 3, 32, 32), (2, 3, 11, 17), (1, 4, 40, 23)]
 

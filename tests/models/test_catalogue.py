@@ -10,16 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.errors import ModelError, UsageError
-from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm
 from fedglass.models.catalogue import build, names
-from fedglass.models.densenet import DenseNet, densenet121
 from fedglass.models.init import KaimingNormal, PyTorchDefault
-from fedglass.models.mobilenet import MobileNetV2
+from fedglass.models.large import DenseNet, MobileNetV2, densenet121
 from fedglass.models.network import Network
-from fedglass.models.resnet import resnet18, resnet34
-from fedglass.models.resnet8 import ResNet8
+from fedglass.models.resnets import ResNet8, resnet18, resnet34
 from fedglass.models.stem import Stem
 from fedglass.models.vit import vit_sme
 

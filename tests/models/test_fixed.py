@@ -8,7 +8,7 @@ from torch import nn
 
 from fedglass.core.errors import ModelError
 from fedglass.core.identity import of_model
-from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm
 from fedglass.models.fixed import matching, unmoved, with_fixed
 from fedglass.models.network import Network

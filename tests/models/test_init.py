@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
-from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.models.init import (
     FromFile,
     Initialisation,
@@ -19,10 +19,11 @@ from fedglass.models.init import (
     LeCunTruncatedNormal,
     Orthogonal,
     PyTorchDefault,
+    Transfer,
     Uniform,
+    by_name,
+    names,
 )
-from fedglass.models.init_names import by_name, names
-from fedglass.models.transfer import Transfer
 
 PARTS: list[Initialisation] = [
     PyTorchDefault(),

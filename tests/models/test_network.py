@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.errors import ModelError
-from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedglass.core.errors import ModelError
-from fedglass.core.params import weights_of
+from fedglass.core.tensors import weights_of
 from fedglass.models.catalogue import build
 from fedglass.models.init import KaimingUniform
 

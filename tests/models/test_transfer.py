@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fedglass.core.errors import DataError, ModelError
 from fedglass.core.rng import stream
 from fedglass.models.catalogue import build
-from fedglass.models.densenet import DenseNet
+from fedglass.models.init import Transfer
+from fedglass.models.large import DenseNet
 from fedglass.models.stem import Stem
-from fedglass.models.transfer import Transfer
 
 SMALL, LARGE = (3, 32, 32), (3, 96, 96)
 

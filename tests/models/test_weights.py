@@ -13,12 +13,11 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
 from fedglass.core.errors import DataError, ModelError
-from fedglass.core.params import weights_of
+from fedglass.core.tensors import weights_of
 from fedglass.models.catalogue import build
-from fedglass.models.densenet import DenseNet
-from fedglass.models.init import FromFile
+from fedglass.models.init import FromFile, Transfer
+from fedglass.models.large import DenseNet
 from fedglass.models.stem import Stem
-from fedglass.models.transfer import Transfer
 
 SHAPE = (1, 8, 8)
 

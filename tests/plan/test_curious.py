@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.attack.refine.stopping import OracleEpoch
+from fedglass.attack.refine.masked_diffusion import OracleEpoch
 from fedglass.audit.audit import run
-from fedglass.audit.isolation import oracle_facts
+from fedglass.audit.play_attack import oracle_facts
 from fedglass.core.errors import UsageError
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
-from fedglass.verdict.doubts import flags_of
+from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 
 PLAN = """

@@ -8,9 +8,9 @@ import pytest
 
 from fedglass.core.errors import UsageError
 from fedglass.plan.compile import compile_plan
-from fedglass.plan.keys import MOST_CASES, MOST_TURNS
 from fedglass.plan.options import checked_options
 from fedglass.plan.schema import Plan, parse_plan
+from fedglass.plan.tables import MOST_CASES, MOST_TURNS
 
 PLAN = """
 [federation]

@@ -10,22 +10,20 @@ import pytest
 import torch
 
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.sign_rule import SignRule
+from fedglass.attack.labels.signs import SignRule
+from fedglass.audit.audit import threat_model
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.threat import threat_model
-from fedglass.cli.template import DEMO, PLAN
+from fedglass.cli.init import DEMO, PLAN
 from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Sizes
+from fedglass.federation.transcript import Attendance
+from fedglass.federation.views import AggregateView, ServerView, Together
 from fedglass.plan.compile import compile_plan, read_job
 from fedglass.plan.federation import defences_of, partition_of, views_of
 from fedglass.plan.options import checked_options
 from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
-from fedglass.rounds.transcript import Attendance
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.together import Together
 
 SMALL = """
 [federation]

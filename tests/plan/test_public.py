@@ -10,7 +10,7 @@ import torch
 
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import DataError
-from fedglass.data.photos import photos
+from fedglass.data.builtin import photos
 from fedglass.plan.code import code_of
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import Plan, parse_plan

@@ -12,22 +12,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedglass.audit.audit import Job, run
-from fedglass.audit.consistency import contradictions
 from fedglass.audit.recorded import Recorded
+from fedglass.checks.consistency import contradictions
 from fedglass.core.errors import UsageError
 from fedglass.core.types import BatchNorm, Observation, Training, Whitening
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.fl.protection import Protection
-from fedglass.ledger.doubts import Kind
+from fedglass.defend.noise import GaussianNoise
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.views import Knows, ServerView
+from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
 from fedglass.plan.code import code_of
 from fedglass.plan.compile import read_job
 from fedglass.plan.schema import Plan
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.verdict.doubts import Kind
 
 PLAN = """
 [recording]

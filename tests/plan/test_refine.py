@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.refine.ddrm import DDRM
-from fedglass.attack.refine.median import MedianFilter
+from fedglass.attack.refine.restoration import DDRM, MedianFilter
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.degradation import BlockMean
+from fedglass.diffusion.ddrm import BlockMean
 from fedglass.diffusion.stored import Stored, _folder
 from fedglass.plan.code import code_of
 from fedglass.plan.compile import compile_plan

@@ -9,7 +9,7 @@ import pytest
 from fedglass.audit.audit import run
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
-from fedglass.core.notes import AFTER_ROUND
+from fedglass.core.text import AFTER_ROUND
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan, read_plan

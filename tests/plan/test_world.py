@@ -6,22 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.audit.audit import run
+from fedglass.audit.audit import run, threat_model
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.threat import threat_model
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
-from fedglass.defend.clip import Clip
-from fedglass.fl.aggregate.mean import WeightedMean
+from fedglass.defend.noise import Clip
+from fedglass.federation.behaviour.behaviour import Honest, PerRound, Rejoin
+from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import ServerView
+from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.fl.release import AsIs
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
-from fedglass.rounds.behaviour.honest import Honest
-from fedglass.rounds.behaviour.per_round import PerRound
-from fedglass.rounds.behaviour.rejoin import Rejoin
-from fedglass.rounds.behaviour.sign_flip import SignFlip
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
 
 PLAN = """
 [federation]

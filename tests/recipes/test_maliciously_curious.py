@@ -8,23 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.forward.combine import OneClient, SoftMedian, SupposedMean
-from fedglass.attack.forward.through import Through
-from fedglass.attack.images.decoders import OwnDecoder
-from fedglass.attack.images.latent import Latent
+from fedglass.attack.forward.through import OneClient, SoftMedian, SupposedMean, Through
+from fedglass.attack.images.latent import Latent, OwnDecoder
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.core.assignment import assign, squared_distances
 from fedglass.core.errors import UsageError
+from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Observation, Training
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.client import Client
-from fedglass.rounds.observe import observe
-from fedglass.rounds.truth import Truth
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.client import Client
+from fedglass.federation.federation import observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.truth import Truth
+from fedglass.federation.views import Knows
+from fedglass.recipes import recipe
 
 NAME = "maliciously_curious_client_published"
 

@@ -17,35 +17,28 @@ from torch import Tensor
 
 import fedglass.attack
 from fedglass.attack.attack import Attack
-from fedglass.attack.forward.observed_residual import ObservedResidual
-from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
-from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.gradients import ObservedResidual, OneGradient, OnSegment, RepeatedGradient
+from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.joint import JointLabels
 from fedglass.attack.needs import parts_of
 from fedglass.attack.parts import Evaluation, binding_of
 from fedglass.attack.rules import TryRules
-from fedglass.attack.solvers.keep import Lowest, LowestFrom
-from fedglass.attack.solvers.schedules import Constant
-from fedglass.attack.terms.after import After
-from fedglass.attack.terms.distance import Cosine
-from fedglass.attack.terms.epoch_prior import AbsoluteEpochPrior, SquaredEpochPrior
+from fedglass.attack.solvers.schedules import Constant, Lowest, LowestFrom
+from fedglass.attack.terms.distance import Cosine, SupportCosine
 from fedglass.attack.terms.layers import Ramp
-from fedglass.attack.terms.reweighted import ReweightedL1
-from fedglass.attack.terms.support import SupportCosine
-from fedglass.core.assignment import assign, squared_distances
+from fedglass.attack.terms.priors import AbsoluteEpochPrior, ReweightedL1, SquaredEpochPrior
+from fedglass.attack.terms.term import After
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
+from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Candidate, Observation, Training
-from fedglass.recipes.catalogue import recipe
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.views import Knows, ServerView
+from fedglass.recipes import recipe
 from fedglass.recipes.coarse_to_fine import PRIOR
-from fedglass.recipes.dlfa_settings import PRIOR_WEIGHTS, SETTINGS, SUMMARIES
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.recipes.dlfa import PRIOR_WEIGHTS, SETTINGS, SUMMARIES
 
 RECIPES = {name: found for name, found in built_in("attacks").items() if name != "exact"}
 """Those that search; exact methods have no iterations, and tests of their own."""

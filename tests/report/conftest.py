@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedglass.ledger.doubts import Kind, doubt
-from fedglass.ledger.records import Certificate, Game, Picture, Record, RecordFile, claim
+from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.records import Certificate, Game, Picture, Record, RecordFile, claim
 from fedglass.verdict.summary import summarise
 
 PLAN = """[federation]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from fedglass.ledger.doubts import Kind, doubt
-from fedglass.ledger.records import Certificate, Game, Record, RecordFile
 from fedglass.report.html import write_report
+from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.records import Certificate, Game, Record, RecordFile
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

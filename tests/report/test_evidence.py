@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from fedglass.ledger.doubts import Kind, doubt
-from fedglass.ledger.records import Certificate, Game, Record, RecordFile
-from fedglass.report.certificates import certificates_of
+from fedglass.report.evidence import certificates_of, games_of
 from fedglass.report.html import write_report
-from fedglass.report.names import short_names
+from fedglass.report.page import short_names
 from fedglass.report.sections import CHARTS
-from fedglass.report.singling_out import games_of
+from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
+from fedglass.verdict.records import Certificate, Game, Record, RecordFile
 from fedglass.verdict.summary import summarise
 from fedglass.verdict.texts import LIMITS
 

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.ledger.doubts import Kind, doubt
-from fedglass.ledger.records import Record, RecordFile
 from fedglass.report.charts import Dot, interval_plot
-from fedglass.report.drawing import HEIGHT, WIDTH, drawing
-from fedglass.report.flags import doubts_by_question, merged
-from fedglass.report.glossary import TERMS, Glossary
-from fedglass.report.heading import ended
-from fedglass.report.html import audit_page
-from fedglass.report.names import short_names
-from fedglass.report.threat import STANDPOINTS, threat_model
-from fedglass.report.whose import whose_images
+from fedglass.report.glossary import TERMS, Glossary, doubts_by_question, merged
+from fedglass.report.html import audit_page, ended
+from fedglass.report.page import short_names
+from fedglass.report.sections import whose_images
+from fedglass.report.threat import HEIGHT, STANDPOINTS, WIDTH, drawing, threat_model
+from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.records import Record, RecordFile
 
 Make = Callable[..., Record]
 PEOPLE = ["client 0", "client 1", "client 2", "client 3"]

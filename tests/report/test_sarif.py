@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedglass.ledger.doubts import Kind, doubt
-from fedglass.ledger.records import Game, Record, RecordFile
-from fedglass.report.sarif import sarif, write_sarif
+from fedglass.report.pipelines import sarif, write_sarif
+from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.records import Game, Record, RecordFile
 from fedglass.verdict.summary import summarise
 
 LEVELS = {"none", "note", "warning", "error"}

@@ -15,27 +15,24 @@ from fedglass.cli.main import cli
 from fedglass.core.errors import DataError, ModelError, UsageError
 from fedglass.core.rng import stream
 from fedglass.defend.accounting import Mechanism, gaussian_epsilon
-from fedglass.defend.clip import Clip
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.defend.outpost import Outpost
+from fedglass.defend.pruning import MagnitudePruning
 from fedglass.defend.soteria import Soteria
 from fedglass.fl.release import AsIs, Chain
-from fedglass.ledger.records import Record
 from fedglass.models.catalogue import build
-from fedglass.models.init import FromFile, KaimingNormal, KaimingUniform, Orthogonal
-from fedglass.models.transfer import Transfer
+from fedglass.models.init import FromFile, KaimingNormal, KaimingUniform, Orthogonal, Transfer
 from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, known_methods
+from fedglass.reproduce.charts import _place, charts_over
 from fedglass.reproduce.compare import lines
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.drawn_over import _place, charts_over
-from fedglass.reproduce.experiment import Setup
+from fedglass.reproduce.page import remarks
+from fedglass.reproduce.paper import Setup
 from fedglass.reproduce.papers.c2f import DELTA, NAMES, correlation, inverted
 from fedglass.reproduce.populations import KINDS, populations
-from fedglass.reproduce.probes.invert import Invert
-from fedglass.reproduce.remarks import remarks
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import Printed, table
+from fedglass.reproduce.probes.reconstruct import Invert
+from fedglass.reproduce.tables import Printed, Request, table
+from fedglass.verdict.records import Record
 
 
 def setup(name: str, row: int, request: Request | None = None) -> Setup:

@@ -8,33 +8,30 @@ import pytest
 import torch
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.each_client import EachClient
-from fedglass.attack.forward.super_client import SuperClient
-from fedglass.attack.images.low_resolution import LowResolution
+from fedglass.attack.forward.unroll import EachClient, SuperClient
+from fedglass.attack.images.pixels import LowResolution
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import silent
-from fedglass.attack.refine.median import MedianFilter
+from fedglass.attack.refine.restoration import MedianFilter
 from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.audit.probe import Finding
+from fedglass.audit.cases import Finding
 from fedglass.audit.target import Target
 from fedglass.core.errors import DataError, UsageError
-from fedglass.core.params import flatten
+from fedglass.core.tensors import flatten
 from fedglass.core.types import Training
-from fedglass.ledger.evidence import Strips
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import Knows
+from fedglass.metrics.images import psnr
 from fedglass.metrics.matching import match
-from fedglass.metrics.psnr import psnr
-from fedglass.reproduce.cases import known_methods
-from fedglass.reproduce.experiment import Experiment, Setup, round_of
+from fedglass.reproduce.cases import known_methods, refuse_options
 from fedglass.reproduce.messages import Message, members
-from fedglass.reproduce.paper import paper_of
+from fedglass.reproduce.paper import Experiment, Setup, paper_of, round_of
 from fedglass.reproduce.papers import curious
 from fedglass.reproduce.populations import Population, populations
-from fedglass.reproduce.preflight import refuse_options
 from fedglass.reproduce.probes.divergence import Divergence, Place, Sweep
-from fedglass.reproduce.probes.find_out import FindOut
 from fedglass.reproduce.probes.peer import (
     Grey,
     Guessed,
@@ -47,10 +44,9 @@ from fedglass.reproduce.probes.peer import (
     reduced,
     repeated,
 )
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import choose_rows, table
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows
+from fedglass.reproduce.probes.reconstruct import FindOut
+from fedglass.reproduce.tables import Request, choose_rows, table
+from fedglass.verdict.directory import Strips
 
 KIND = "imagenet@32-plain"
 SIZES = (3, 2, 1)

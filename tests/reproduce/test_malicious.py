@@ -10,37 +10,32 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import silent
-from fedglass.audit.executors.processes import executor_for
-from fedglass.audit.progress import Silent
+from fedglass.audit.cases import Silent
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive
 from fedglass.core.types import Training
-from fedglass.defend.ghost import GhostDPSGD
-from fedglass.fl.aggregate.dnc import DnC
-from fedglass.fl.aggregate.krum import Krum
-from fedglass.fl.aggregate.mean import WeightedMean
+from fedglass.defend.dpsgd import GhostDPSGD
+from fedglass.execution.processes import executor_for
+from fedglass.federation.behaviour.behaviour import Honest
+from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.views import Knows
+from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.fl.aggregate.selection import DnC, Krum
 from fedglass.fl.local import MeanGradient
-from fedglass.ledger.evidence import Strips
 from fedglass.models.init import Orthogonal
 from fedglass.recipes.maliciously_curious_client import maliciously_curious_client
-from fedglass.reproduce.cases import cells, known_methods
+from fedglass.reproduce.cases import cells, known_methods, refuse_options
+from fedglass.reproduce.charts import charts_along, charts_over
 from fedglass.reproduce.compare import NO_BETTER, lines
-from fedglass.reproduce.courses import Played, federation_of_course
-from fedglass.reproduce.drawn_over import charts_along, charts_over
-from fedglass.reproduce.experiment import Course, Experiment, Setup, round_of
-from fedglass.reproduce.paper import paper_of
+from fedglass.reproduce.messages import Played, federation_of_course
+from fedglass.reproduce.paper import Course, Experiment, Setup, paper_of, round_of
 from fedglass.reproduce.papers import malicious
 from fedglass.reproduce.populations import Population, populations
-from fedglass.reproduce.preflight import refuse_options
-from fedglass.reproduce.probes.accuracy import Accuracy, accuracies
-from fedglass.reproduce.probes.read import Read, together
-from fedglass.reproduce.request import Request
+from fedglass.reproduce.probes.peer import Accuracy, Read, accuracies, together
 from fedglass.reproduce.run import run
-from fedglass.reproduce.tables import table
-from fedglass.rounds.behaviour.honest import Honest
-from fedglass.rounds.behaviour.sign_flip import SignFlip
-from fedglass.rounds.views.view import Knows
+from fedglass.reproduce.tables import Request, table
+from fedglass.verdict.directory import Strips
 
 TESTED = [f"malicious-table{number}" for number in range(1, 5)]
 

@@ -15,9 +15,8 @@ from fedglass.reproduce.messages import Message, members
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.papers.malicious_theory import budgets
 from fedglass.reproduce.populations import populations
-from fedglass.reproduce.probes.theorem1 import Theorem1
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import table
+from fedglass.reproduce.probes.theory import Theorem1
+from fedglass.reproduce.tables import Request, table
 
 PRINTED = {3: 3.3, 5: 1.7, 7: 1.2}
 

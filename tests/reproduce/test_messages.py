@@ -10,18 +10,18 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fedglass.core.params import flatten, weights_of
+from fedglass.core.tensors import flatten, weights_of
 from fedglass.core.types import Observation, Training
+from fedglass.federation.client import Client
+from fedglass.federation.truth import Truth
+from fedglass.federation.views import Knows
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
-from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
 from fedglass.reproduce.messages import Message, members, network_of
+from fedglass.reproduce.paper import Experiment, Setup, WarmUp
 from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.warm_ups import warmed_up
-from fedglass.rounds.client import Client
-from fedglass.rounds.truth import Truth
-from fedglass.rounds.views.view import Knows
+from fedglass.reproduce.run import warmed_up
 
 SETUP = Setup("femnist", "lenet", Training(0.05, epochs=3, batch_size=2), examples=4)
 TOLD = Knows(labels=True, batch_labels=True)

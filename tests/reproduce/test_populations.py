@@ -11,10 +11,10 @@ import torch
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
-from fedglass.data.whitening import CIFAR100, FEMNIST
-from fedglass.reproduce.experiment import WarmUp
+from fedglass.data.dataset import CIFAR100, FEMNIST
+from fedglass.reproduce.paper import WarmUp
 from fedglass.reproduce.populations import Population, populations
-from fedglass.reproduce.warm_ups import crowd
+from fedglass.reproduce.run import crowd
 
 
 @pytest.fixture(scope="module")

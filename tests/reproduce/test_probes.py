@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.segment import OnSegment
+from fedglass.attack.forward.gradients import OnSegment
 from fedglass.attack.forward.unroll import Unroll
 from fedglass.attack.hypotheses import supposing, trainings
 from fedglass.attack.images.per_epoch import EpochPixels
@@ -18,20 +18,18 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import silent
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import Cosine
-from fedglass.audit.probe import Finding
+from fedglass.audit.cases import Finding
 from fedglass.audit.target import Target
 from fedglass.core.types import Training
-from fedglass.ledger.evidence import Strips
-from fedglass.metrics.labels import label_errors
-from fedglass.metrics.psnr import psnr
-from fedglass.reproduce.experiment import Experiment, Setup
+from fedglass.federation.views import Knows
+from fedglass.metrics.images import psnr
+from fedglass.metrics.matching import label_errors
 from fedglass.reproduce.messages import Message, members
+from fedglass.reproduce.paper import Experiment, Setup
 from fedglass.reproduce.populations import populations
-from fedglass.reproduce.probes.count_labels import CountLabels
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct
-from fedglass.reproduce.probes.try_trainings import TryTrainings
-from fedglass.rounds.views.view import Knows
+from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, CountLabels, Reconstruct, TryTrainings
+from fedglass.verdict.directory import Strips
 
 SETUP = Setup("femnist", "lenet", Training(0.05, epochs=2, batch_size=2), examples=4)
 

@@ -9,26 +9,22 @@ from pathlib import Path
 import pytest
 
 from fedglass.audit.cases import Case
-from fedglass.audit.engine import unfinished
-from fedglass.audit.executors.in_process import InProcess
-from fedglass.audit.executors.processes import Processes
+from fedglass.audit.play import unfinished
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
-from fedglass.ledger.lock import alone
-from fedglass.ledger.records import RECORDS, Record, RecordFile
+from fedglass.execution.executor import InProcess
+from fedglass.execution.processes import Processes
 from fedglass.reproduce.cases import Cell, Trial, cases_of, cells
 from fedglass.reproduce.compare import Line, lines, number, spread_in_words, summarised
 from fedglass.reproduce.cost import gradient_seconds
-from fedglass.reproduce.estimate import in_words, seconds_of
-from fedglass.reproduce.experiment import WarmUp
-from fedglass.reproduce.page import write_recreation
+from fedglass.reproduce.page import in_words, remarks, seconds_of, write_recreation
+from fedglass.reproduce.paper import WarmUp
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.remarks import remarks
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.run import run
-from fedglass.reproduce.tables import Printed, figure, table
-from fedglass.reproduce.warm_ups import TRAINED, untrained
+from fedglass.reproduce.run import TRAINED, run, untrained
+from fedglass.reproduce.tables import Printed, Request, figure, table
+from fedglass.verdict.directory import alone
+from fedglass.verdict.records import RECORDS, Record, RecordFile
 
 
 class Heard:

@@ -14,15 +14,12 @@ from fedglass.core.errors import UsageError
 from fedglass.fl.local import MeanGradient
 from fedglass.models.init import LeCunTruncatedNormal, PyTorchDefault
 from fedglass.reproduce.cases import cells, choose_methods, known_methods
-from fedglass.reproduce.experiment import Experiment
-from fedglass.reproduce.paper import paper_of
+from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.papers import dlfa, sme
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct
-from fedglass.reproduce.probes.try_trainings import TryTrainings
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import figure, names, table
+from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct, TryTrainings
+from fedglass.reproduce.tables import Request, figure, names, table
 
 
 def made(name: str, row: int, method: str, request: Request | None = None) -> Experiment:

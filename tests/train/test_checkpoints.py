@@ -16,10 +16,9 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.models.weights import load_weights
-from fedglass.train.checkpoints import BEST, STATE, Course, State, percentage, train_to
-from fedglass.train.start import Start
+from fedglass.train.classifiers import BEST, STATE, AccuracyCourse, Start, State, percentage, train_to
 
-COURSE = Course(lr=0.1, batch_size=8, every=2, mirror=True)
+COURSE = AccuracyCourse(lr=0.1, batch_size=8, every=2, mirror=True)
 
 
 class Heard:
@@ -64,7 +63,7 @@ def train(
     heard: Heard | None = None,
     targets: Sequence[float] = (100.0,),
     epochs: int = 2,
-    course: Course = COURSE,
+    course: AccuracyCourse = COURSE,
     data: Dataset | None = None,
 ) -> tuple[nn.Module, State]:
     start = Start(data or TRAIN, TEST, fresh(), "")
@@ -92,10 +91,12 @@ def test_checkpoints_are_what_reached_the_accuracy_first(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_training_that_was_stopped_continues_as_if_it_had_not_been(tmp_path: Path, stop: int) -> None:
-    whole, state = train(tmp_path / "whole", targets=(100.0,), epochs=2, course=Course(0.001, batch_size=8, every=2))
+    whole, state = train(
+        tmp_path / "whole", targets=(100.0,), epochs=2, course=AccuracyCourse(0.001, batch_size=8, every=2)
+    )
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "parts", Heard(stop), course=Course(0.001, batch_size=8, every=2))
-    parts, again = train(tmp_path / "parts", course=Course(0.001, batch_size=8, every=2))
+        train(tmp_path / "parts", Heard(stop), course=AccuracyCourse(0.001, batch_size=8, every=2))
+    parts, again = train(tmp_path / "parts", course=AccuracyCourse(0.001, batch_size=8, every=2))
     assert again.step == state.step == 10
     for name, tensor in tensors(whole).items():
         assert torch.equal(tensor, tensors(parts)[name]), name
@@ -104,7 +105,7 @@ def test_a_training_that_was_stopped_continues_as_if_it_had_not_been(tmp_path: P
 
 
 def test_it_is_plain_sgd_with_momentum(tmp_path: Path) -> None:
-    course = Course(lr=0.03, momentum=0.8, weight_decay=0.01, batch_size=8, every=100)
+    course = AccuracyCourse(lr=0.03, momentum=0.8, weight_decay=0.01, batch_size=8, every=100)
     model, _ = train(tmp_path, epochs=1, course=course)
     other = fresh()
     for layer in other.modules():
@@ -127,7 +128,7 @@ def test_the_global_generator_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_is_done_is_not_done_again_and_more_epochs_continue(tmp_path: Path) -> None:
-    slow = Course(1e-6, batch_size=8, every=2)
+    slow = AccuracyCourse(1e-6, batch_size=8, every=2)
     _, state = train(tmp_path, epochs=1, course=slow)
     assert state.step == 5
     heard = Heard()
@@ -176,7 +177,7 @@ def _written(path: Path, data: bytes) -> Path:
 
 def test_divergence_is_said(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match=r"diverged .* lower --lr"):
-        train(tmp_path, epochs=60, course=Course(lr=1e20, batch_size=8))
+        train(tmp_path, epochs=60, course=AccuracyCourse(lr=1e20, batch_size=8))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_divergence_is_said(tmp_path: Path) -> None:
 )
 def test_bad_courses_are_refused(field: str, value: float) -> None:
     with pytest.raises(UsageError, match="must be"):
-        Course(**{field: value})  # type: ignore[arg-type]
+        AccuracyCourse(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("targets", [(), (0.0,), (101.0,)])

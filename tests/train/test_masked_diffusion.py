@@ -11,14 +11,12 @@ from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
-from fedglass.diffusion.autoencoder import Autoencoder
-from fedglass.diffusion.class_model import ClassModel
+from fedglass.diffusion.autoencoders import Autoencoder
+from fedglass.diffusion.denoiser import ClassModel
 from fedglass.diffusion.folder import load_folder
 from fedglass.diffusion.stored import stored
 from fedglass.diffusion.training import Course
-from fedglass.train.autoencoder import learned_autoencoder
-from fedglass.train.diffusion import Teaching, train_diffusion
-from fedglass.train.places import PICTURE
+from fedglass.train.image_models import PICTURE, Teaching, learned_autoencoder, train_diffusion
 
 
 def loaded(folder: Path) -> ClassModel:

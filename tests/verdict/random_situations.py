@@ -29,24 +29,19 @@ from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Source
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.data.glyphs import glyphs
-from fedglass.data.photos import photos
-from fedglass.defend.clip import Clip
+from fedglass.data.builtin import glyphs, photos
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.magnitude_pruning import MagnitudePruning
-from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.protection import Protection
-from fedglass.fl.release import Chain, Outgoing, Release
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
-from fedglass.rounds.truth import Examples, Truths
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import View
+from fedglass.defend.noise import Clip, GaussianNoise
+from fedglass.defend.pruning import MagnitudePruning
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
+from fedglass.federation.truth import Examples, Truths
+from fedglass.federation.views import AggregateView, ServerView, View
+from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.fl.release import Chain, Outgoing, Protection, Release
+from fedglass.recipes import recipe
 
 
 def _beside(name: str) -> Any:

@@ -21,50 +21,38 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.terms.distance import Cosine
-from fedglass.attack.terms.growing_cosine import GrowingCosine
-from fedglass.attack.terms.layers import Ramp
-from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.terms.layers import GrowingCosine, Ramp
+from fedglass.attack.terms.priors import TotalVariation
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Source
 from fedglass.core.optimisers import SGD, Adam
-from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.data.glyphs import glyphs
-from fedglass.data.photos import photos
-from fedglass.defend.clip import Clip
+from fedglass.data.builtin import glyphs, photos
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.draws import normal
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.laplacian_noise import LaplacianNoise
-from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise, normal
 from fedglass.defend.outpost import Outpost
+from fedglass.defend.pruning import MagnitudePruning
+from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.client import Client, one_by_one
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
+from fedglass.federation.truth import Examples, Truths
+from fedglass.federation.views import AggregateView, Knows, ServerView, Together
 from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
-from fedglass.fl.aggregate.dnc import DnC
-from fedglass.fl.aggregate.krum import Krum
-from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.aggregate.rule import Aggregator
-from fedglass.fl.protection import Protection
-from fedglass.fl.release import Chain, Outgoing, Release
-from fedglass.ledger.doubts import Kind
+from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
+from fedglass.fl.aggregate.selection import DnC, Krum
+from fedglass.fl.release import Chain, Outgoing, Protection, Release
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import with_fixed
 from fedglass.models.init import KaimingUniform, Uniform
-from fedglass.recipes.catalogue import recipe
-from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm
-from fedglass.recipes.statistics import coarse_to_fine_statistics
-from fedglass.rounds.behaviour.sign_flip import SignFlip
-from fedglass.rounds.client import Client, one_by_one
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.transcript import Message, Participant, Round, Terms, Transcript
-from fedglass.rounds.truth import Examples, Truths
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.together import Together
-from fedglass.rounds.views.view import Knows
+from fedglass.recipes import recipe
+from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm, coarse_to_fine_statistics
+from fedglass.verdict.doubts import Kind
 
 SHAPE, CLASSES = (3, 12, 12), 10
 PLAIN = Whitening((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))

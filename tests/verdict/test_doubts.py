@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from scipy.stats import spearmanr
 
-from fedglass.ledger.doubts import Doubt, Kind, doubt
-from fedglass.ledger.records import Record
-from fedglass.verdict.disagreement import rank_correlation
-from fedglass.verdict.doubts import doubts_of, flags_of
+from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.flags import doubts_of, flags_of, rank_correlation
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.records import Record
 from fedglass.verdict.texts import ALLOWED, LIMITS, PROTECT, TABLE, Question, flag
 
 ENERGIES = {"energy": 0.5, "energy_truth": 0.01, "energy_blind": 0.8}

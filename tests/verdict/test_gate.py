@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fedglass.core.errors import UsageError
-from fedglass.ledger.doubts import Kind, doubt
-from fedglass.ledger.records import Certificate, Record
+from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.records import Certificate, Record
 
 
 def make(attack: str, values: Sequence[float | None], **fields: Any) -> Record:

@@ -13,11 +13,11 @@ from scipy.stats import binom
 
 from fedglass.bounds.success import gdp_success
 from fedglass.core.errors import UsageError
-from fedglass.ledger.doubts import Doubt, Kind, doubt
-from fedglass.ledger.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.doubts import with_refutations
+from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import RARE, Gate
 from fedglass.verdict.judge import Verdict, judge
+from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
 from fedglass.verdict.texts import ALLOWED, LIMITS, PROTECT, TABLE, flag
 
 VIEW = "the server sees client 0's update"

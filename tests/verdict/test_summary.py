@@ -13,9 +13,9 @@ import pytest
 
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.scale import Scale
-from fedglass.ledger.records import Certificate, Picture, Record
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
+from fedglass.verdict.records import Certificate, Picture, Record
 from fedglass.verdict.summary import Summary, interval, rank, read_summary, scales_of, share_interval, summarise
 
 

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from federation.task import MEAN, RECORDINGS, STD, Net, data_of, train
-from fedglass.record.flower_mod import recording_mod
+from fedglass.recorders.flower import recording_mod
 
 app = ClientApp(
     mods=[recording_mod(RECORDINGS / "clients", truth=RECORDINGS / "bundle-truth", whitening=(MEAN, STD))],

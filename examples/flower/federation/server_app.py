@@ -7,7 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from federation.task import RECORDINGS, first_model
-from fedglass.record.flower import recorded
+from fedglass.recorders.flower import recorded
 
 app = ServerApp()
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.images.pixels import whitened_noise
-from fedglass.attack.merge import MatchAndAverage
 from fedglass.attack.needs import check_needs, reads_of
 from fedglass.attack.parts import (
     Bound,
@@ -23,6 +22,7 @@ from fedglass.attack.parts import (
     Forward,
     Images,
     Labels,
+    MatchAndAverage,
     Merge,
     Problem,
     Progress,
@@ -36,14 +36,13 @@ from fedglass.attack.parts import (
     silent,
     unwatched,
 )
-from fedglass.attack.several_rounds import EachRound, MeanOverRounds, labels_of
-from fedglass.attack.starts import best_of, halved, part
+from fedglass.attack.stages import EachRound, MeanOverRounds, best_of, halved, labels_of, part
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import LATER
-from fedglass.core.params import check_update, check_weights
 from fedglass.core.rng import derive, stream
+from fedglass.core.tensors import check_update, check_weights
 from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction, Unknown
 from fedglass.fl.trajectory import per_epoch
 

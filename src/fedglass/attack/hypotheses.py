@@ -10,7 +10,7 @@ from torch import Tensor
 from fedglass.attack.attack import Attack
 from fedglass.attack.needs import check_needs
 from fedglass.attack.parts import Progress, Refine, silent
-from fedglass.attack.starts import part, rank
+from fedglass.attack.stages import part, rank
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Observation, Reconstruction, Training

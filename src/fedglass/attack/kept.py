@@ -13,7 +13,7 @@ from torch import Tensor
 from fedglass.attack.hypotheses import AnyAttack, refined_by, refinements_of
 from fedglass.attack.own import check_others_spoke
 from fedglass.attack.parts import Progress, Refine, silent
-from fedglass.attack.starts import part, rank
+from fedglass.attack.stages import part, rank
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.types import Kept, Observation, Reconstruction

@@ -16,7 +16,7 @@ from fedglass.attack.images.pixels import like
 from fedglass.attack.parts import Bound, Images, Labels, Progress, Refine, silent
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
-from fedglass.core.params import Update
+from fedglass.core.tensors import Update
 from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
 
 ECHO = 1e-4

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedglass.attack.hypotheses import AnyAttack, refined_by, refinements_of
 from fedglass.attack.parts import Progress, Refine, silent
-from fedglass.attack.starts import part, rank
+from fedglass.attack.stages import part, rank
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Reconstruction
 

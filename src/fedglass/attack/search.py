@@ -10,15 +10,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.forward.super_client import whole_batches
 from fedglass.attack.forward.target import learning_rate
+from fedglass.attack.forward.unroll import whole_batches
 from fedglass.attack.hypotheses import AnyAttack, refined_by, refinements_of
 from fedglass.attack.needs import check_needs
 from fedglass.attack.parts import Progress, Refine, silent
-from fedglass.attack.starts import rank
-from fedglass.core.assignment import assign, squared_distances
+from fedglass.attack.stages import rank
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
+from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Observation, Own, Reconstruction, Trial
 
 

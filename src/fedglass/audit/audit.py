@@ -2,43 +2,103 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.audit.cases import Case, Place, enumerate_cases
+from fedglass.attack.needs import needs_of
+from fedglass.audit.cases import AuditProgress, Case, MessageProbe, Place, Silent, enumerate_cases
 from fedglass.audit.check_message import CheckMessage
-from fedglass.audit.crew import answers_of
-from fedglass.audit.effort import Effort
-from fedglass.audit.engine import play_unfinished
-from fedglass.audit.executors.executor import Executor, kept
-from fedglass.audit.executors.in_process import InProcess
-from fedglass.audit.isolation import oracle_facts
-from fedglass.audit.machine import one_thread
-from fedglass.audit.play import Work
-from fedglass.audit.play_attack import PlayAttack
+from fedglass.audit.knowledge import learned_in_words
+from fedglass.audit.play import Work, play_unfinished
+from fedglass.audit.play_attack import PlayAttack, oracle_facts, without_unused_oracles
 from fedglass.audit.play_game import PlayGame
-from fedglass.audit.probe import MessageProbe
-from fedglass.audit.progress import Progress, Silent
-from fedglass.audit.target import Pending, Source, Target
+from fedglass.audit.recorded import Recorded
+from fedglass.audit.target import Pending, Section, Source, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest
 from fedglass.core.scale import scale_of
-from fedglass.ledger.lock import alone
-from fedglass.ledger.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
-from fedglass.metrics.catalogue import USUAL, metric
-from fedglass.recipes.catalogue import recipe
-from fedglass.verdict.doubts import with_refutations
+from fedglass.core.types import Observation
+from fedglass.execution.client_training import answers_of
+from fedglass.execution.executor import Executor, InProcess, blaming, kept
+from fedglass.execution.machine import one_thread
+from fedglass.metrics.catalogue import USUAL, metric, why_not
+from fedglass.recipes import recipe
+from fedglass.verdict.directory import alone
+from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
+from fedglass.verdict.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
 from fedglass.verdict.summary import Summary, summarise
+
+# How much an audit does beyond what decides quickly.
+
+
+class Effort(enum.Enum):
+    """Attacks that a plan names always run; this is about those that an audit of a recording chooses itself.
+
+    Quick: exact attacks, candidate game and certificate alone. Standard: searches too, until one shows a leak or their
+    time is over. Thorough: all of them, without a limit.
+    """
+
+    QUICK = "quick"
+    STANDARD = "standard"
+    THOROUGH = "thorough"
+
+    def minutes(self, decided: bool) -> float | None:
+        """Return how long searches may take in all; `decided`: the exit code is settled, and pictures are a bonus."""
+        if self is Effort.THOROUGH:
+            return None
+        if self is Effort.QUICK:
+            return 0.0
+        return 1.0 if decided else 5.0
+
+    def __repr__(self) -> str:
+        return f"Effort.{self.name}"
+
+
+# A rehearsal of an audit: what could only fail after the training, or deep in an attack, is refused before both.
+#
+# Nothing is trained or attacked. The parts of every attack are bound to a message of zeros, and a defence sees two
+# examples.
+
+
+def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> None:
+    """Refuse the first attack or defence that could not be played, in a sentence that says why."""
+    for source in sources:
+        # Views that differ in the client alone are all alike, unless the client trains in its own way.
+        different = {_told(seen.observation): seen.observation for seen in source.rehearse()}
+        for observation in different.values():
+            for name, attack in attacks.items():
+                with blaming(f"attack {name!r}"):
+                    _check_dealt(source, attack)
+                    _try_attack(attack, observation)
+
+
+def _check_dealt(source: Source, attack: AnyAttack) -> None:
+    """Unequal clients are simulated by their own numbers of examples, never by a guess at them."""
+    if isinstance(source, Recorded) and source.dealt and Fact.CLIENT_SIZES in needs_of(attack):
+        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
+
+
+def _told(observation: Observation) -> tuple[object, ...]:
+    """What an attack's answer may depend on."""
+    knows = observation.knows
+    return knows.sizes, knows.training, knows.steps, knows.lr, observation.facts
+
+
+def _try_attack(attack: AnyAttack, observation: Observation) -> None:
+    """Ask the attack what it would refuse, with what it will be told."""
+    attack.check(replace(observation, knows=without_unused_oracles(observation.knows, attack)))
+
 
 CPU = torch.device("cpu")
 HERE = InProcess()
@@ -141,7 +201,7 @@ def run(
     *,
     executor: Executor = HERE,
     device: torch.device = CPU,
-    progress: Progress | None = None,
+    progress: AuditProgress | None = None,
 ) -> Result:
     """Play every case that the directory has no finished record of, and judge them all.
 
@@ -151,7 +211,7 @@ def run(
         return _run(job, directory, ready, device, Silent() if progress is None else progress)
 
 
-def _run(job: Job, directory: Path, executor: Executor, device: torch.device, said: Progress) -> Result:
+def _run(job: Job, directory: Path, executor: Executor, device: torch.device, said: AuditProgress) -> Result:
     claim(directory, job.digest)
     if job.plan is not None:
         write_atomic(directory / PLAN, job.plan)
@@ -171,7 +231,7 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, sa
     return Result(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
 
 
-def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, said: Progress) -> None:
+def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, said: AuditProgress) -> None:
     """Run the attacks that the audit chose itself, one after another, until one shows a leak or time is over."""
     started, file = time.time(), RecordFile(directory / RECORDS)
     optional = [case for case in job.cases if case.facts["attack"] in job.chosen]
@@ -206,7 +266,7 @@ class _Targets:
     """The messages of the sources, each made when something is first left to do with it."""
 
     job: Job
-    said: Progress
+    said: AuditProgress
     executor: Executor
     made: dict[int, Sequence[Target | Pending]] = field(default_factory=dict)
 
@@ -227,3 +287,50 @@ class _Targets:
 
         with one_thread():
             return source.targets(trained, answers_of(self.executor))
+
+
+# The threat model of an audit in plain words, before it has run.
+
+
+def threat_model(job: Job) -> list[Section]:
+    """What is protected, who attacks, what the adversary is given, and when the audit fails."""
+    sections = [section for source in job.sources for section in source.threat()]
+    attacks = [f"{name} = {attack!r}" for name, attack in job.attacks.items()]
+    drawn = {name: words for name, attack in job.attacks.items() if (words := learned_in_words(attack))}
+    attacks += [f"{name} looks for images that a network can draw: {words}." for name, words in drawn.items()]
+    times = "" if job.repeats == 1 else f", each {job.repeats} times"
+    sections.append(Section(f"Attacks ({len(job.cases)} cases in all{times})", attacks))
+    sections.append(Section("Judgement", [*_judgement(job), _cost(job)]))
+    return sections
+
+
+def _judgement(job: Job) -> list[str]:
+    gate = job.gate
+    allowed = "any image" if gate.max_share == 0 else f"more than {gate.max_share:.0%} of the images"
+    lines = [
+        f"LEAK (exit code 1): an attack recovers {allowed}: {gate.rule}, and better than every blind guess.",
+        "EXPOSED (exit code 1): the message names its records among 1,000 candidates more often than "
+        f"{gate.max_singling_out:.0%} of the time, and more often than records that were not used.",
+        "CLEAR (exit code 0): a certificate bounds the success of any adversary in naming a record among 1,000 by "
+        f"{gate.max_success:.1%}.",
+        f"INCONCLUSIVE (exit code {3 if gate.inconclusive_fails else 0}): everything else.",
+    ]
+    if gate.trust_declared:
+        lines.append("Declared trainings and defences are believed where nothing tests them (gate.trust_declared).")
+    lines.append(f"Metrics: {', '.join(job.metrics)}.")
+    return lines + [f"{name} is left out: {why}" for name, why in _left_out(job).items()]
+
+
+def _cost(job: Job) -> str:
+    """Say what runs beside the attacks that were named."""
+    first = "Exact attacks, the candidate game and the check of each message run first."
+    if not job.chosen:
+        return first
+    minutes = job.effort.minutes(False) if job.minutes is None else job.minutes
+    limit = "without a time limit" if minutes is None or job.everything else f"for {minutes:g} minutes at the most"
+    return f"{first} Searches follow {limit}, and stop when one has shown a leak (--all runs them to their end)."
+
+
+def _left_out(job: Job) -> dict[str, str]:
+    reasons = {name: why_not(name, source.shape) for name in job.metrics for source in job.sources}
+    return {name: why for name, why in reasons.items() if why is not None}

@@ -4,13 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from fedglass import __version__
-from fedglass.audit.probe import MessageProbe, Probe
-from fedglass.audit.target import Source, TargetInfo
+from fedglass.attack.parts import Progress
+from fedglass.audit.target import Source, Target, TargetInfo
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
+from fedglass.verdict.directory import Evidence
+from fedglass.verdict.records import Record
+
+# What is done with a target: an audit plays and judges an attack, a published table measures what its paper did.
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What came of a target."""
+
+    record: Mapping[str, Any]
+    """Fields of the record, in whose `extra` goes what records have no field for."""
+    evidence: Evidence | None = None
+    """What is kept beside the record, to look at."""
+
+
+class Probe(Protocol):
+    """A frozen dataclass whose parts say what they need to know: nothing else of the oracles is told to it."""
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        """`target` is a copy of its own, on the device that the case runs on."""
+        ...
+
+
+class MessageProbe(Probe, Protocol):
+    """A probe of an audit: an attack, the candidate game, or the check of a message."""
+
+    kind: ClassVar[str]
+    """That of its records: `attack`, `game` or `certificate`."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]: ...
+
+    @property
+    def played(self) -> object:
+        """What decides the figures, for the key of a case."""
+        ...
+
 
 Subject = TypeVar("Subject")
 
@@ -74,3 +112,37 @@ def _facts(name: str, probe: MessageProbe, info: TargetInfo, repeat: int) -> dic
     told = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.words}
     told |= {"view_name": info.name, "standpoint": info.standpoint}
     return {**told, "round": info.round, "repeat": repeat}
+
+
+# How an audit or a re-creation tells its caller where it is.
+
+
+class AuditProgress(Protocol):
+    """All calls come from the thread that started the run."""
+
+    def planned(self, cases: int, done: int) -> None:
+        """How many cases there are, and how many of them an earlier run has finished."""
+
+    def trained(self, name: str, done: int, total: int) -> None:
+        """Rounds of a federation that have been simulated."""
+
+    def started(self, case: Case[Any]) -> None: ...
+
+    def moved(self, case: Case[Any], done: int, total: int) -> None:
+        """Iterations of a running attack."""
+
+    def finished(self, case: Case[Any], record: Record) -> None: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def planned(self, cases: int, done: int) -> None: ...
+
+    def trained(self, name: str, done: int, total: int) -> None: ...
+
+    def started(self, case: Case[Any]) -> None: ...
+
+    def moved(self, case: Case[Any], done: int, total: int) -> None: ...
+
+    def finished(self, case: Case[Any], record: Record) -> None: ...

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from fedglass.attack.parts import Progress
+from fedglass.audit.assessment import guessed_public
+from fedglass.audit.cases import Finding
 from fedglass.audit.certificate import (
     DIVERGES,
     TOO_LONG,
@@ -23,20 +27,76 @@ from fedglass.audit.certificate import (
     total_std,
     without_noise,
 )
-from fedglass.audit.consistency import contradictions
-from fedglass.audit.directions import known_to, public_directions, signal_directions
-from fedglass.audit.guesses import guessed_public
 from fedglass.audit.play_attack import state_of
-from fedglass.audit.probe import Finding
-from fedglass.audit.replay import ORDERS, Declared, has_no_order, message_of, replay, too_long
 from fedglass.audit.target import Target
+from fedglass.checks.consistency import contradictions
+from fedglass.checks.distances import distances, flat
+from fedglass.checks.replay import ORDERS, Declared, has_no_order, message_of, replay, too_long
 from fedglass.checks.residual import SPREAD, Residual, refutations, rounding_of, spread_of
 from fedglass.checks.rounding_cells import grid_of
-from fedglass.core.params import Params, subtract
+from fedglass.core.rng import stream
+from fedglass.core.tensors import Params, subtract
+from fedglass.core.types import BatchNorm
 from fedglass.defend.noise_model import NoiseModel
-from fedglass.ledger.doubts import Doubt, Kind, doubt
-from fedglass.ledger.records import Certificate
+from fedglass.federation.truth import Examples
+from fedglass.fl.local import MeanGradient, Step
 from fedglass.metrics.catalogue import USUAL
+from fedglass.models.network import Network
+from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.records import Certificate
+
+# Directions in which noise must not be missing: those of public gradients, and those by which records move a message.
+#
+# Noise that leaves out the directions of the signal passes every test of its entries, and hides nothing.
+
+
+PUBLIC = 500
+"""Public gradients, at most: 100 of their principal directions are then known well."""
+MOST_VALUES = 50_000_000
+"""Entries of all directions: 200 MB in single precision."""
+
+
+def known_to(declared: Declared, pool: Examples | None) -> Examples | None:
+    """Return the examples of a pool that the network has a class for; None where there are none."""
+    if pool is None or not len(pool.labels):
+        return None
+    network = Network(declared.model, declared.buffers, BatchNorm.FROZEN)
+    with torch.no_grad():
+        inputs = declared.whitening.whiten(pool.images[:1])
+        classes = network([declared.before[name] for name in network.names], inputs).shape[-1]
+    rows = pool.labels < classes
+    return Examples(pool.images[rows], pool.labels[rows]) if bool(rows.any()) else None
+
+
+def public_directions(declared: Declared, pool: Examples | None) -> Tensor | None:
+    """Return gradients of public examples at the weights before the message.  # (m, d)"""
+    if pool is None:
+        return None
+    network = Network(declared.model, declared.buffers, BatchNorm.FROZEN)
+    weights = [declared.before[name].detach().requires_grad_() for name in network.names]
+    count = min(PUBLIC, MOST_VALUES // sum(w.numel() for w in weights), len(pool.labels))
+    rows = torch.randperm(len(pool.labels), generator=stream(0, "public directions"))[:count].tolist()
+    smoothing = declared.parts[0].training.label_smoothing
+    found = []
+    for i in rows:
+        inputs = declared.whitening.whiten(pool.images[i : i + 1])
+        step = Step(network, weights, inputs, pool.labels[i : i + 1], smoothing=smoothing)
+        found.append(flat(MeanGradient().gradient(step)).float())
+    return _rows(found)
+
+
+def signal_directions(plain: Declared) -> Tensor | None:
+    """Return by what each private record moves a message without its noise.  # (k, d)"""
+    private = plain.parts[: len(plain.parts) - plain.own]
+    most = MOST_VALUES // sum(tensor.numel() for tensor in plain.before.values())
+    moved = (row.float() for part in private for row in distances(plain, part)[1:])
+    return _rows(list(islice(moved, most)))
+
+
+def _rows(found: list[Tensor]) -> Tensor | None:
+    kept = [row for row in found if bool(torch.isfinite(row).all())]
+    return torch.stack(kept) if kept else None
+
 
 NO_TRAINING = "Say how the clients trained: recording.training."
 OTHER_RULE = "A rule other than the mean combined the updates, and only a mean is run again."

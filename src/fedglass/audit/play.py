@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.cases import Case
-from fedglass.audit.failures import FAILURES, in_words
-from fedglass.audit.isolation import isolated, oracle_facts, without_unused_oracles
-from fedglass.audit.machine import peak_mib, reset_peak, return_memory, versions
-from fedglass.audit.probe import Finding, Probe
+from fedglass.audit.cases import AuditProgress, Case, Finding, Probe, Subject
+from fedglass.audit.knowledge import knowledge_in_words, learned_in_words
+from fedglass.audit.play_attack import isolated, oracle_facts, without_unused_oracles
 from fedglass.audit.target import Pending, Target
-from fedglass.audit.words import knowledge_in_words, learned_in_words
-from fedglass.ledger.doubts import Kind, doubt
-from fedglass.ledger.evidence import Evidence
-from fedglass.ledger.records import Record
+from fedglass.execution.executor import FAILURES, Executor, Lost, Watch, in_words
+from fedglass.execution.machine import peak_mib, reset_peak, return_memory, versions
+from fedglass.verdict.directory import Evidence
+from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.records import RECORDS, Record, RecordFile
 
 UNKNOWN = "unknown"
 """Whose examples were behind a message that was never seen."""
@@ -126,3 +127,55 @@ def _found(work: Work, finding: Finding) -> dict[str, Any]:
 def _spent(start: float) -> dict[str, Any]:
     when = datetime.now(UTC).isoformat(timespec="seconds")
     return {"seconds": time.perf_counter() - start, "peak_mib": peak_mib(), "finished": when}
+
+
+# Plays the cases that a directory has no finished record of, and keeps what comes of each as it comes.
+
+
+Prepare = Callable[[Sequence[Case[Subject]]], Sequence[Work]]
+"""From what is to be played to what a worker needs for it: where networks are trained that cases share."""
+
+
+def unfinished(cases: Sequence[Case[Subject]], directory: Path, *, cut_short: bool = False) -> list[Case[Subject]]:
+    """The cases without a finished record, each key once; failed ones, and with `cut_short` stopped ones, run again."""
+    records = RecordFile(directory / RECORDS).read()
+    done = {record.key for record in records if record.status == "done" and not (cut_short and was_cut_short(record))}
+    found: dict[str, Case[Subject]] = {}
+    for case in cases:
+        if case.key not in done:
+            found.setdefault(case.key, case)
+    return list(found.values())
+
+
+def was_cut_short(record: Record) -> bool:
+    """Return whether an attack was stopped when its time was over."""
+    return any(each.kind is Kind.OUT_OF_TIME for each in record.doubts)
+
+
+def play_unfinished(
+    cases: Sequence[Case[Subject]],
+    directory: Path,
+    executor: Executor,
+    prepare: Prepare[Subject],
+    said: AuditProgress,
+    *,
+    cut_short: bool = False,
+) -> None:
+    """Play what is unfinished. Records and evidence are on disk before anything else is awaited."""
+    file, todo = RecordFile(directory / RECORDS), unfinished(cases, directory, cut_short=cut_short)
+    whole = len({c.key for c in cases})
+    said.planned(whole, whole - len(todo))
+    if not todo:
+        return
+
+    def started(work: Work) -> None:
+        said.started(work.case)
+
+    def moved(work: Work, done: int, total: int) -> None:
+        said.moved(work.case, done, total)
+
+    for work, result in executor.run(play, prepare(todo), Watch(started, moved)):
+        outcome = Outcome(failed(work, result.why)) if isinstance(result, Lost) else result
+        record = outcome.record if outcome.evidence is None else outcome.evidence.save(directory, outcome.record)
+        file.append(record)
+        said.finished(work.case, record)

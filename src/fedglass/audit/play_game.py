@@ -9,20 +9,20 @@ from torch import Tensor
 
 from fedglass.attack.own import others_alone
 from fedglass.attack.parts import Progress
+from fedglass.audit.cases import Finding
 from fedglass.audit.certificate import total_std
 from fedglass.audit.play_attack import state_of
-from fedglass.audit.probe import Finding
-from fedglass.audit.replay import Declared, Part, message_of, too_long
 from fedglass.audit.target import Target
 from fedglass.checks.candidates import ENOUGH, LEAST, Pool
 from fedglass.checks.message_scores import Message
+from fedglass.checks.replay import Declared, Part, message_of, too_long
 from fedglass.checks.singling_out import Counterfactual, GameResult, play
 from fedglass.core.errors import UsageError
-from fedglass.core.params import Params
 from fedglass.core.rng import derive
-from fedglass.ledger.doubts import Doubt, Kind, doubt
-from fedglass.ledger.records import Game
-from fedglass.rounds.truth import Examples
+from fedglass.core.tensors import Params
+from fedglass.federation.truth import Examples
+from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.records import Game
 
 NO_TRAINING = "How the clients trained is not declared."
 DISHONEST = "Some participants are not honest."

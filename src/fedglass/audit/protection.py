@@ -6,22 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedglass.audit.failures import blaming
-from fedglass.core.params import buffers_of, weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import buffers_of, weights_of
+from fedglass.core.text import some
 from fedglass.core.types import Training
-from fedglass.core.words import some
+from fedglass.defend import accounting as opacus
 from fedglass.defend.accounting import Budget, Mechanism, budgets, client_mechanism
-from fedglass.defend.clip import Clip
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.gaussian_noise import GaussianNoise
+from fedglass.defend.noise import Clip, GaussianNoise
+from fedglass.execution.executor import blaming
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation
 from fedglass.fl.local import MeanGradient, Step
-from fedglass.fl.protection import Protection
-from fedglass.fl.release import AsIs, Chain, Outgoing, Release
-from fedglass.integrations import opacus
+from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.models.network import Network
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
 
 FEW = 2
 """Examples that a defence is tried on: more than one, which tells those that can not bear a batch."""
@@ -111,7 +109,7 @@ def _named(clients: Sequence[str]) -> str:
 def privacy_in_words(client: Client, training: Training, rounds: int) -> list[str]:
     """What a client's defences promise by differential privacy; often nothing."""
     said = _of_examples(client, training, rounds) + _of_updates(client, rounds)
-    if said and not opacus.installed():
+    if said and not opacus.opacus_installed():
         said.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
     return said
 

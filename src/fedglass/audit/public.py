@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedglass.core.identity import digest, of_tensor
-from fedglass.rounds.truth import Examples
+from fedglass.core.rng import stream
+from fedglass.core.types import Whitening
+from fedglass.data.dataset import Dataset
+from fedglass.federation.transcript import Round
+from fedglass.federation.truth import Examples
 
 MOST_NUMBERS = 2**24
 """Pixels of all class means together, beyond which there are none: they go to every worker."""
@@ -70,3 +75,36 @@ class Public:
         plural = "" if self.images == 1 else "s"
         whose = "of its own set" if self.identity else "that no client has"
         return f"For blind guesses and the candidate game it has {self.images} image{plural} {whose}."
+
+
+# How good a trained model is.
+
+
+JUDGED = 1000
+"""Images of a whole data set that an accuracy is taken over."""
+EXAMPLES_AT_ONCE = 250
+
+
+def accuracy(model: nn.Module, whitening: Whitening, test: Examples) -> float:
+    """The share of the examples that the model classifies rightly; it is left in evaluation mode."""
+    device = next(model.parameters()).device
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for rows in torch.split(torch.arange(len(test.labels)), EXAMPLES_AT_ONCE):
+            logits = model(whitening.whiten(test.images[rows]).to(device))
+            right += int((logits.argmax(1).cpu() == test.labels[rows]).sum())
+    return right / len(test.labels)
+
+
+def after(model: nn.Module, last: Round) -> nn.Module:
+    """A copy of the global model as a round has left it, with its running statistics."""
+    trained = copy.deepcopy(model)
+    trained.load_state_dict({**last.after, **last.buffers_after}, strict=False)
+    return trained
+
+
+def sample(data: Dataset, seed: int) -> Examples:
+    """At most 1000 examples of a data set, the first of a shuffle."""
+    rows = torch.randperm(len(data), generator=stream(seed, "judged"))[:JUDGED]
+    return Examples(data.images[rows], data.labels[rows])

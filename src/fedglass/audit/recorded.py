@@ -7,21 +7,19 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedglass.audit.declared import Heard
+from fedglass.audit.knowledge import knowledge_in_words
 from fedglass.audit.public import Public
 from fedglass.audit.target import Said, Section, Target, TargetInfo, further, infos_of, target_of
-from fedglass.audit.words import knowledge_in_words
+from fedglass.checks.consistency import Heard
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
-from fedglass.core.params import Params
-from fedglass.core.words import some
-from fedglass.fl.protection import Protection
-from fedglass.rounds.client import Answers, one_by_one
-from fedglass.rounds.transcript import Attendance, Transcript
-from fedglass.rounds.truth import Examples, Truths
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.together import Together
-from fedglass.rounds.views.view import Knows, Seen, View
+from fedglass.core.tensors import Params
+from fedglass.core.text import some
+from fedglass.federation.client import Answers, one_by_one
+from fedglass.federation.transcript import Attendance, Transcript
+from fedglass.federation.truth import Examples, Truths
+from fedglass.federation.views import Knows, Seen, ServerView, Together, View
+from fedglass.fl.release import Protection
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,25 +7,23 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from fedglass.audit.knowledge import knows_in_words, training_in_words
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
-from fedglass.audit.public import Public
+from fedglass.audit.public import Public, accuracy, after
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, infos_of
-from fedglass.audit.utility import accuracy, after
-from fedglass.audit.words import knows_in_words, training_in_words
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
-from fedglass.core.notes import AFTER_ROUND
-from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.tensors import buffers_of, weights_of
+from fedglass.core.text import AFTER_ROUND
 from fedglass.core.types import Training
-from fedglass.fl.protection import Protection
-from fedglass.rounds.behaviour.honest import Honest
-from fedglass.rounds.client import Answers, one_by_one
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.transcript import Message, Round, Transcript
-from fedglass.rounds.truth import Examples, Truths
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows, Seen, View
+from fedglass.federation.behaviour.behaviour import Honest
+from fedglass.federation.client import Answers, one_by_one
+from fedglass.federation.federation import Federation
+from fedglass.federation.transcript import Message, Round, Transcript
+from fedglass.federation.truth import Examples, Truths
+from fedglass.federation.views import Knows, Seen, ServerView, View
+from fedglass.fl.release import Protection
 
 SHOWN = 6
 """Views that the threat model lists one by one."""

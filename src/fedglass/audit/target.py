@@ -8,23 +8,21 @@ from typing import Protocol
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedglass.audit.consistency import Statement
 from fedglass.audit.protection import together
 from fedglass.audit.public import Public
-from fedglass.audit.replay import Declared
+from fedglass.checks.consistency import Statement
+from fedglass.checks.replay import Declared
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
-from fedglass.core.params import Params
-from fedglass.core.statistics import moved_others
+from fedglass.core.tensors import Params, moved_others
 from fedglass.core.types import BatchNorm, Observation
-from fedglass.fl.protection import Protection
-from fedglass.rounds.client import Answers, one_by_one
-from fedglass.rounds.transcript import Attendance, Participant, Round, Transcript
-from fedglass.rounds.truth import Examples, Truth, Truths
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.together import Together
-from fedglass.rounds.views.view import Knows, Named, Seen, View
+from fedglass.federation.client import Answers, one_by_one
+from fedglass.federation.peer import PeerView
+from fedglass.federation.transcript import Attendance, Participant, Round, Transcript
+from fedglass.federation.truth import Examples, Truth, Truths
+from fedglass.federation.views import Knows, Named, Seen, Together, View
+from fedglass.fl.release import Protection
 
 Said = Callable[[int, int], None]
 """Hears how many rounds are done, and of how many."""

@@ -14,7 +14,7 @@ import numpy as np
 import scipy  # its parts are imported when they are first used
 from numpy.typing import ArrayLike, NDArray
 
-from fedglass.bounds.arguments import check_count, check_delta, check_rate, check_size
+from fedglass.bounds.success import check_count, check_delta, check_rate, check_size
 from fedglass.core.errors import UsageError
 
 LEVEL = 0.05

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedglass.core.params import Params
 from fedglass.core.rng import stream
-from fedglass.defend.example_gradients import example_gradients
+from fedglass.core.tensors import Params
+from fedglass.defend.noise import example_gradients
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.network import Network
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from fedglass.checks.candidates import Pool
 from fedglass.checks.example_sketches import AT_ONCE, Reader
-from fedglass.core.params import Params
+from fedglass.core.tensors import Params
 from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.federation.truth import Examples
 from fedglass.models.network import Network
-from fedglass.rounds.truth import Examples
 
 WEIGHTS = (0.0, *(10 ** (step / 8) for step in range(-32, 25)))
 """How much more the others may vary along a public gradient than everywhere, of which the likeliest is taken. On

@@ -22,9 +22,9 @@ from fedglass.checks import residual_tests as tests
 from fedglass.checks.residual_tests import Outcome
 from fedglass.checks.rounding_cells import Array, Law, as_array, cell, draw_in_cell, grid_of, normal_scores
 from fedglass.core.errors import UsageError
-from fedglass.core.params import Params
 from fedglass.core.rng import stream
-from fedglass.core.words import some
+from fedglass.core.tensors import Params
+from fedglass.core.text import some
 
 LEVEL = 1e-3
 """The chance that noise as declared is refuted, over all tests of one message."""

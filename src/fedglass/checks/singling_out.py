@@ -15,16 +15,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedglass.checks.candidates import ENOUGH, FEW_RECORDS, SAME_AS_PRIVATE, Draw, Pool, draw_candidates, shows_one_of
+from fedglass.checks.candidates import (
+    ENOUGH,
+    FEW_RECORDS,
+    LEVEL,
+    SAME_AS_PRIVATE,
+    Draw,
+    Game,
+    Pool,
+    chance_of,
+    draw_candidates,
+    limits,
+    shows_one_of,
+)
 from fedglass.checks.message_scores import Message, Scorer
-from fedglass.checks.rates import LEVEL, Game, chance_of, limits
 from fedglass.core.errors import UsageError
-from fedglass.core.params import Params, buffers_of, check_update, check_weights, subtract, weights_of
 from fedglass.core.rng import stream
+from fedglass.core.tensors import Params, buffers_of, check_update, check_weights, subtract, weights_of
 from fedglass.core.types import Training, Whitening
+from fedglass.federation.truth import Examples
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
-from fedglass.rounds.truth import Examples
 
 Counterfactual = Callable[[Tensor], Params]
 """What would have been sent if only these records had been trained on, by their indices."""

@@ -3,19 +3,77 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.cli.code import announce, announce_named, code_option, importable, model_option, public_option
-from fedglass.cli.executors import Hands, executing
-from fedglass.cli.output import Output, answering
+from fedglass.cli.options import (
+    Hands,
+    Output,
+    announce,
+    announce_named,
+    answering,
+    code_option,
+    executing,
+    importable,
+    model_option,
+    public_option,
+)
 from fedglass.core.errors import UsageError
+from fedglass.verdict.flags import flags_of
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.judge import Verdict
+from fedglass.verdict.records import RECORDS, REPORT, SUMMARY, Record
+from fedglass.verdict.summary import Group
 
 if TYPE_CHECKING:
     from fedglass.audit.audit import Job, Result
+
+
+# What the commands answer with `--json`; docs/json.md has an example of each.
+
+
+def of_verdict(verdict: Verdict) -> dict[str, Any]:
+    """The answer itself, and what a pipeline would exit with."""
+    interval = {"at_least": verdict.at_least, "at_most": verdict.at_most, "sentence": verdict.interval}
+    return {
+        "state": verdict.state,
+        "exit_code": verdict.exit_code,
+        "sentence": verdict.sentence,
+        "interval": interval,
+        "next_step": verdict.step,
+        "limits": list(verdict.limits),
+    }
+
+
+def of_records(records: Sequence[Record], planned: int | None, gate: Gate) -> dict[str, Any]:
+    """How many cases have run, and the doubts that they carry; `planned` is None where nobody knows."""
+    failed = sum(record.status == "failed" for record in records)
+    counts = Counter((flag.kind, flag.severity) for record in records for flag in flags_of(record, gate))
+    doubts = [{"kind": kind, "severity": how, "cases": cases} for (kind, how), cases in counts.most_common()]
+    return {"cases": {"planned": planned, "run": len(records), "failed": failed}, "doubts": doubts}
+
+
+def of_attacks(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """What each attack recovered, the one that leaked most first."""
+    fields = ("attack", "cases", "failed", "images", "recovered", "oracle")
+    return [{name: getattr(group, name) for name in fields} for group in groups]
+
+
+def of_gate(gate: Gate) -> dict[str, Any]:
+    """What was judged by."""
+    return {field.name: getattr(gate, field.name) for field in fields(gate) if field.compare}
+
+
+def of_directory(directory: Path) -> dict[str, str]:
+    """Where everything is."""
+    names = {"records": RECORDS, "summary": SUMMARY, "report": REPORT}
+    return {"directory": str(directory), **{name: str(directory / file) for name, file in names.items()}}
+
 
 DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 EFFORTS = click.Choice(["quick", "standard", "thorough"])
@@ -123,7 +181,7 @@ def audit(
 
 def _of_folder(job: Job, effort: str | None, minutes: float | None, everything: bool) -> Job:
     """Return the job of a recorded folder, whose attacks nobody has named."""
-    from fedglass.audit.effort import Effort
+    from fedglass.audit.audit import Effort
 
     told = job.effort if effort is None else Effort(effort)
     return replace(job, effort=told, minutes=minutes, everything=everything, chosen=frozenset(job.attacks))
@@ -131,7 +189,7 @@ def _of_folder(job: Job, effort: str | None, minutes: float | None, everything: 
 
 def _refuse_bundles(plan: Path, directory: Path) -> None:
     """Nothing private may come to lie in a bundle, which is handed over; nor is a file of one a plan."""
-    from fedglass.bundle.manifest import MANIFEST
+    from fedglass.recordings.format import MANIFEST
 
     if os.path.isfile(directory / MANIFEST):
         raise UsageError(f"{directory} holds a recorded federation: choose another directory for the audit with -o.")
@@ -143,7 +201,7 @@ def _plan_of(
     bundle: Path, model: str | None, truth: Path | None, weights: Path | None, public: str | None, output: Output
 ) -> str:
     """The plan of a bundle; what it leaves out is said."""
-    from fedglass.plan.from_bundle import draft
+    from fedglass.plan.draft import draft
 
     announce_named(model, public, output)
     made = draft(bundle, model=model, truth=truth, weights=weights, public=public)
@@ -172,8 +230,8 @@ def performed(job: Job, directory: Path, hands: Hands, device: str, output: Outp
     from contextlib import nullcontext
 
     from fedglass.api import run_and_report
-    from fedglass.audit.machine import device_named
-    from fedglass.cli.screen import Screen, outcome_in_words, say_result
+    from fedglass.cli.progress import Screen, outcome_in_words, say_result
+    from fedglass.execution.machine import device_named
 
     kind = device_named(device).type
     executor = hands.executor(shared=kind != "cpu")
@@ -186,7 +244,6 @@ def performed(job: Job, directory: Path, hands: Hands, device: str, output: Outp
 
 def answer_of(result: Result, device: str) -> dict[str, object]:
     """The result of an audit as JSON has it."""
-    from fedglass.cli.answers import of_attacks, of_directory, of_gate, of_records, of_verdict
 
     return {
         **of_verdict(result.verdict),
@@ -199,7 +256,53 @@ def answer_of(result: Result, device: str) -> dict[str, object]:
 
 
 def refuse_records(directory: Path) -> None:
-    from fedglass.ledger.records import RECORDS
+    from fedglass.verdict.records import RECORDS
 
     if (directory / RECORDS).exists():
         raise UsageError(f"{directory} holds the records of an audit already: leave out --no-resume to continue it.")
+
+
+# `fedglass demo`: audit small embedded federations, as a server and as one of the clients.
+
+
+PEER = "peer"
+"""The folder of the second audit, inside that of the first."""
+
+
+@click.command(short_help="Audit small embedded federations, in half a minute.")
+@click.option("-o", "--output", "place", type=click.Path(path_type=Path), default="demo", show_default=True)
+@click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+@click.option("--device", type=DEVICES, default="cpu", show_default=True, help="Where the attacks run.")
+@answering
+def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
+    """Audit embedded pictures and characters: first what a server reads in single gradients and in updates of federated
+    averaging, then what a client reads of its peers in two global models, sharpened by a small diffusion model.
+
+    The clients have no defence, so the attacks succeed and the gate fails; the demo exits with 0 all the same.
+
+    \b
+    Example:
+      fedglass demo -o demo
+    """
+    hands = Hands(workers=workers)
+    hands.warm_up(device)
+    from fedglass.cli.init import DEMO, PEER_DEMO
+
+    server, kind = _audited(DEMO, place, hands, device, output, stops=True)
+    peer, _ = _audited(PEER_DEMO, place / PEER, hands, device, output)
+    output.answer({**answer_of(server, kind), PEER: answer_of(peer, kind)})
+
+
+def _audited(
+    plan: str, place: Path, hands: Hands, device: str, output: Output, *, stops: bool = False
+) -> tuple[Result, str]:
+    """Audit a plan; one that `stops` searches only while exact attacks have shown no leak."""
+    from fedglass.plan.compile import compile_plan
+    from fedglass.plan.schema import parse_plan
+
+    job = compile_plan(parse_plan(plan), Path.cwd(), plan)
+    job = replace(job, chosen=frozenset(job.attacks)) if stops else job
+    result, kind = performed(job, place, hands, device, output)
+    if result.verdict.exit_code:
+        output.say(f"In a pipeline, `fedglass audit` would have exited with {result.verdict.exit_code} here.")
+    return result, kind

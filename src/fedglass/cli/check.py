@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fedglass.cli.code import announce, code_option, importable
-from fedglass.cli.output import Output, answering
+from fedglass.cli.options import Output, announce, answering, code_option, importable
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
 
 
 def _whole(plan: Plan, folder: Path, text: str) -> Sequence[Section]:
-    from fedglass.audit.threat import threat_model
+    from fedglass.audit.audit import threat_model
     from fedglass.plan.compile import compile_plan
 
     return threat_model(compile_plan(plan, folder, text))
@@ -91,7 +91,7 @@ def _show(sections: Sequence[Section], left: Sequence[Code], plan: Path) -> None
     from rich.console import Console
     from rich.text import Text
 
-    from fedglass.cli.plain import plain
+    from fedglass.cli.options import plain
 
     console = Console(highlight=False)
     for section in sections:
@@ -103,3 +103,21 @@ def _show(sections: Sequence[Section], left: Sequence[Code], plan: Path) -> None
         return
     said = f"{plan} is sound as far as can be told without its code; not looked at: {', '.join(map(str, left))}."
     console.print(Text(plain(said), style="yellow"))
+
+
+# `fedglass schema`: the JSON schema of a plan.
+
+
+@click.command(short_help="Print the JSON schema of a plan, for editors.")
+def schema() -> None:
+    """Print the JSON schema of plan files: every key, its type, range and meaning.
+
+    Editors that know TOML schemas complete and check a plan with it as it is written.
+
+    \b
+    Example:
+      fedglass schema > plan.schema.json
+    """
+    from fedglass.plan.reference import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=1))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import click
 
-from fedglass.cli.output import Output, answering
+from fedglass.cli.options import Output, answering
 from fedglass.core.errors import UsageError
-from fedglass.core.paths import names_path
+from fedglass.core.files import names_path
 from fedglass.core.registry import KINDS, Entry, entries
 from fedglass.core.scale import scale_of
 
@@ -19,7 +19,7 @@ OWN = {
         "called with what it takes of split, size and path (named as package.module:name:PATH), returns a "
         "fedglass.data.dataset.Dataset"
     ),
-    "metrics": "a fedglass.metrics.metric.Metric",
+    "metrics": "a fedglass.metrics.images.Metric",
 }
 """What `package.module:name` must name; of the other kinds a function or a class that makes the part."""
 NAMED = tuple(name for name, kind in KINDS.items() if kind.in_plans)
@@ -68,7 +68,7 @@ def _reading(name: str) -> list[tuple[str, str]]:
 
 
 def parts() -> list[Listed]:
-    from fedglass.attack.inventory import inventory
+    from fedglass.attack.defaults import inventory
 
     return [
         Listed(p.name, f"{p.kind}: {p.summary}", [("cites", "; ".join(p.papers)), ("module", p.module)])
@@ -129,7 +129,7 @@ def _value(listed: Listed) -> dict[str, object]:
 
 
 def _show_names(known: Sequence[Listed]) -> None:
-    from fedglass.cli.plain import plain
+    from fedglass.cli.options import plain
 
     for listed in known:
         click.echo(plain(listed.name))
@@ -140,7 +140,7 @@ def _show(known: Sequence[Listed]) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from fedglass.cli.plain import plain
+    from fedglass.cli.options import plain
 
     # An entry of a few lines instead of a row: citations in a narrow column can not be read.
     console = Console(highlight=False, soft_wrap=False)

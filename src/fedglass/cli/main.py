@@ -10,20 +10,15 @@ from typing import Any
 import click
 
 from fedglass import __version__
-from fedglass.cli.audit import audit
-from fedglass.cli.check import check
-from fedglass.cli.demo import demo
+from fedglass.cli.audit import audit, demo
+from fedglass.cli.check import check, schema
 from fedglass.cli.init import init
-from fedglass.cli.join import join
 from fedglass.cli.listing import list_known
-from fedglass.cli.plain import plain
-from fedglass.cli.record_info import record_info
+from fedglass.cli.options import plain
+from fedglass.cli.recordings import join, record_info
 from fedglass.cli.report import report
 from fedglass.cli.reproduce import reproduce
-from fedglass.cli.schema import schema
-from fedglass.cli.train import train
-from fedglass.cli.train_autoencoder import train_autoencoder
-from fedglass.cli.train_diffusion import train_diffusion
+from fedglass.cli.train import train, train_autoencoder, train_diffusion
 from fedglass.core.errors import FedglassError, UsageError
 
 BAD_REQUEST, NOT_COMPLETED = 2, 3

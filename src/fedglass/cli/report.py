@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fedglass.cli.output import Output, answering
+from fedglass.cli.options import Output, answering
 
 TITLES = {"report": "Report", "junit": "JUnit XML", "sarif": "SARIF"}
 
@@ -33,8 +33,7 @@ def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path |
       fedglass report out --junit out/junit.xml --sarif out/fedglass.sarif
     """
     from fedglass.report.html import write_report
-    from fedglass.report.junit import write_junit
-    from fedglass.report.sarif import write_sarif
+    from fedglass.report.pipelines import write_junit, write_sarif
 
     written = {"report": write_report(directory, page)}
     if junit is not None:
@@ -48,8 +47,8 @@ def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path |
 
 
 def _verdict(directory: Path) -> dict[str, object]:
-    from fedglass.cli.answers import of_attacks, of_gate, of_records, of_verdict
-    from fedglass.report.audited import judged_by, records_of
+    from fedglass.cli.audit import of_attacks, of_gate, of_records, of_verdict
+    from fedglass.report.html import judged_by, records_of
     from fedglass.verdict.judge import judge
     from fedglass.verdict.summary import by_attack
 

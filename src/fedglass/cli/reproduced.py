@@ -10,16 +10,14 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fedglass.audit.engine import unfinished
-from fedglass.cli.published import of_printed, of_table
-from fedglass.ledger.records import RECORDS, Record
+from fedglass.audit.play import unfinished
+from fedglass.cli.reproduce import of_printed, of_table
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import Line, measures_of, spread_in_words
-from fedglass.reproduce.estimate import duration, in_words, seconds_of
-from fedglass.reproduce.page import data_in_words
-from fedglass.reproduce.remarks import remarks
+from fedglass.reproduce.page import data_in_words, duration, in_words, remarks, seconds_of
+from fedglass.reproduce.run import untrained
 from fedglass.reproduce.tables import Figure, Table
-from fedglass.reproduce.warm_ups import untrained
+from fedglass.verdict.records import RECORDS, Record
 
 
 def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str] = ()) -> None:

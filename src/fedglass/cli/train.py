@@ -2,18 +2,214 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.cli.code import code_option, importable
-from fedglass.cli.output import Output, answering
+from fedglass.cli.options import Output, answering, code_option, importable
+from fedglass.cli.progress import Bars
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
-    from fedglass.train.checkpoints import Course, State
-    from fedglass.train.start import Start
+    from fedglass.data.dataset import Dataset
+    from fedglass.diffusion.training import Course, Silence
+    from fedglass.train.classifiers import AccuracyCourse, Start, State
+
+
+# What the commands that train models of images share: data, the folder, and how long and how they train.
+
+
+class ShareScreen(Bars):
+    """A progress bar on stderr over the share of the way."""
+
+    def moved(self, step: int, share: float, loss: float) -> None:
+        if not self.bars.task_ids:
+            self.bars.add_task("", total=1.0)
+        self.bars.update(self.bars.task_ids[0], completed=share, description=f"step {step}, loss {loss:.4f}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The images to learn from, the folder of the model, and the course."""
+
+    data: str
+    place: Path
+    minutes: float | None
+    steps: int | None
+    side: int | None
+    split: str
+    lr: float
+    batch: int
+    mirror: bool
+    seed: int
+    folders: tuple[Path, ...]
+
+    def course(self, usual_minutes: float) -> Course:
+        from fedglass.diffusion.training import Course
+
+        ends = self.minutes if self.minutes is not None or self.steps is not None else usual_minutes
+        return Course(
+            steps=self.steps, minutes=ends, lr=self.lr, batch_size=self.batch, mirror=self.mirror, seed=self.seed
+        )
+
+    def images(self) -> Dataset:
+        from fedglass.data.catalogue import load
+
+        with importable(self.folders):
+            return load(self.data, split=self.split, size=self.side)
+
+
+@contextmanager
+def watched(quiet: bool) -> Iterator[ShareScreen | Silence]:
+    """Who hears of the training: a progress bar, or nobody."""
+    from fedglass.diffusion.training import Silence
+
+    if quiet:
+        yield Silence()
+    else:
+        with ShareScreen() as screen:
+            yield screen
+
+
+def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the common options, which it receives as its argument `request`."""
+    split = click.Choice(["train", "test"])
+    least = f"At most.  [default: {usual_minutes}, without --steps]"
+    options = [
+        click.argument("data"),
+        click.option(
+            "-o", "--output", "place", type=click.Path(path_type=Path), required=True, help="The folder of the model."
+        ),
+        click.option("--minutes", type=click.FloatRange(0, min_open=True), help=least),
+        click.option("--steps", type=click.IntRange(1), help="At most; with steps alone the result can be repeated."),
+        click.option(
+            "--side", type=click.IntRange(4, 512), help="Side that images are brought to.  [default: their own]"
+        ),
+        click.option("--split", type=split, default="train", show_default=True),
+        click.option("--lr", type=float, default=2e-3, show_default=True),
+        click.option("--batch", type=click.IntRange(1, 4096), default=32, show_default=True),
+        click.option("--mirror", is_flag=True, help="Mirror images at random."),
+        click.option("--seed", type=int, default=0, show_default=True),
+        code_option,
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def wrapped(*arguments: Any, **given: Any) -> None:
+            common = {name: given.pop(name) for name in Request.__dataclass_fields__}
+            command(*arguments, request=Request(**common), **given)
+
+        made: Callable[..., None] = wrapped
+        for option in reversed(options):
+            made = option(made)
+        return made
+
+    return decorate
+
+
+# `fedglass train autoencoder`: the codes in which an attack looks for images.
+
+
+AUTOENCODER_MINUTES = 2
+
+
+@click.command("train autoencoder", short_help="Train an autoencoder in whose codes an attack looks for images.")
+@training(AUTOENCODER_MINUTES)
+@answering
+def train_autoencoder(request: Request, output: Output) -> None:
+    """Train an autoencoder of three convolutional layers on DATA, named as in a plan, such as glyphs, npz:PATH or
+    folder:PATH.
+
+    An attack that looks for codes in place of pixels uses its decoder:
+    [[attacks]] name = "maliciously_curious_client_published", decoder = "DIR". Train on images that an adversary
+    could have: public ones of the same sort, never the private ones that are audited. The folder says what it was
+    trained on, and so does every report of an attack that uses it. It also receives a picture (samples.png): images,
+    what comes back of them, and what random codes decode to. If it is stopped, the same command continues where it
+    was; with more --minutes or --steps it goes on.
+
+    \b
+    Examples:
+      fedglass train autoencoder glyphs -o glyph_codes
+      fedglass train autoencoder npz:public.npz -o codes --steps 2000
+      fedglass train autoencoder folder:faces --side 64 -o face_codes --json
+    """
+    from fedglass.train.image_models import PICTURE
+    from fedglass.train.image_models import train_autoencoder as run
+
+    images, place = request.images(), request.place
+    with watched(output.quiet) as screen:
+        trained = run(images, request.course(AUTOENCODER_MINUTES), place, screen)
+    state, code = trained.state, trained.network.latent_shape
+    weights = sum(p.numel() for p in trained.network.parameters())
+    output.say(
+        f"{place}: codes of {' x '.join(map(str, code))} numbers after {state.step} steps ({state.seconds / 60:.1f} "
+        f"minutes) on {len(images)} images of {images.name}, which come back with RMSE {trained.error:.3f}; samples in "
+        f"{place / PICTURE}"
+    )
+    told = {"weights": weights, "steps": state.step, "seconds": state.seconds, "images": len(images)}
+    output.answer(
+        {
+            **told,
+            "code": list(code),
+            "rmse": trained.error,
+            "paths": {"model": str(place), "samples": str(place / PICTURE)},
+        }
+    )
+
+
+# `fedglass train diffusion`: a diffusion model of images like the private ones.
+
+
+DIFFUSION_MINUTES = 10
+
+
+@click.command("train diffusion", short_help="Train a diffusion model that refines reconstructed images.")
+@click.option(
+    "--kind",
+    default="ddpm",
+    show_default=True,
+    help="ddpm is a U-Net, for the refinement ddrm; transformer is told classes, for mde.",
+)
+@click.option("--autoencoder", is_flag=True, help="Train a transformer in the latent space of an autoencoder.")
+@click.option("--size", type=click.Choice(["small", "medium", "large"]), default="small", show_default=True)
+@training(DIFFUSION_MINUTES)
+@answering
+def train_diffusion(request: Request, kind: str, autoencoder: bool, size: str, output: Output) -> None:
+    """Train a diffusion model on DATA, named as in a plan, such as glyphs, npz:PATH or folder:PATH.
+
+    An attack uses it by refine = {name = "ddrm", model = "DIR"}, or "mde" where it is a transformer. Train on images
+    that an adversary could have: public ones of the same sort, never the private ones that are audited. The folder
+    receives the model, a picture of what it makes up (samples.png) and the state of the training. If it is stopped,
+    the same command continues where it was; with more --minutes or --steps it goes on.
+
+    \b
+    Examples:
+      fedglass train diffusion idx:mnist -o mnist_ddpm --minutes 10
+      fedglass train diffusion idx:mnist -o mnist_mdt --kind transformer --minutes 20
+      fedglass train diffusion folder:faces --side 64 --size medium --steps 20000 -o faces_ddpm
+    """
+    from fedglass.train.image_models import PICTURE, Teaching
+    from fedglass.train.image_models import train_diffusion as run
+
+    teaching, images, place = (
+        Teaching(request.course(DIFFUSION_MINUTES), kind, size, autoencoder),
+        request.images(),
+        request.place,
+    )
+    with watched(output.quiet) as screen:
+        state = run(images, teaching, place, screen)
+    weights = sum(p.numel() for p in state.network.parameters())
+    output.say(
+        f"{place}: {weights / 1e6:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} minutes) on "
+        f"{len(images)} images of {images.name}; samples in {place / PICTURE}"
+    )
+    told = {"weights": weights, "steps": state.step, "seconds": state.seconds, "images": len(images)}
+    output.answer({"kind": kind, **told, "paths": {"model": str(place), "samples": str(place / PICTURE)}})
 
 
 @click.command(short_help="Train a model and keep it at given test accuracies.")
@@ -70,12 +266,11 @@ def train(
       fedglass train plan.toml --at 60 -o stages
       fedglass train plan.toml --at 60 -o stages --json
     """
-    from fedglass.audit.machine import device_named
-    from fedglass.train.checkpoints import Course
-    from fedglass.train.start import from_plan, overridden, start
+    from fedglass.execution.machine import device_named
+    from fedglass.train.classifiers import AccuracyCourse, from_plan, overridden, start
 
     wanted = percentages(targets)
-    course = Course(lr, momentum, weight_decay, batch, mirror, every, seed)
+    course = AccuracyCourse(lr, momentum, weight_decay, batch, mirror, every, seed)
     options = {"data": data, "model": model, "init": init, "size": size}
     with importable(folders):
         chosen = overridden(None if plan is None else from_plan(plan), options)
@@ -95,13 +290,13 @@ def percentages(text: str) -> list[float]:
 
 
 def _perform(
-    begin: Start, course: Course, targets: list[float], epochs: int, place: Path, device: str, output: Output
+    begin: Start, course: AccuracyCourse, targets: list[float], epochs: int, place: Path, device: str, output: Output
 ) -> None:
     from contextlib import nullcontext
 
-    from fedglass.cli.plain import plain
-    from fedglass.cli.trained import Silent, TrainingScreen
-    from fedglass.train.checkpoints import train_to
+    from fedglass.cli.options import plain
+    from fedglass.cli.progress import Silent, TrainingScreen
+    from fedglass.train.classifiers import train_to
 
     begin.model.to(device)
     with nullcontext(Silent()) if output.quiet else TrainingScreen() as screen:
@@ -113,7 +308,7 @@ def _perform(
 
 
 def _say(state: State, targets: list[float], place: Path, output: Output) -> None:
-    from fedglass.train.checkpoints import name_of
+    from fedglass.train.classifiers import name_of
 
     for target in targets:
         if (reached := state.reached.get(name_of(target))) is not None:
@@ -123,7 +318,7 @@ def _say(state: State, targets: list[float], place: Path, output: Output) -> Non
 
 def answer_of(state: State, targets: list[float], place: Path) -> dict[str, object]:
     """What came of a training as JSON has it; accuracies in percent."""
-    from fedglass.train.checkpoints import BEST, name_of
+    from fedglass.train.classifiers import BEST, name_of
 
     reached = [
         {"target": target, "accuracy": state.reached[name], "path": str(place / f"{name}.safetensors")}
@@ -136,7 +331,7 @@ def answer_of(state: State, targets: list[float], place: Path) -> dict[str, obje
 
 
 def _refuse_missed(state: State, targets: list[float], epochs: int, place: Path) -> None:
-    from fedglass.train.checkpoints import BEST, name_of
+    from fedglass.train.classifiers import BEST, name_of
 
     missed = [f"{target:g} %" for target in targets if name_of(target) not in state.reached]
     if missed:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
-from fedglass.core.params import Params
+from fedglass.core.tensors import Params
 
 _NUMBERS = (bool, int, float, complex)
 _TEXTS = (str, bytes)

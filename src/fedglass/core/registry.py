@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedglass.core.citations import cited, docstring, uncited
 from fedglass.core.errors import DataError, ModelError, UsageError, unknown_name
 from fedglass.core.foreign import check_allowed, imported, refused
+from fedglass.core.text import cited, docstring, uncited
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -56,14 +56,14 @@ KINDS: Mapping[str, Kind] = {
     "defences": Kind("defence", "fedglass.defend", ("release", "gradient"), one_is_enough=True),
     "labels": Kind("labels", "fedglass.attack.labels", ("bind",)),
     "rules": Kind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
-    "behaviours": Kind("behaviour", "fedglass.rounds.behaviour", ("examples", "update", "describe")),
+    "behaviours": Kind("behaviour", "fedglass.federation.behaviour", ("examples", "update", "describe")),
     "models": Kind("model", "fedglass.models", error=ModelError),
     "datasets": Kind("dataset", "fedglass.data", error=DataError),
     "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
     "metrics": Kind("metric", "fedglass.metrics"),
     "exact": Kind("exact method", "fedglass.attack.exact", ("applies", "solve"), in_plans=False),
     "refinements": Kind("refinement", "fedglass.attack.refine", ("refine",)),
-    "executors": Kind("executor", "fedglass.audit.executors", ("run",), in_plans=False),
+    "executors": Kind("executor", "fedglass.execution", ("run",), in_plans=False),
     "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
     "autoencoders": Kind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
 }
@@ -266,7 +266,7 @@ def _called_like(name: str, package: str) -> Iterator[str]:
     """The modules of a package with whose names a name begins, the longest first.
 
     >>> list(_called_like("idlg_adam", "fedglass.recipes")), list(_called_like("my.module:idlg", "fedglass.recipes"))
-    (['fedglass.recipes.idlg_adam', 'fedglass.recipes.idlg'], [])
+    (['fedglass.recipes.dlg', 'fedglass.recipes.dlg'], [])
     """
     if not name.isidentifier() or name.startswith("_") or importlib.util.find_spec(package) is None:
         return

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.optimisers import SGD, Optimiser
-from fedglass.core.params import Params, Update
-from fedglass.core.statistics import moved_statistics
+from fedglass.core.tensors import Params, Update, moved_statistics
 
 
 class BatchNorm(enum.Enum):

@@ -13,11 +13,9 @@ import numpy as np
 from fedglass.core.errors import DataError
 from fedglass.core.registry import register
 from fedglass.core.types import Whitening
-from fedglass.data.arrays import Array, image_tensor, label_tensor
-from fedglass.data.dataset import Dataset
-from fedglass.data.files import Bounded, contents, opened
+from fedglass.data.dataset import CIFAR10, CIFAR100, Dataset
+from fedglass.data.files import Array, Bounded, contents, image_tensor, label_tensor, opened
 from fedglass.data.pickled import byte_array, plain_values
-from fedglass.data.whitening import CIFAR10, CIFAR100
 
 _PIXELS = 3 * 32 * 32
 _MOST = 256 << 20  # the largest official file, CIFAR-100's python training batch, has 155 MB

@@ -14,10 +14,8 @@ import numpy as np
 
 from fedglass.core.errors import DataError
 from fedglass.core.registry import register
-from fedglass.data.arrays import Array, class_count, image_tensor, label_tensor
-from fedglass.data.dataset import Dataset
-from fedglass.data.files import MAX_BYTES, check_values
-from fedglass.data.whitening import measured
+from fedglass.data.dataset import Dataset, measured
+from fedglass.data.files import MAX_BYTES, Array, check_values, class_count, image_tensor, label_tensor
 
 _IMAGES = ("images", "x", "data")
 _LABELS = ("labels", "y", "targets", "subject_id")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedglass.core.errors import DataError
-from fedglass.data.arrays import Array
+from fedglass.data.files import Array
 
 _ARRAYS = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 _NAMES = (*_ARRAYS, "numpy ndarray", "numpy dtype")

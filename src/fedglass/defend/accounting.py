@@ -7,17 +7,75 @@ its exact budget is another.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
-import scipy  # its parts are imported when they are first used
+import numpy as np
+import scipy
 
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
 from fedglass.defend import checks
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.integrations import opacus
+
+# Opacus, an optional package, as accountant of differentially private training.
+
+
+ORDERS = (
+    *(1 + x / 100 for x in range(1, 10)),
+    *(1 + x / 10 for x in range(1, 100)),
+    *range(11, 64),
+    *(64, 80, 96, 128, 192, 256, 384, 512, 768, 1024),
+)
+"""Rényi orders: wider than Opacus' own, so that very weak and very strong noise get their best bound too."""
+
+
+def opacus_installed() -> bool:
+    """Whether Opacus can be asked."""
+    return importlib.util.find_spec("opacus") is not None
+
+
+def opacus_rdp_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
+    """A bound by Rényi differential privacy [Mironov et al., 2019], computed by Opacus."""
+    accountant = _accountants().RDPAccountant()
+    accountant.history = [(noise_multiplier, sample_rate, steps)]
+    with warnings.catch_warnings():
+        # It warns where the best order is the first or the last: the bound holds at every order.
+        warnings.simplefilter("ignore")
+        return float(accountant.get_epsilon(delta=delta, alphas=list(ORDERS)))
+
+
+def opacus_prv_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
+    """An upper bound by privacy loss random variables [Gopi et al., 2021], computed by Opacus.
+
+    Infinity where the noise is too weak for its numerical composition, which is a bound too.
+    """
+    accountant = _accountants().PRVAccountant()
+    accountant.history = [(noise_multiplier, sample_rate, steps)]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            epsilon = float(accountant.get_epsilon(delta=delta))
+        except RuntimeError:  # its own check: the discrete and the continuous mean differ
+            return math.inf
+    return math.inf if math.isnan(epsilon) else epsilon
+
+
+def _accountants() -> ModuleType:
+    if not opacus_installed():
+        raise UsageError(
+            "The RDP and PRV accountants need the package opacus, which is not installed: pip install fedglass[dp]."
+        )
+    return importlib.import_module("opacus.accountants")
+
+
+# its parts are imported when they are first used
+
 
 HOPELESS = 1000.0
 """An epsilon beyond which PRV is not asked: its time and memory grow with it, and nobody needs the second digit."""
@@ -76,7 +134,7 @@ def budgets(mechanism: Mechanism, delta: float) -> tuple[Budget, ...]:
     'Gaussian'
     """
     found = []
-    if opacus.installed():
+    if opacus_installed():
         bound = rdp_epsilon(mechanism, delta)
         found.append(Budget("RDP", bound, delta, bound=True))
         if bound < HOPELESS:
@@ -93,7 +151,7 @@ def rdp_epsilon(mechanism: Mechanism, delta: float) -> float:
     _check(delta)
     if mechanism.noise_multiplier == 0:
         return math.inf
-    return opacus.rdp_epsilon(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps, delta)
+    return opacus_rdp_epsilon(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps, delta)
 
 
 def prv_epsilon(mechanism: Mechanism, delta: float) -> float:
@@ -101,7 +159,7 @@ def prv_epsilon(mechanism: Mechanism, delta: float) -> float:
     _check(delta)
     if mechanism.noise_multiplier == 0:
         return math.inf
-    return opacus.prv_epsilon(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps, delta)
+    return opacus_prv_epsilon(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps, delta)
 
 
 def clt_epsilon(mechanism: Mechanism, delta: float) -> float:

@@ -13,17 +13,11 @@ from typing import Literal
 
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import Training
-from fedglass.defend.clip import Clip
-from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.dpsgd_poisson import PoissonDPSGD
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.laplacian_noise import LaplacianNoise
-from fedglass.defend.magnitude_pruning import MagnitudePruning
-from fedglass.defend.per_example import PerExample
-from fedglass.defend.random_pruning import RandomPruning
+from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
+from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise, PerExample
+from fedglass.defend.pruning import MagnitudePruning, RandomPruning
 from fedglass.fl.local import MeanGradient
-from fedglass.fl.protection import Protection
-from fedglass.fl.release import AsIs, Chain, Release
+from fedglass.fl.release import AsIs, Chain, Protection, Release
 
 AFTER: tuple[type, ...] = (Clip, MagnitudePruning, RandomPruning, GaussianNoise, LaplacianNoise)
 """What may be done to the noisy result: none of them looks at the data."""

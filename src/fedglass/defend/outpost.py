@@ -23,10 +23,8 @@ from torch import Tensor
 
 from fedglass.core.registry import register
 from fedglass.defend import checks
-from fedglass.defend.draws import normal
-from fedglass.defend.example_gradients import noise_source
-from fedglass.defend.magnitude_pruning import pruned
-from fedglass.defend.selection import count_of, lowest
+from fedglass.defend.noise import noise_source, normal
+from fedglass.defend.pruning import count_of, lowest, pruned
 from fedglass.fl.local import MeanGradient, Step
 
 PAPER = (

@@ -21,8 +21,8 @@ from torch import Tensor
 from fedglass.core.errors import ModelError
 from fedglass.core.registry import register
 from fedglass.defend import checks
-from fedglass.defend.example_gradients import example_gradients, refuse_batch_statistics
-from fedglass.defend.selection import count_of, lowest
+from fedglass.defend.noise import example_gradients, refuse_batch_statistics
+from fedglass.defend.pruning import count_of, lowest
 from fedglass.fl.local import MeanGradient, Step
 
 PAPER = (

@@ -2,14 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import enum
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedglass.diffusion.noise import Prediction, Schedule
+from fedglass.core.errors import UsageError
+from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+
+# How noise is mixed into images, and what a network that is asked to take it out again may answer.
+#
+# x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) eps with abar_t = prod_{s <= t} (1 - beta_s) [Ho et al., 2020, Eq. 4].
+# Images
+# are in [-1, 1]. In units of the image, x_t / sqrt(abar_t) = x_0 + sigma_t eps with sigma_t^2 = (1 - abar_t) / abar_t.
+
+
+MOST_STEPS = 10_000
+
+
+def _linear(steps: int, first: float, last: float) -> Tensor:
+    return torch.linspace(first, last, steps, dtype=torch.float64)
+
+
+def _scaled_linear(steps: int, first: float, last: float) -> Tensor:
+    """Linear in the root, as latent diffusion has it [Rombach et al., 2022]."""
+    return torch.linspace(math.sqrt(first), math.sqrt(last), steps, dtype=torch.float64).square()
+
+
+def _cosine(steps: int, first: float, last: float) -> Tensor:
+    """From abar_t = cos^2 with betas of at most 0.999 [Nichol and Dhariwal, 2021, Eq. 17], whatever the ends."""
+    t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+    abar = torch.cos((t + 0.008) / 1.008 * math.pi / 2).square()
+    return (1 - abar[1:] / abar[:-1]).clamp(max=0.999)
+
+
+SHAPES: Mapping[str, Callable[[int, float, float], Tensor]] = MappingProxyType(
+    {"linear": _linear, "scaled_linear": _scaled_linear, "squaredcos_cap_v2": _cosine}
+)
+"""How the betas run from the first to the last, under the names that a scheduler_config.json has for it."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The betas; step t is counted from 0.
+
+    >>> schedule = Schedule()
+    >>> round(float(schedule.sigma[0]), 4), round(float(schedule.sigma[-1]), 1)
+    (0.01, 157.4)
+    """
+
+    steps: int = 1000
+    first: float = 1e-4
+    last: float = 0.02
+    shape: str = "linear"
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.steps <= MOST_STEPS:
+            raise UsageError(f"A noise schedule needs 2 to {MOST_STEPS} steps, got {self.steps}.")
+        if self.shape not in SHAPES:
+            raise UsageError(f"A noise schedule's shape must be one of {', '.join(SHAPES)}, got {self.shape!r}.")
+        if not 0 < self.first <= self.last < 1:
+            raise UsageError(f"A noise schedule needs 0 < first <= last < 1, got {self.first} and {self.last}.")
+
+    @property
+    def abar(self) -> Tensor:
+        """The share of the image's variance that is left after each step.  # (steps,), float64"""
+        return _abar(self)
+
+    @property
+    def sigma(self) -> Tensor:
+        """The noise after each step in units of the image, growing.  # (steps,), float64"""
+        return ((1 - self.abar) / self.abar).sqrt()
+
+    def step_of(self, sigma: Tensor) -> Tensor:
+        """The step whose noise is nearest to each sigma on a logarithmic scale."""
+        logs = self.sigma.log()
+        middles = (logs[1:] + logs[:-1]) / 2
+        return torch.bucketize(sigma.double().log(), middles)
+
+    def noised(self, images: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
+        """x_t of each image.  # images and noise (n, c, h, w), steps (n,)"""
+        kept = self.kept(steps, images)
+        return kept.sqrt() * images + (1 - kept).sqrt() * noise
+
+    def kept(self, steps: Tensor, like: Tensor) -> Tensor:
+        """abar of each step, as numbers that images can be multiplied with.  # (n, 1, 1, 1)"""
+        return self.abar[steps.cpu()].to(like).view(-1, *[1] * (like.ndim - 1))
+
+
+@functools.lru_cache(maxsize=8)
+def _abar(schedule: Schedule) -> Tensor:
+    betas = SHAPES[schedule.shape](schedule.steps, schedule.first, schedule.last)
+    return torch.cumprod(1 - betas, 0)
+
+
+class Prediction(enum.Enum):
+    """What a network answers, under the names that a scheduler_config.json has for it."""
+
+    EPSILON = "epsilon"
+    """The noise itself [Ho et al., 2020, Eq. 12]."""
+    V = "v_prediction"
+    """v = sqrt(abar) eps - sqrt(1 - abar) x_0, whose error counts alike at all noises [Salimans and Ho, 2022]."""
+    SAMPLE = "sample"
+    """The clean image."""
+
+    def __repr__(self) -> str:
+        return f"Prediction.{self.name}"
+
+    def target(self, images: Tensor, noise: Tensor, kept: Tensor) -> Tensor:
+        """What the network is to answer; `kept` is abar."""
+        match self:
+            case Prediction.EPSILON:
+                return noise
+            case Prediction.V:
+                return kept.sqrt() * noise - (1 - kept).sqrt() * images
+            case Prediction.SAMPLE:
+                return images
+
+    def clean(self, answer: Tensor, noisy: Tensor, kept: Tensor) -> Tensor:
+        """The clean image that the answer stands for."""
+        match self:
+            case Prediction.EPSILON:
+                return (noisy - (1 - kept).sqrt() * answer) / kept.sqrt()
+            case Prediction.V:
+                return kept.sqrt() * noisy - (1 - kept).sqrt() * answer
+            case Prediction.SAMPLE:
+                return answer
+
+
+def noise_in(noisy: Tensor, clean: Tensor, kept: Tensor) -> Tensor:
+    """The noise that x_t holds where the clean image is this."""
+    return (noisy - kept.sqrt() * clean) / (1 - kept).sqrt()
+
+
+def drawn_steps(schedule: Schedule, count: int, generator: torch.Generator) -> Tensor:
+    """Steps to train on: every other one uniform, the rest log-uniform in sigma from 0.01 to the largest.
+
+    Uniform steps alone are mostly steps of strong noise; restoration works at weak noise.  # (count,), int64
+    """
+    uniform = torch.randint(schedule.steps, (count,), generator=generator)
+    low, high = schedule.sigma[0].log(), schedule.sigma[-1].log()
+    share = torch.rand(count, generator=generator, dtype=torch.float64)
+    logarithmic = schedule.step_of((low + share * (high - low)).exp())
+    return torch.where(torch.arange(count) % 2 == 0, uniform, logarithmic)
+
 
 Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(noisy images, their steps, their labels or None) -> an answer of the images' shape.  # (n, c, h, w), (n,), (n,)"""
@@ -45,3 +187,146 @@ class Denoiser:
         answer = self.network(noisy, steps, labels)
         clean = self.prediction.clean(answer, noisy, self.schedule.kept(steps, noisy))
         return clean.clamp(-1, 1) if self.clamp else clean
+
+
+# Images out of noise.
+
+
+def spaced(schedule: Schedule, count: int) -> list[int]:
+    """`count` steps from the noisiest to the least noisy, in equal numbers of the schedule's own between them.
+
+    >>> spaced(Schedule(steps=1000), 4)
+    [999, 749, 499, 249]
+    """
+    if not 1 <= count <= schedule.steps:
+        raise UsageError(f"Sampling takes 1 to {schedule.steps} steps with this schedule, got {count}.")
+    return [schedule.steps - 1 - math.floor(i * schedule.steps / count) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """x' = sqrt(abar') x_0 + sqrt(1 - abar' - s^2) eps + s n with s^2 = eta^2 (1 - abar')/(1 - abar) (1 - abar/abar').
+
+    [Song et al., 2021, Eq. 12 and 16]: eta 0 is deterministic, eta 1 is the chain of [Ho et al., 2020].
+    """
+
+    steps: int = 50
+    eta: float = 0.0
+
+    @torch.no_grad()
+    def sample(
+        self, denoiser: Denoiser, shape: tuple[int, ...], generator: torch.Generator, labels: Tensor | None = None
+    ) -> Tensor:
+        """Images in [-1, 1] of that shape, from noise.  # (n, c, h, w)"""
+        return self.end_of(denoiser, torch.randn(shape, generator=generator), generator, labels)
+
+    @torch.no_grad()
+    def end_of(
+        self, denoiser: Denoiser, start: Tensor, generator: torch.Generator, labels: Tensor | None = None
+    ) -> Tensor:
+        """Where a start leads; with eta 0 nothing is drawn, and nothing of the way is kept.  # (n, c, h, w) both"""
+        x = start
+        way = spaced(denoiser.schedule, self.steps)
+        for here, after in zip(way, [*way[1:], None], strict=True):
+            clean = denoiser.clean(x, here, labels)
+            if after is None:
+                return clean
+            x = self._moved(denoiser.schedule, x, clean, here, after, generator)
+        raise AssertionError("a way has an end")
+
+    def _moved(
+        self, schedule: Schedule, x: Tensor, clean: Tensor, here: int, after: int, generator: torch.Generator
+    ) -> Tensor:
+        kept, then = float(schedule.abar[here]), float(schedule.abar[after])
+        noise = noise_in(x, clean, torch.tensor(kept, dtype=x.dtype))
+        fresh = self.eta * math.sqrt((1 - then) / (1 - kept) * (1 - kept / then))
+        moved = math.sqrt(then) * clean + math.sqrt(max(0.0, 1 - then - fresh**2)) * noise
+        return moved + fresh * torch.randn(x.shape, generator=generator) if fresh else moved
+
+
+# Classifier-free guidance: answers for a class, exaggerated by their difference from those for none.
+
+
+@dataclass(frozen=True, eq=False)
+class Guided:
+    """none + scale (class - none) [Ho and Salimans, 2022, Eq. 6, with scale = 1 + w]; 1 is no guidance.
+
+    Clean image, noise and v are affine in each other at a given noisy image, so it is the same whichever the network
+    answers with.
+    """
+
+    network: Network
+    none: int
+    """The label that stands for no class."""
+    scale: float
+
+    def __post_init__(self) -> None:
+        if self.scale < 0:
+            raise UsageError(f"Guidance must not be negative, got {self.scale}.")
+
+    def __call__(self, noisy: Tensor, steps: Tensor, labels: Tensor | None) -> Tensor:
+        if labels is None or self.scale == 1:
+            return self.network(noisy, steps, labels)
+        both = torch.cat([labels, torch.full_like(labels, self.none)])
+        answers = self.network(torch.cat([noisy, noisy]), torch.cat([steps, steps]), both)
+        of_class, of_none = answers.chunk(2)
+        return of_none + self.scale * (of_class - of_none)
+
+
+# A diffusion model that is told the class of what it is to make.
+
+
+TRAIN = "train one with `fedglass train diffusion DATA -o DIR --kind transformer`"
+
+
+@dataclass(frozen=True, eq=False)
+class ClassModel:
+    """A denoiser whose network is told the class; `title` names it in refusals."""
+
+    denoiser: Denoiser
+    title: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.denoiser.network, MaskedDiffusionTransformer):
+            raise UsageError(f"The diffusion model {self.title} can not be told a class: {TRAIN}.")
+
+    @property
+    def network(self) -> MaskedDiffusionTransformer:
+        assert isinstance(self.denoiser.network, MaskedDiffusionTransformer), "checked when it was made"
+        return self.denoiser.network
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images."""
+        decoder = self.denoiser.decoder
+        return self.network.shape if decoder is None else decoder.shape
+
+    def guided(self, scale: float) -> Denoiser:
+        """The denoiser with classifier-free guidance."""
+        return replace(self.denoiser, network=Guided(self.network, self.network.classes, scale))
+
+    def decode(self, denoised: Tensor) -> Tensor:
+        """What the network denoises as images in [-1, 1].  # (n, *network.shape) -> (n, *shape)"""
+        decoder = self.denoiser.decoder
+        return denoised if decoder is None else decoder.decode(denoised)
+
+    def to(self, device: torch.device) -> ClassModel:
+        """Itself on that device."""
+        for part in (self.network, self.denoiser.decoder):
+            if isinstance(part, nn.Module):
+                part.to(device)
+        return self
+
+    def check(self, shape: tuple[int, int, int], classes: int) -> None:
+        """Refuse images of another shape than the model makes, and more classes than it knows."""
+        if self.shape != shape:
+            made, here = (" x ".join(map(str, each)) for each in (self.shape, shape))
+            raise UsageError(
+                f"The diffusion model {self.title} makes images of {made} (channels, height, width), these are {here}: "
+                f"{TRAIN}."
+            )
+        if classes > self.network.classes:
+            raise UsageError(
+                f"The diffusion model {self.title} knows the classes 0 to {self.network.classes - 1}, labels go up to "
+                f"{classes - 1} here: {TRAIN}, on data with the same classes."
+            )

@@ -9,7 +9,10 @@ Nothing that is read can run code, and no weight is allocated that the file does
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +25,60 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.core.registry import built_in
-from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.latent_space import LatentSpace
-from fedglass.diffusion.noise import Prediction, Schedule
-from fedglass.integrations import diffusers
+from fedglass.diffusion import folder as diffusers
+from fedglass.diffusion.autoencoders import LatentSpace
+from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
 from fedglass.models.weights import load_weights
+
+# diffusers, an optional package, as reader of the U-Nets that others have published in its format.
+
+
+def diffusers_installed() -> bool:
+    """Whether diffusers can be asked."""
+    return importlib.util.find_spec("diffusers") is not None
+
+
+def unet_parameters(config: Mapping[str, Any]) -> int:
+    """How many parameters a UNet2DModel of that config.json has, for which none is allocated."""
+    kind = _unet()
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        try:
+            model: nn.Module = kind.from_config(dict(config))
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise ModelError(f"diffusers can not build the UNet2DModel of this config.json: {error}.") from error
+    return sum(p.numel() for p in model.parameters())
+
+
+def read_unet(folder: Path) -> nn.Module:
+    """The UNet2DModel of a folder with config.json and safetensors weights; no network and no pickle is touched."""
+    kind = _unet()
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        try:
+            model, told = kind.from_pretrained(
+                str(folder),
+                use_safetensors=True,
+                local_files_only=True,
+                low_cpu_mem_usage=False,
+                output_loading_info=True,
+            )
+        except (OSError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise ModelError(f"diffusers can not read the UNet2DModel in {folder}: {error}") from error
+    amiss = [name for key in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in told.get(key, ())]
+    if amiss:
+        raise ModelError(f"The weights in {folder} do not fit its config.json ({amiss[0]}, {len(amiss)} such in all).")
+    found: nn.Module = model
+    return found
+
+
+def _unet() -> Any:
+    if not diffusers_installed():
+        raise UsageError(
+            "A UNet2DModel is read by the package diffusers, which is not installed: pip install fedglass[diffusion]."
+        )
+    return importlib.import_module("diffusers").UNet2DModel
+
 
 CONFIG = "config.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"

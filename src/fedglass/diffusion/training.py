@@ -6,18 +6,24 @@ depends on the seed and the step alone, so that a training that was stopped cont
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedglass.core.errors import AuditError, UsageError
+from fedglass.core.errors import AuditError, DataError, UsageError
+from fedglass.core.files import write_atomic
 from fedglass.core.rng import stream
-from fedglass.diffusion.noise import Prediction, Schedule, drawn_steps
+from fedglass.diffusion.denoiser import Prediction, Schedule, drawn_steps
+from fedglass.diffusion.transformer import MaskedDiffusionTransformer, some_tokens
 
 WARM_UP = 50
 """Steps over which the rate grows to its full size."""
@@ -216,3 +222,87 @@ def _average(state: State, decay: float) -> None:
 def _pairs(state: State) -> Iterator[tuple[Tensor, Tensor]]:
     for name, value in state.network.state_dict().items():
         yield state.averaged[name], value
+
+
+# A training on disk: where it stands, so that it continues, and the model it has come to.
+
+
+STATE = "training.safetensors"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def write_state(folder: Path, state: State, identity: str) -> None:
+    """All that the next step depends on, in one file that is whole or not there."""
+    tensors = {f"weights {name}": tensor for name, tensor in state.network.state_dict().items()}
+    tensors |= {f"average {name}": tensor for name, tensor in state.averaged.items()}
+    for name, parameter in state.network.named_parameters():
+        for moment in _MOMENTS if parameter in state.optimiser.state else ():
+            tensors[f"{moment} {name}"] = state.optimiser.state[parameter][moment]
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    way = json.dumps({"step": state.step, "seconds": state.seconds})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / STATE, save(whole, {"identity": identity, "way": way}))
+
+
+def resume(folder: Path, state: State, identity: str) -> State:
+    """The state that the folder holds; the one that is given where it holds none. Another training's is refused."""
+    path = folder / STATE
+    if not path.is_file():
+        return state
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            facts = file.metadata() or {}
+            if facts.get("identity") != identity:
+                raise UsageError(
+                    f"{folder} holds another training (other data, size or options): choose another folder with -o, "
+                    "or repeat the options it was begun with."
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        _restore(state, tensors, json.loads(facts["way"]))
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise DataError(f"{path} can not be read ({error}): it is damaged, delete it to begin anew.") from error
+    return state
+
+
+def _restore(state: State, tensors: Mapping[str, Tensor], way: Mapping[str, float]) -> None:
+    state.network.load_state_dict({name: tensors[f"weights {name}"] for name in state.network.state_dict()})
+    state.averaged = {name: tensors[f"average {name}"] for name in state.averaged}
+    state.step, state.seconds = int(way["step"]), float(way["seconds"])
+    for name, parameter in state.network.named_parameters():
+        if f"{_MOMENTS[0]} {name}" in tensors:
+            moments = {moment: tensors[f"{moment} {name}"] for moment in _MOMENTS}
+            state.optimiser.state[parameter] = {"step": torch.tensor(float(state.step)), **moments}
+
+
+# What the masked diffusion transformer is taught: to denoise with all patches seen, and with some of them hidden.
+
+
+@dataclass(frozen=True)
+class MaskedLoss:
+    """The sum of the squared errors with nothing hidden and with a share of the patches hidden [Gao et al., 2023].
+
+    Some examples are shown without their class, so that the network can be guided by the difference of its answers
+    with and without one [Ho and Salimans, 2022].
+    """
+
+    hidden: float = 0.3
+    unlabelled: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hidden < 1 or not 0 <= self.unlabelled <= 1:
+            raise UsageError(
+                f"The hidden share must be in [0, 1) and the unlabelled one in [0, 1], got {self.hidden} and "
+                f"{self.unlabelled}."
+            )
+
+    def __call__(self, network: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(network, MaskedDiffusionTransformer), "the loss of one kind of network"
+        labels = None if batch.labels is None else self._shown(batch.labels, network.classes, batch.generator)
+        kept = some_tokens(len(batch.noisy), network.tokens, self.hidden, batch.generator).to(batch.noisy.device)
+        whole: Tensor = network(batch.noisy, batch.steps, labels)
+        masked: Tensor = network(batch.noisy, batch.steps, labels, kept)
+        return (whole - batch.target).square().mean() + (masked - batch.target).square().mean()
+
+    def _shown(self, labels: Tensor, none: int, generator: torch.Generator) -> Tensor:
+        hidden = torch.rand(len(labels), generator=generator) < self.unlabelled
+        return labels.masked_fill(hidden.to(labels.device), none)

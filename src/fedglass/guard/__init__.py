@@ -1,7 +1,6 @@
 """A client's own check of what leaves it. `fedglass.guard.flower` and `.nvflare` put it into these frameworks."""
 
 from fedglass.guard.guard import Guard
-from fedglass.guard.memory import Counts
-from fedglass.guard.report import REFUSED, GuardRefusal, GuardReport, Reason
+from fedglass.guard.report import REFUSED, Counts, GuardRefusal, GuardReport, Reason
 
 __all__ = ["REFUSED", "Counts", "Guard", "GuardRefusal", "GuardReport", "Reason"]

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.guard.guard import Guard
-from fedglass.guard.memory import Counts, Memory
-from fedglass.guard.report import REFUSED, GuardReport, Reason
-from fedglass.record.hooks import TrainingReader
+from fedglass.guard.report import REFUSED, Counts, GuardReport, Memory, Reason
+from fedglass.recorders.hooks import TrainingReader
 
 CODE = 6
 """Flower's number for a mod whose precondition failed."""

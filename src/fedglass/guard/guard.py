@@ -12,19 +12,16 @@ from torch import Tensor, nn
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.core.errors import UsageError
-from fedglass.core.params import Params
+from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.guard.apart import Apart, Runner, failed
-from fedglass.guard.examine import Errand
-from fedglass.guard.memory import Counts, Memory
+from fedglass.guard.checks import Errand
 from fedglass.guard.names import under_own_names, unwrapped
-from fedglass.guard.outbound import Outbound
-from fedglass.guard.protected import Protected
-from fedglass.guard.report import GuardReport, Policy, Reason
-from fedglass.guard.structure import Clip, at_a_glance, finer, misfit, too_long
+from fedglass.guard.outbound import Clip, Outbound, Protected, at_a_glance, finer, misfit, too_long_to_replay
+from fedglass.guard.report import Counts, GuardReport, Memory, Policy, Reason
+from fedglass.guard.runners import Apart, Runner, failed
 from fedglass.guard.watched import trained
-from fedglass.record.hooks import TrainingReader
+from fedglass.recorders.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
 
 LOG = logging.getLogger("fedglass.guard")
@@ -222,7 +219,7 @@ class Guard:
         reasons += [Reason.TOO_LARGE] * (len(out.labels) > self.max_examples)
         if self.clip is not None and not self.noise_multiplier:
             # With noise on top, what is clipped is told by the replay.
-            reasons += [Reason.CLIPPING] * too_long(out, self.clip)
+            reasons += [Reason.CLIPPING] * too_long_to_replay(out, self.clip)
         if reasons:
             return replace(report, reasons=tuple(reasons))
         # Another seed in each round: a message that one start does not read, the next may.

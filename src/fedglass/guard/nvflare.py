@@ -21,9 +21,8 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from torch import Tensor
 
 from fedglass.guard.guard import Guard
-from fedglass.guard.memory import Memory
-from fedglass.guard.report import GuardRefusal, GuardReport, Policy, Reason
-from fedglass.record.hooks import TrainingReader
+from fedglass.guard.report import GuardRefusal, GuardReport, Memory, Policy, Reason
+from fedglass.recorders.hooks import TrainingReader
 
 META = ("NUM_STEPS_CURRENT_ROUND", "current_round", "start_round", "total_rounds", "initial_metrics")
 """Numbers that may leave beside the arrays, and figures; what else the framework sends along stays."""

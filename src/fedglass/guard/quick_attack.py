@@ -14,14 +14,14 @@ import torch
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.assessment import Assessment, Question, assess
-from fedglass.audit.isolation import isolated
+from fedglass.audit.play_attack import isolated
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.rng import derive
 from fedglass.core.types import Observation
-from fedglass.guard.clock import Clock, OutOfTime
 from fedglass.guard.outbound import Outbound
-from fedglass.recipes.catalogue import recipe
+from fedglass.guard.report import Clock, OutOfTime
+from fedglass.recipes import recipe
 from fedglass.verdict.gate import Gate
 
 METRICS = ("psnr", "ssim")

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedglass.bundle.facts import RESERVED
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW, Optimiser
 from fedglass.core.types import BatchNorm, Training
-from fedglass.record.hooks import TrainingReader
-from fedglass.record.read import BY_HAND, ODD_BATCHES, training_facts
-from fedglass.record.steps import StepRead
+from fedglass.recorders.hooks import TrainingReader
+from fedglass.recorders.read import BY_HAND, ODD_BATCHES, training_facts
+from fedglass.recorders.steps import StepRead
+from fedglass.recordings.format import RESERVED
 
 OPTIMISERS: Mapping[str, tuple[type[SGD | Adam | AdamW], tuple[str, ...]]] = {
     "SGD": (SGD, ("momentum", "dampening", "nesterov", "weight_decay")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,9 +12,8 @@ from fedglass.core import registry
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.foreign import refused
 from fedglass.core.scale import not_a_metric
-from fedglass.metrics.images import originals
+from fedglass.metrics.images import Metric, originals
 from fedglass.metrics.matching import Matching, match
-from fedglass.metrics.metric import Metric
 
 USUAL = ("psnr", "ssim", "rmse", "lpips")
 """What is measured where nobody says what: installing a package with a metric changes no audit."""
@@ -110,3 +109,21 @@ def _failed(name: str, words: str) -> UsageError:
 def _non_finite(guess: Tensor, pairing: Matching) -> tuple[int, ...]:
     broken = (~torch.isfinite(guess.flatten(1))).any(1).tolist()
     return tuple(i for i, bad in enumerate(broken) if bad and pairing.partner[i] is not None)
+
+
+# The share of images that count as recovered.
+
+
+DLFA_FEMNIST_DB, DLFA_CIFAR100_DB = 20.0, 19.0
+"""PSNR above which DLFA calls an image recovered."""
+
+
+def share_above(values: Sequence[float], threshold: float) -> float:
+    """Share of values strictly above the threshold: PSNR or SSIM. NaN is never above.
+
+    >>> share_above([19.0, 20.0, 25.0, 31.0], threshold=20.0)
+    0.5
+    """
+    if not values:
+        raise DataError("Expected at least one value to take the recovered share of, got none.")
+    return sum(value > threshold for value in values) / len(values)

@@ -10,10 +10,40 @@ score.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d
 
-from fedglass.core.errors import DataError
+from fedglass.core.errors import DataError, UsageError
+from fedglass.core.registry import register
+from fedglass.core.scale import Scale
+
+# What a metric is: a figure for each image, and how to read it.
+
+
+Shape = tuple[int, ...]
+"""Of one image, (c, h, w)."""
+
+
+def always(shape: Shape) -> str | None:
+    """The reason of a metric that all images have: none."""
+    return None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A per-image figure, how to read it, and when it can not be had."""
+
+    compute: Callable[[Tensor, Tensor], Tensor]
+    """Reconstructed and original images, matched, (n, c, h, w) each, pixels in [0, 1] -> (n,)"""
+    scale: Scale
+    why_not: Callable[[Shape], str | None] = always
+    """From the shape of one image: why there is no such figure, or None."""
+
 
 SLACK = 1e-3
 """How far an original may leave the pixel range: whitening and back costs a few units in the last place."""
@@ -94,3 +124,137 @@ def greyed(guess: Tensor) -> Tensor:
 def demoted(scores: Tensor, guess: Tensor, worst: float) -> Tensor:
     """The scores, with `worst` for images that have no sound pixel.  # (n,), (n, c, h, w) -> (n,)"""
     return torch.where(torch.isnan(guess).flatten(1).all(1), worst, scores)
+
+
+# Root mean squared error of pixels.
+
+
+def mse(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
+    """Mean squared pixel difference of each image.  # (n, c, h, w) twice -> (n,)
+
+    >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)).item()
+    0.25
+    """
+    guess, truth = pair(reconstructed, original, peak)
+    return (farthest(guess, truth, peak) - truth).square().flatten(1).mean(1)
+
+
+def rmse(reconstructed: Tensor, original: Tensor) -> Tensor:
+    """Root mean squared pixel difference of each image, in units of the pixel range.  # -> (n,)
+
+    >>> rmse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)).item()
+    0.5
+    """
+    return torch.sqrt(mse(reconstructed, original))
+
+
+register("metrics", "rmse", summary="root mean squared error")(
+    Metric(rmse, Scale("RMSE", higher_leaks=False, range=(0.0, 1.0)))
+)
+
+
+# Peak signal-to-noise ratio.
+
+
+CAP = 100.0
+"""Decibels of identical images, and of an error of 1e-5: infinity has no place in JSON or in a mean."""
+
+
+def psnr(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
+    """10 log10(peak^2 / MSE) of each image, in dB, at most `CAP`.  # (n, c, h, w) twice -> (n,)
+
+    Reconstructions are not clipped; use `images.clip` for that. The mean of these values is what DLFA and SME
+    report, which differs from the PSNR of the mean error.
+
+    >>> psnr(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)).item()
+    0.0
+    """
+    if not 0 < peak < math.inf:
+        raise UsageError(f"Expected peak as a positive number, got {peak}.")
+    return decibels(mse(reconstructed, original, peak), peak)
+
+
+def decibels(noise: Tensor, peak: float = 1.0) -> Tensor:
+    """10 log10(peak^2 / noise) of mean squared errors, at most `CAP`.
+
+    >>> decibels(torch.tensor([0.0, 0.01]))
+    tensor([100.,  20.])
+    """
+    # An error of zero is replaced before the logarithm, which would answer infinity.
+    return (10 * torch.log10(peak**2 / noise.clamp_min(peak**2 * 1e-30))).clamp_max(CAP)
+
+
+register("metrics", "psnr", summary="peak signal-to-noise ratio")(
+    Metric(psnr, Scale("PSNR", "dB", 1, range=(0.0, CAP), sure=(14.0, 20.0), exact=CAP))
+)
+
+
+# Structural similarity [Wang et al., 2004, Eq. 13].
+
+
+WINDOW = 11
+SIGMA = 1.5
+WORST = -1.0
+"""The lower bound, for an image that is missing or all broken."""
+C1, C2 = 0.01**2, 0.03**2  # (K L)^2 with the pixel range L = 1
+
+
+def ssim(reconstructed: Tensor, original: Tensor) -> Tensor:
+    """Mean structural similarity of each image, in [-1, 1], 1 for equal images.  # (n, c, h, w) twice -> (n,)
+
+    (2 mx my + C1)(2 sxy + C2) / ((mx^2 + my^2 + C1)(sx^2 + sy^2 + C2)), with local moments under an 11 x 11
+    Gaussian of deviation 1.5, averaged over the positions where the window fits, then over channels (the
+    paper treats grey images only). Images smaller than the window are refused: a smaller one is another
+    quantity.
+
+    >>> image = torch.linspace(0, 1, 256).view(1, 1, 16, 16)
+    >>> ssim(image, image).item()
+    1.0
+    """
+    guess, truth = pair(reconstructed, original)
+    reason = why_not(tuple(truth.shape[1:]))
+    if reason:
+        raise DataError(reason)
+    # One image at a time keeps the maps of a large batch out of memory.
+    means = [_similarity(x, y).mean() for x, y in zip(greyed(guess), truth, strict=True)]
+    return demoted(torch.stack(means), guess, WORST)
+
+
+def why_not(shape: tuple[int, ...]) -> str | None:
+    """Why images (c, h, w) have no SSIM, or None where they do."""
+    if min(shape[1:]) >= WINDOW:
+        return None
+    return (
+        f"Expected images of at least {WINDOW} x {WINDOW} pixels for SSIM, got {shape[1]} x {shape[2]}: "
+        "use PSNR or RMSE for smaller ones."
+    )
+
+
+def _similarity(x: Tensor, y: Tensor) -> Tensor:
+    """The map of local similarities.  # (c, h, w) twice -> (c, h - 10, w - 10)"""
+    mx, my, xx, yy, xy = _local_mean(torch.stack([x, y, x * x, y * y, x * y]))
+    vx, vy, cov = xx - mx * mx, yy - my * my, xy - mx * my
+    above: Tensor = (2 * mx * my + C1) * (2 * cov + C2)
+    below: Tensor = (mx * mx + my * my + C1) * (vx + vy + C2)
+    return above / below
+
+
+def _local_mean(maps: Tensor) -> Tensor:
+    """Means under the Gaussian window, row by column.  # (k, c, h, w) -> (k, c, h - 10, w - 10)"""
+    offsets = torch.arange(WINDOW, dtype=maps.dtype) - WINDOW // 2
+    bell = torch.exp(-offsets.square() / (2 * SIGMA**2))
+    bell = bell / bell.sum()
+    planes = maps.flatten(0, 1)[:, None]
+    smooth = conv2d(conv2d(planes, bell.view(1, 1, -1, 1)), bell.view(1, 1, 1, -1))
+    return smooth.view(*maps.shape[:2], *smooth.shape[2:])
+
+
+register(
+    "metrics",
+    "ssim",
+    summary="structural similarity",
+    paper=(
+        "Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural Similarity, "
+        "IEEE TIP 2004, https://doi.org/10.1109/TIP.2003.819861"
+    ),
+)(Metric(ssim, Scale("SSIM", digits=2, range=(-1.0, 1.0), sure=(0.3, 0.7)), why_not))

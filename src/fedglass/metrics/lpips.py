@@ -4,21 +4,185 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.nn.functional import conv2d, interpolate
+from torch.nn.functional import conv2d, interpolate, max_pool2d, relu
 
 from fedglass.core.errors import DataError
 from fedglass.core.registry import register
 from fedglass.core.scale import Scale
-from fedglass.metrics.images import demoted, greyed, pair
-from fedglass.metrics.lpips_trunks import Trunk
-from fedglass.metrics.lpips_weights import HOW_TO_PROVIDE, find_weights, read_weights
-from fedglass.metrics.metric import Metric
+from fedglass.metrics.images import Metric, demoted, greyed, pair
+
+# The two feature stacks of LPIPS, under torchvision's parameter names.
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution followed by ReLU; `index` is its place in torchvision's `features`."""
+
+    index: int
+    inputs: int
+    outputs: int
+    kernel: int = 3
+    stride: int = 1
+    padding: int = 1
+
+    def __call__(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        name = f"features.{self.index}"
+        kernel, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return relu(conv2d(x, kernel, bias, stride=self.stride, padding=self.padding))
+
+
+@dataclass(frozen=True)
+class Block:
+    """An optional max pooling of stride 2, then convolutions; its output is what LPIPS compares."""
+
+    convs: tuple[Conv, ...]
+    pool: int | None = None
+
+    def __call__(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        x = x if self.pool is None else max_pool2d(x, self.pool, stride=2)
+        for conv in self.convs:
+            x = conv(x, weights)
+        return x
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """A feature stack, read out after each block."""
+
+    name: str
+    blocks: tuple[Block, ...]
+
+    def features(self, x: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """The activations after each block, one at a time.  # (n, 3, h, w) -> (n, c_i, h_i, w_i)"""
+        for block in self.blocks:
+            x = block(x, weights)
+            yield x
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor that a weights file must hold.
+
+        >>> ALEX.shapes()["lin0.weight"]
+        (1, 64, 1, 1)
+        """
+        shapes: dict[str, tuple[int, ...]] = {}
+        for i, block in enumerate(self.blocks):
+            for c in block.convs:
+                shapes[f"features.{c.index}.weight"] = (c.outputs, c.inputs, c.kernel, c.kernel)
+                shapes[f"features.{c.index}.bias"] = (c.outputs,)
+            shapes[f"lin{i}.weight"] = (1, block.convs[-1].outputs, 1, 1)
+        return shapes
+
+
+ALEX = Trunk(
+    "alex",
+    (
+        Block((Conv(0, 3, 64, kernel=11, stride=4, padding=2),)),
+        Block((Conv(3, 64, 192, kernel=5, padding=2),), pool=3),
+        Block((Conv(6, 192, 384),), pool=3),
+        Block((Conv(8, 384, 256),)),
+        Block((Conv(10, 256, 256),)),
+    ),
+)
+VGG = Trunk(
+    "vgg",
+    (
+        Block((Conv(0, 3, 64), Conv(2, 64, 64))),
+        Block((Conv(5, 64, 128), Conv(7, 128, 128)), pool=2),
+        Block((Conv(10, 128, 256), Conv(12, 256, 256), Conv(14, 256, 256)), pool=2),
+        Block((Conv(17, 256, 512), Conv(19, 512, 512), Conv(21, 512, 512)), pool=2),
+        Block((Conv(24, 512, 512), Conv(26, 512, 512), Conv(28, 512, 512)), pool=2),
+    ),
+)
+TRUNKS = (ALEX, VGG)
+
+
+# Finding and reading LPIPS weights. Nothing is ever downloaded.
+
+
+VARIABLE = "FEDGLASS_LPIPS"
+PLACE = "~/.cache/fedglass/lpips_alex_v0.1.safetensors"
+HOW_TO_PROVIDE = (
+    f"LPIPS needs network weights, which fedglass neither ships nor downloads: put them at {PLACE} or name "
+    f"the file in the environment variable {VARIABLE}. Expected is a safetensors file with torchvision's "
+    "AlexNet features (features.0.weight, features.0.bias, ... features.10.bias) and the linear layers of "
+    "LPIPS v0.1 (lin0.weight ... lin4.weight, each (1, c, 1, 1)); VGG16 with its linear layers works as well."
+)
+MOST_BYTES = 256 * 2**20  # VGG16 in float32 takes 59 MB
+
+
+def find_weights() -> Path | None:
+    """The weights file named in FEDGLASS_LPIPS, or the one in the user's cache, or None."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        path = Path(os.path.expanduser(named))
+        if not path.is_file():
+            raise DataError(f"Expected the environment variable {VARIABLE} to name a file, got {named!r}.")
+        return path
+    path = Path(os.path.expanduser(PLACE))
+    return path if path.is_file() else None
+
+
+def read_weights(path: Path) -> tuple[Trunk, dict[str, Tensor]]:
+    """The feature stack that a safetensors file belongs to, and its tensors as float32."""
+    if not path.is_file():
+        raise DataError(f"Expected LPIPS weights in {str(path)!r}, got no such file. {HOW_TO_PROVIDE}")
+    if path.stat().st_size > MOST_BYTES:
+        raise DataError(
+            f"Expected LPIPS weights of at most {MOST_BYTES} bytes in {str(path)!r}, got "
+            f"{path.stat().st_size}: this is another file."
+        )
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in list(file.keys())}
+            trunk = _trunk_of(path, shapes)
+            tensors = {name: file.get_tensor(name) for name in shapes}
+    except (SafetensorError, OSError) as error:
+        raise DataError(
+            f"Expected a safetensors file of LPIPS weights in {str(path)!r}, got a damaged or unreadable one "
+            f"({error}). Copy it again."
+        ) from error
+    return trunk, {name: _sound(path, name, t) for name, t in tensors.items()}
+
+
+def _trunk_of(path: Path, shapes: dict[str, tuple[int, ...]]) -> Trunk:
+    for trunk in TRUNKS:
+        if shapes.keys() == trunk.shapes().keys():
+            _check_shapes(path, shapes, trunk)
+            return trunk
+    nearest = max(TRUNKS, key=lambda trunk: len(trunk.shapes().keys() & shapes.keys()))
+    lacking = sorted(nearest.shapes().keys() - shapes.keys())
+    extra = sorted(shapes.keys() - nearest.shapes().keys())
+    raise DataError(
+        f"Expected the {len(nearest.shapes())} tensors of LPIPS ({nearest.name}) in {str(path)!r}, got "
+        f"{len(lacking)} missing (first: {lacking[:1]}) and {len(extra)} unknown (first: {extra[:1]}). "
+        f"{HOW_TO_PROVIDE}"
+    )
+
+
+def _check_shapes(path: Path, shapes: dict[str, tuple[int, ...]], trunk: Trunk) -> None:
+    for name, expected in trunk.shapes().items():
+        if shapes[name] != expected:
+            raise DataError(
+                f"Expected {name!r} of LPIPS ({trunk.name}) with shape {expected} in {str(path)!r}, got "
+                f"{shapes[name]}: the weights belong to another network."
+            )
+
+
+def _sound(path: Path, name: str, tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point() or not torch.isfinite(tensor.float()).all():
+        raise DataError(
+            f"Expected finite floats for {name!r} in {str(path)!r}, got "
+            f"{'NaN or infinity' if tensor.is_floating_point() else tensor.dtype}: copy the file again."
+        )
+    return tensor.float()
+
 
 __all__ = ["HOW_TO_PROVIDE", "Lpips", "find_weights", "why_not"]
 

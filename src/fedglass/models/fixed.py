@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError
-from fedglass.core.words import some
+from fedglass.core.text import some
 
 FIXED = "untrained_parameters"
 DOUBLE = 16 * torch.finfo(torch.float64).eps

@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from fedglass.core.errors import ModelError
-from fedglass.core.params import Params
-from fedglass.core.statistics import COUNTER, MEAN, VARIANCE
+from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, Params
 from fedglass.core.types import BatchNorm
-from fedglass.models.attention import Watch, written_out
+
+# Attention in a form that can be differentiated twice.
+
+
+_FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+
+class Watch(TorchFunctionMode):
+    """Notes whether PyTorch's own attention is called, whose fused kernels have no second derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.seen = self.seen or func in _FUSED
+        return func(*args, **(kwargs or {}))
+
+
+def written_out() -> Any:
+    """A context in which attention is computed from matrix products; entering it takes microseconds."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 class Network:

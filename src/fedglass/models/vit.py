@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.core.papers import SME
 from fedglass.core.registry import register
+from fedglass.core.text import SME
 from fedglass.models.stem import Shape
 
 PAPER = (

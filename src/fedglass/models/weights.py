@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedglass.core.errors import DataError, ModelError
-from fedglass.core.statistics import COUNTER
+from fedglass.core.tensors import COUNTER
 
 Sizes = Mapping[str, tuple[int, ...]]
 

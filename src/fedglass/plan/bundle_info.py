@@ -9,20 +9,19 @@ from typing import Any
 from torch import nn
 
 from fedglass.attack.needs import needs_of
-from fedglass.bundle.facts import best
-from fedglass.bundle.measured import Finding, change, findings_of
-from fedglass.bundle.reader import Bundle
 from fedglass.core.errors import FedglassError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
-from fedglass.core.statistics import MEAN
+from fedglass.core.tensors import MEAN
 from fedglass.core.types import Whitening
-from fedglass.plan.bundle_choice import Choice, chosen
-from fedglass.plan.bundle_told import no_images
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.people import participant_of
-from fedglass.rounds.transcript import Participant, Terms, Transcript
-from fedglass.rounds.views.view import Knows, Look
+from fedglass.federation.transcript import Participant, Terms, Transcript
+from fedglass.federation.views import Knows, Look
+from fedglass.plan.selection import Choice, chosen, no_images
+from fedglass.recipes import recipe
+from fedglass.recordings.format import best
+from fedglass.recordings.observed import Finding, change, findings_of
+from fedglass.recordings.reader import Bundle
+from fedglass.recordings.transcript import participant_of
 
 NEEDED = ("model", "shape", "classes", "whitening")
 """Without which nothing can be attacked."""

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from fedglass.core.foreign import is_dotted, is_importable
 from fedglass.core.registry import BUILT_IN, KINDS, names, origin_of
-from fedglass.plan.bundle_table import BundleTable
-from fedglass.plan.federation_table import FederationTable
-from fedglass.plan.keys import Named
-from fedglass.plan.recording_table import RecordingTable
+from fedglass.plan.recording_tables import BundleTable, RecordingTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan
+from fedglass.plan.tables import FederationTable, Named
 
 READERS = ("datasets", "initialisations")
 """Kinds whose names may end with the path of a file."""

@@ -3,34 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedglass.attack.hypotheses import AnyAttack, refined_by, started_by
-from fedglass.attack.images.decoders import located_decoder
-from fedglass.attack.labels.catalogue import labels_part
-from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
+from fedglass.attack.images.latent import located_decoder
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels, labels_part
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Refine
-from fedglass.audit.audit import Job
-from fedglass.audit.effort import Effort
+from fedglass.audit.audit import Effort, Job, rehearse
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.rehearsal import rehearse
 from fedglass.audit.target import Source
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, unknown_name
 from fedglass.core.facts import Fact
 from fedglass.core.registry import factory, make, takes
 from fedglass.diffusion.stored import located_model
 from fedglass.metrics.catalogue import metric, why_not
-from fedglass.plan.bundle_table import BundleTable
-from fedglass.plan.bundled import recorded_bundle
-from fedglass.plan.defences import defences_of
+from fedglass.plan.bundles import recorded_bundle
 from fedglass.plan.federation import simulated
-from fedglass.plan.options import checked_options
-from fedglass.plan.recording import recorded
-from fedglass.plan.recording_table import RecordingTable
+from fedglass.plan.loose_files import recorded
+from fedglass.plan.options import checked_options, defences_of
+from fedglass.plan.recording_tables import BundleTable, RecordingTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
-from fedglass.plan.sweep import points
-from fedglass.recipes.catalogue import recipe
+from fedglass.plan.tables import DefenceTable, FederationTable
+from fedglass.recipes import recipe
+
+# A sweep: one federation for each value of an option of a defence.
+
+
+@dataclass(frozen=True)
+class Point:
+    """A federation with the defences that it is to have."""
+
+    table: FederationTable
+    defences: Sequence[DefenceTable]
+    swept: dict[str, float] = field(default_factory=dict)
+    """The option and its value here; empty without a sweep."""
+
+
+def points(table: FederationTable, defences: Sequence[DefenceTable]) -> list[Point]:
+    """One without a sweep, else one for each value, named after it."""
+    sweep = table.sweep
+    if sweep is None:
+        return [Point(table, defences if table.defended else ())]
+    names = [defence.name for defence in defences]
+    if names.count(sweep.defence) > 1:
+        raise UsageError(f"federation.sweep: the plan has {sweep.defence!r} more than once: keep one of them.")
+    if sweep.defence not in names:
+        raise UsageError(f"federation.sweep: {unknown_name('defence of the plan', sweep.defence, names)}")
+    found = []
+    for value in sweep.values:
+        own = [_with(each, sweep.option, value) if each.name == sweep.defence else each for each in defences]
+        name = f"{table.name}{', ' if table.name else ''}{sweep.option} {value:g}"
+        found.append(Point(table.model_copy(update={"name": name}), own, {sweep.option: float(value)}))
+    return found
+
+
+def _with(table: DefenceTable, option: str, value: float) -> DefenceTable:
+    return DefenceTable.model_validate({"name": table.name, **table.options, option: value})
 
 
 def read_job(path: Path) -> Job:

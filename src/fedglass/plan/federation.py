@@ -18,33 +18,24 @@ from fedglass.core.types import Whitening
 from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
-from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.aggregate.rule import Aggregator
-from fedglass.fl.protection import Protection
+from fedglass.federation.behaviour.behaviour import Behaviour, Honest, PerRound, Rejoin
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation
+from fedglass.federation.peer import PeerView
+from fedglass.federation.transcript import Attendance
+from fedglass.federation.truth import Examples
+from fedglass.federation.views import AggregateView, ServerView, View
+from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
+from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import matching, with_fixed
-from fedglass.models.init import Initialisation
-from fedglass.models.init_names import by_name
-from fedglass.models.init_names import located as initialisation_at
+from fedglass.models.init import Initialisation, by_name
+from fedglass.models.init import located as initialisation_at
 from fedglass.plan.code import code_named
-from fedglass.plan.defences import defences_of, made
-from fedglass.plan.federation_table import FederationTable, GroupTable
-from fedglass.plan.public import public_of
-from fedglass.plan.recording import knows_of
+from fedglass.plan.loose_files import knows_of
+from fedglass.plan.options import defences_of, joined, made, public_of
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.together import joined
-from fedglass.rounds.behaviour.behaviour import Behaviour
-from fedglass.rounds.behaviour.honest import Honest
-from fedglass.rounds.behaviour.per_round import PerRound
-from fedglass.rounds.behaviour.rejoin import Rejoin
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.transcript import Attendance
-from fedglass.rounds.truth import Examples
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import View
+from fedglass.plan.tables import FederationTable, GroupTable
 
 
 def behaviour_of(group: GroupTable) -> Behaviour:

@@ -6,14 +6,21 @@ import functools
 import inspect
 import math
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedglass.core.errors import UsageError, unknown_name
+from fedglass.audit.public import Public
+from fedglass.core.errors import DataError, UsageError, unknown_name
 from fedglass.core.foreign import refused
-from fedglass.core.registry import parameters
+from fedglass.core.registry import factory, find, make, parameters
+from fedglass.data.catalogue import load, located
+from fedglass.federation.views import Together, View
+from fedglass.fl.release import Protection
+from fedglass.plan.schema import AdversaryTable
+from fedglass.plan.tables import DefenceTable, Named
 
 PLAIN = (int, float, bool, str)
 Range = tuple[Callable[[float], bool], str]
@@ -134,3 +141,56 @@ def defaults_in_words(make: Callable[..., object]) -> str:
         if _is_plain(hints.get(name))
     ]
     return ", ".join(shown)
+
+
+# The parts that tables of a plan name, and the defences of a client.
+
+
+def made(kind: str, table: Named) -> Any:
+    """The part of that kind which a table names, with the table's options."""
+    options = checked_options(find(kind, table.name).title, factory(kind, table.name), table.options)
+    return make(kind, table.name, **options)
+
+
+def defences_of(tables: Sequence[DefenceTable]) -> Protection:
+    """At most one gradient function, and the releases one after another."""
+    return Protection.of([made("defences", table) for table in tables])
+
+
+# The data that a plan gives the adversary beside the message.
+
+
+def public_of(adversary: AdversaryTable, shape: tuple[int, int, int], folder: Path) -> Public | None:
+    """The set that `adversary.public` names, in the shape of the private images; None where it names none."""
+    if adversary.public is None:
+        return None
+    channels, height, width = shape
+    data = load(located(adversary.public, folder))
+    if data.shape[0] != channels:
+        raise DataError(
+            f"adversary.public: expected images of {channels} channel(s) as the private ones have, got {data.shape[0]} "
+            f"in {data.name}: choose another set, or leave it out."
+        )
+    if data.shape != shape:
+        data = data.resized((height, width))
+    return Public.given(data.images, data.labels)
+
+
+# Rounds one by one, at once, or both, as `adversary.together` says.
+
+
+People = TypeVar("People", bound=Hashable)
+
+
+def joined(views: Sequence[tuple[View, People]], together: bool | Literal["also"]) -> list[tuple[View, People]]:
+    """The views, each with whose messages it sees; those of the same people as one where that is asked for."""
+    if together is False:
+        return list(views)
+    groups: dict[People, list[View]] = {}
+    for view, people in views:
+        groups.setdefault(people, []).append(view)
+    least = 2 if together == "also" else 0  # who asks for nothing else is told if there is only one
+    found: list[tuple[View, People]] = [
+        (Together(tuple(alike)), people) for people, alike in groups.items() if len(alike) >= least
+    ]
+    return [*views, *found] if together == "also" else found

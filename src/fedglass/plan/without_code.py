@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedglass.audit.rehearsal import rehearse
+from fedglass.audit.audit import rehearse
 from fedglass.audit.target import Section, Source
 from fedglass.core.foreign import no_code
 from fedglass.metrics.catalogue import metric
-from fedglass.plan.bundle_settled import opened, settled_facts
-from fedglass.plan.bundle_table import BundleTable
+from fedglass.plan.bundles import opened, settled_facts
 from fedglass.plan.code import (
     Code,
     code_named,
@@ -21,12 +20,12 @@ from fedglass.plan.code import (
     code_of_federation,
     code_of_recording,
 )
-from fedglass.plan.compile import attack_of, check_gate_metric, recordings
-from fedglass.plan.defences import defences_of
+from fedglass.plan.compile import attack_of, check_gate_metric, points, recordings
 from fedglass.plan.federation import check_parts, simulated
-from fedglass.plan.recording import check_recording
+from fedglass.plan.loose_files import check_recording
+from fedglass.plan.options import defences_of
+from fedglass.plan.recording_tables import BundleTable
 from fedglass.plan.schema import Plan
-from fedglass.plan.sweep import points
 
 
 @dataclass(frozen=True, eq=False)

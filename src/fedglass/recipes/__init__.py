@@ -1,0 +1,25 @@
+"""Attacks by name."""
+
+from __future__ import annotations
+
+from fedglass.attack.hypotheses import AnyAttack
+from fedglass.core.registry import make, summaries
+
+
+def recipe(name: str, **options: object) -> AnyAttack:
+    """The attack of that name with the given options of its recipe.
+
+    >>> recipe("idlg", iterations=10).stages[0].solver
+    LBFGS(rate=1.0, iterations=10, inner=20, history=100)
+    """
+    attack: AnyAttack = make("attacks", name, **options)
+    return attack
+
+
+def names() -> dict[str, str]:
+    """Name and one-line summary of every attack.
+
+    >>> names()["dlg"]
+    'images and labels together, squared error, L-BFGS'
+    """
+    return summaries("attacks")

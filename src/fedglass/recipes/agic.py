@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.minimum_rule import MinimumRule
+from fedglass.attack.labels.signs import MinimumRule
 from fedglass.attack.parts import Labels
 from fedglass.attack.solvers.adam import SignedAdam
-from fedglass.attack.solvers.keep import Lowest
-from fedglass.attack.solvers.schedules import StepDecay
-from fedglass.attack.terms.layered_cosine import LayeredCosine
-from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.solvers.schedules import Lowest, StepDecay
+from fedglass.attack.terms.layers import LayeredCosine
+from fedglass.attack.terms.priors import TotalVariation
 from fedglass.core.registry import register
 
 MINIMUM_RULE = MinimumRule()

@@ -11,24 +11,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.observed_residual import ObservedResidual
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.defaults import unasked
+from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
+from fedglass.attack.forward.statistics import BesideStatistics
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.minimum_rule import MinimumRule
+from fedglass.attack.labels.signs import MinimumRule
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.solvers.adam import Adam, SignedAdam
-from fedglass.attack.solvers.keep import Lowest, LowestFrom
-from fedglass.attack.solvers.schedules import CosineDecay, Schedule, StepDecay
-from fedglass.attack.terms.after import After
-from fedglass.attack.terms.distance import Cosine
+from fedglass.attack.solvers.schedules import CosineDecay, Lowest, LowestFrom, Schedule, StepDecay
+from fedglass.attack.terms.distance import Cosine, SupportCosine
 from fedglass.attack.terms.layers import Ramp
-from fedglass.attack.terms.relative_variation import RelativeVariation, UsualContrast
-from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
-from fedglass.attack.terms.scale_rule import ScaleRule
-from fedglass.attack.terms.support import SupportCosine
-from fedglass.attack.terms.term import Term
-from fedglass.attack.terms.total_variation import PixelVariation, TotalVariation
-from fedglass.attack.unasked import unasked
+from fedglass.attack.terms.priors import (
+    PixelVariation,
+    RelativeVariation,
+    ReweightedL1,
+    SupportReweightedL1,
+    TotalVariation,
+    UsualContrast,
+)
+from fedglass.attack.terms.term import After, ScaleRule, Term, WithStatistics
 from fedglass.core.facts import Fact
 from fedglass.core.registry import register
 from fedglass.core.types import BatchNorm, Observation
@@ -171,3 +172,34 @@ def _coarse(forward: Forward, prior: Term, schedule: Schedule, support: float, i
 def _fine(forward: Forward, rate: float, schedule: Schedule, iterations: int) -> Stage:
     solver = Adam(rate=rate, iterations=iterations, schedule=schedule, keep=Lowest())
     return Stage(forward, Pixels(), Cosine() + ReweightedL1() + PRIOR, solver)
+
+
+# Reading what BatchNorm's running statistics tell beside the update that they come with.
+
+
+def _untold(seen: Observation) -> str:
+    return "" if Fact.STATISTICS in seen.facts else "no running statistics that have moved were recorded"
+
+
+@unasked(_untold)
+@register(
+    "attacks",
+    "coarse_to_fine_statistics",
+    summary="coarse_to_fine_batchnorm that also matches the running statistics which come with the update",
+    paper=PAPER,
+)
+def coarse_to_fine_statistics(
+    labels: Labels = MINIMUM_RULE, weight: float = 1.0, iterations: int = 500, restarts: int = 1
+) -> Attack:
+    """For clients that train BatchNorm by the batch: their layers' statistics tell mean and contrast of the pictures.
+
+    Defences of the update do not touch them. Not in the paper.
+    """
+    attack = coarse_to_fine_batchnorm(labels, iterations, restarts)
+
+    def beside(stage: Stage) -> Stage:
+        return replace(
+            stage, forward=BesideStatistics(stage.forward), objective=WithStatistics(stage.objective, weight)
+        )
+
+    return replace(attack, stages=tuple(map(beside, attack.stages)))

@@ -6,22 +6,21 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.each_client import EachClient
-from fedglass.attack.forward.super_client import BUDGET_MIB, SuperClient
+from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, EachClient, SuperClient
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution
+from fedglass.attack.images.pixels import BoundedLowResolution, LowResolution
 from fedglass.attack.labels.counts import InterpolatedCounts
-from fedglass.attack.labels.own_counts import LastLayerCounts
+from fedglass.attack.labels.instance_counts import LastLayerCounts
 from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import Cosine, SquaredError
-from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.terms.priors import TotalVariation
 from fedglass.core.errors import unknown_name
-from fedglass.core.papers import CURIOUS_CLIENT
 from fedglass.core.registry import register
+from fedglass.core.text import CURIOUS_CLIENT
 
 INTERPOLATED, LAST_LAYER = InterpolatedCounts(), LastLayerCounts()
 
@@ -38,7 +37,7 @@ def curious_client(
     factor: int = 1,
     tv: float = 0.03,
     iterations: int = 100,
-    budget_mib: float = BUDGET_MIB,
+    budget_mib: float = SUPER_CLIENT_BUDGET_MIB,
 ) -> AnyAttack:
     """The paper's super-client with another search: cosine distance, total variation, signed Adam, pixel bounds.
 
@@ -67,7 +66,7 @@ def curious_client_published(
     labels: Labels = INTERPOLATED,
     factor: int = 4,
     iterations: int = 100,
-    budget_mib: float = BUDGET_MIB,
+    budget_mib: float = SUPER_CLIENT_BUDGET_MIB,
     grouped: bool = False,
 ) -> Attack:
     """All images behind the step, the adversary's own among them, enlarged from 1/factor; last iterate, no prior.

@@ -6,28 +6,109 @@ the number of iterations. `setting` names one of the two sets of weights that th
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.one_gradient import RepeatedGradient
+from fedglass.attack.defaults import unasked
+from fedglass.attack.forward.gradients import RepeatedGradient
 from fedglass.attack.forward.unroll import BUDGET_MIB, Unroll, UnrollEpochs
 from fedglass.attack.hypotheses import TryEpochs
-from fedglass.attack.images.per_epoch import EpochPixels
-from fedglass.attack.images.pixels import FreePixels
+from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
+from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
+from fedglass.attack.needs import needs_of
 from fedglass.attack.parts import Forward, Images, Labels
 from fedglass.attack.solvers.adam import Adam
+from fedglass.attack.solvers.schedules import CosineDecay, ExponentialDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
+from fedglass.attack.terms.priors import (
+    AbsoluteEpochPrior,
+    CircularTotalVariation,
+    ClipPenalty,
+    ConvMax,
+    ConvMean,
+    Max,
+    Mean,
+    SquaredEpochPrior,
+    Summary,
+    TotalVariation,
+)
 from fedglass.attack.terms.term import Term
-from fedglass.core.papers import DLFA
+from fedglass.core.errors import unknown_name
+from fedglass.core.facts import Fact
 from fedglass.core.registry import register
-from fedglass.recipes.dlfa_settings import epoch_prior, settings
+from fedglass.core.text import DLFA
+from fedglass.core.types import Observation
+from fedglass.recipes.sme import COUNTS, one_step, surrogate
 
-COUNTS = InterpolatedCounts()
+# The two sets of weights that the authors of Data Leakage in Federated Averaging tuned, as released.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Weights, rate and decay for one data set."""
+
+    tv: float
+    clip: float
+    inv: float
+    summary: Summary
+    rate: float
+    decay: ExponentialDecay
+    ramp: tuple[float, float]
+    """The distance's weight at the start and after the first 200 iterations."""
+
+    def priors(self) -> Term:
+        return self.tv * CircularTotalVariation() + self.clip * ClipPenalty()
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "femnist": Setting(0.001, 2.0, 1000.0, Mean(), 0.4, ExponentialDecay(0.995, 10), (1.0, 2.0)),
+    "cifar100": Setting(0.0002, 10.0, 6.075, ConvMax(), 0.1, ExponentialDecay(0.997, 20), (4.0, 2.0)),
+}
+
+
+def settings(name: str) -> Setting:
+    """The setting of that name, or an error with the nearest one."""
+    if name not in SETTINGS:
+        raise unknown_name("setting", name, SETTINGS)
+    return SETTINGS[name]
+
+
+SUMMARIES: Mapping[str, Summary] = {"mean": Mean(), "max": Max(), "conv_mean": ConvMean(), "conv_max": ConvMax()}
+DISTANCES = {"l1": AbsoluteEpochPrior, "l2": SquaredEpochPrior}
+PRIOR_WEIGHTS: Mapping[tuple[str, str], Mapping[str, float]] = {
+    ("femnist", "l1"): {"max": 77.298, "conv_max": 81.365, "mean": 250.846, "conv_mean": 263.623},
+    ("femnist", "l2"): {"max": 92.378, "conv_max": 97.776, "mean": 1000.0, "conv_mean": 1054.413},
+    ("cifar100", "l1"): {"max": 4.848, "conv_max": 5.0, "mean": 15.708, "conv_mean": 16.206},
+    ("cifar100", "l2"): {"max": 5.814, "conv_max": 6.075, "mean": 62.675, "conv_mean": 65.573},
+}
+"""Of the priors of Table 4, as released: setting and distance, then summary."""
+
+
+def epoch_prior(setting: str, summary: str | None = None, distance: str | None = None) -> Term:
+    """A prior of Table 4 with its released weight; what is left out is the setting's own, a squared difference.
+
+    >>> epoch_prior("femnist"), epoch_prior("femnist", "max", "l1")
+    (1000.0 * SquaredEpochPrior(summary=Mean()), 77.298 * AbsoluteEpochPrior(summary=Max()))
+    """
+    own = next(name for name, part in SUMMARIES.items() if part == settings(setting).summary)
+    summary, distance = own if summary is None else summary, "l2" if distance is None else distance
+    if summary not in SUMMARIES:
+        raise unknown_name("summary", summary, SUMMARIES)
+    if distance not in DISTANCES:
+        raise unknown_name("distance", distance, DISTANCES)
+    return PRIOR_WEIGHTS[setting, distance][summary] * DISTANCES[distance](SUMMARIES[summary])
+
+
+LABEL_COUNTS = InterpolatedCounts()
 
 
 @register("attacks", "dlfa_published", summary="simulates the local training, epoch prior; as released", paper=DLFA)
 def dlfa_published(
-    labels: Labels = COUNTS,
+    labels: Labels = LABEL_COUNTS,
     setting: str = "femnist",
     iterations: int = 400,
     budget_mib: float = BUDGET_MIB,
@@ -44,7 +125,7 @@ def dlfa_published(
 
 @register("attacks", "dlfa_no_prior", summary="simulates the local training, no prior over epochs", paper=DLFA)
 def dlfa_no_prior(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
+    labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
     """Separate images for each epoch, without the prior: "Ours (no prior)"."""
     return _compose(Unroll(budget_mib), EpochPixels(), labels, setting, iterations)
@@ -52,7 +133,7 @@ def dlfa_no_prior(
 
 @register("attacks", "dlfa_shared", summary="simulates the local training, epochs share their images", paper=DLFA)
 def dlfa_shared(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
+    labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
     """The same images in each epoch [Geiping et al., 2020]: "Shared"."""
     return _compose(Unroll(budget_mib), FreePixels(), labels, setting, iterations)
@@ -60,7 +141,7 @@ def dlfa_shared(
 
 @register("attacks", "dlfa_fedsgd_epoch", summary="simulates one full batch for each epoch", paper=DLFA)
 def dlfa_fedsgd_epoch(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
+    labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
     """One batch of all examples for each epoch: "FedSGD-Epoch".
 
@@ -72,7 +153,7 @@ def dlfa_fedsgd_epoch(
 
 
 @register("attacks", "dlfa_fedsgd", summary="the whole update as one gradient", paper=DLFA)
-def dlfa_fedsgd(labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400) -> Attack:
+def dlfa_fedsgd(labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400) -> Attack:
     """The update as one gradient, no simulation [Geng et al., 2021]: "FedSGD"."""
     return _compose(RepeatedGradient(), FreePixels(), labels, setting, iterations)
 
@@ -81,7 +162,7 @@ def dlfa_fedsgd(labels: Labels = COUNTS, setting: str = "femnist", iterations: i
     "attacks", "dlfa_unknown_epochs", summary="dlfa_published where epochs and batch size are unknown", paper=DLFA
 )
 def dlfa_unknown_epochs(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
+    labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> TryEpochs:
     """`dlfa_published` for every number of epochs that divides the number of steps; lowest energy wins."""
     return TryEpochs(dlfa_published(labels, setting, iterations, budget_mib))
@@ -91,7 +172,7 @@ def dlfa_unknown_epochs(
     "attacks", "dlfa_printed", summary="simulates the local training, epoch prior; as printed (cosine)", paper=DLFA
 )
 def dlfa_printed(
-    labels: Labels = COUNTS, setting: str = "femnist", iterations: int = 200, budget_mib: float = BUDGET_MIB
+    labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 200, budget_mib: float = BUDGET_MIB
 ) -> Attack:
     """`dlfa_published` with the cosine distance and the 200 iterations that the paper prints."""
     chosen = settings(setting)
@@ -108,3 +189,55 @@ def _compose(
     # The release counts its ramp in iterations, 200 of 400.
     objective = Ramp(LayeredSquaredError(), *chosen.ramp, until=200 / iterations) + chosen.priors()
     return Attack(labels, (Stage(forward, images, objective if prior is None else objective + prior, solver),))
+
+
+# Data Leakage in Federated Averaging [Dimitrov et al., 2022], started from a surrogate model [Zhu et al., 2023].
+
+
+LARGE = 3 * 64 * 64
+"""Entries of an image beyond which it is not played without being asked for."""
+FEW = 20
+"""Local steps of all clients up to which it is."""
+
+
+def _dear(seen: Observation) -> str:
+    steps, dear = seen.knows.local_steps, "dear to simulate; name it in a plan if you want it"
+    if steps is not None and steps * seen.knows.clients > FEW:
+        return f"{steps} local steps are {dear}"
+    return f"images of that size are {dear}" if math.prod(seen.knows.shape) > LARGE else ""
+
+
+@unasked(lambda seen: one_step(seen) or _dear(seen))
+@register("attacks", "dlfa", summary="simulates the local training, epoch prior; started from sme, fast", paper=DLFA)
+def dlfa(
+    labels: Labels = COUNTS,
+    setting: str = "femnist",
+    iterations: int = 60,
+    warm_up: int = 200,
+    tv: float = 0.02,
+    prior: float = 0.003,
+    budget_mib: float = BUDGET_MIB,
+    shared: bool = False,
+    whole_epochs: bool = False,
+) -> Attack:
+    """SME's images, found in seconds, then the simulation with images of each epoch's own and the epoch prior.
+
+    Differs from the paper in its start, in the cosine distance, total variation and bounds (those of SME), and in
+    a rate that decays to zero: a fraction of the iterations of `dlfa_published` reaches its quality. Made for
+    networks on which SME gets anywhere; `dlfa_published` starts from noise. `prior` is relative to the weight that
+    the setting has in the paper, beside a distance of another scale; 0 leaves it out. `shared` and `whole_epochs`
+    give the paper's baselines the same solver: the same images in each epoch, and one batch for each epoch.
+    """
+    chosen = settings(setting)
+    objective: Term = Cosine() + tv * TotalVariation(share=0.5)
+    if prior and not shared:
+        objective = objective + (prior * chosen.inv) * SquaredEpochPrior(chosen.summary)
+    solver = Adam(rate=0.2, iterations=iterations, schedule=CosineDecay())
+    forward = UnrollEpochs(budget_mib) if whole_epochs else Unroll(budget_mib)
+    simulation = Stage(forward, Pixels() if shared else _separate(labels), objective, solver)
+    return Attack(labels, (surrogate(0.01, warm_up), simulation))
+
+
+def _separate(labels: Labels) -> Images:
+    """Images of each epoch's own; in its own order where the labels are."""
+    return OrderedEpochPixels() if Fact.BATCH_LABELS in needs_of(labels) else BoundedEpochPixels()

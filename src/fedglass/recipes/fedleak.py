@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images.generator import GeneratorWeights
-from fedglass.attack.labels.minimum_rule import MinimumRule
-from fedglass.attack.merge import FirstEpoch
-from fedglass.attack.parts import Labels
-from fedglass.attack.refine.median import MedianFilter
-from fedglass.attack.solvers.lookahead_adam import LookaheadAdam
+from fedglass.attack.labels.signs import MinimumRule
+from fedglass.attack.parts import FirstEpoch, Labels
+from fedglass.attack.refine.restoration import MedianFilter
+from fedglass.attack.solvers.adam import LookaheadAdam
 from fedglass.attack.solvers.schedules import CosineDecay
-from fedglass.attack.terms.partial_match import PartialMatch
-from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.terms.layers import PartialMatch
+from fedglass.attack.terms.priors import TotalVariation
 from fedglass.core.registry import register
 
 MINIMUM_RULE = MinimumRule()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.minimum_rule import MinimumRule
+from fedglass.attack.labels.signs import MinimumRule
 from fedglass.attack.parts import Labels
-from fedglass.attack.solvers.keep import LowestFrom
-from fedglass.attack.solvers.quantised_adam import QuantisedAdam
-from fedglass.attack.solvers.schedules import StepDecay
-from fedglass.attack.terms.after import After
-from fedglass.attack.terms.growing_cosine import GrowingCosine
-from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.solvers.adam import QuantisedAdam
+from fedglass.attack.solvers.schedules import LowestFrom, StepDecay
+from fedglass.attack.terms.layers import GrowingCosine
+from fedglass.attack.terms.priors import TotalVariation
+from fedglass.attack.terms.term import After
 from fedglass.core.registry import register
 
 MINIMUM_RULE = MinimumRule()

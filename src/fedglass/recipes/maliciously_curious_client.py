@@ -8,22 +8,21 @@ examples behind the step, the adversary's own among them, by cosine distance and
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.combine import (
+from fedglass.attack.forward.through import (
     Combination,
     OneClient,
     SoftMedian,
     SupposedMean,
     SupposedMedian,
     SupposedTrimmedMean,
+    Through,
 )
-from fedglass.attack.forward.through import Through
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.attack.images.decoders import NONE, OWN, decoder_named
-from fedglass.attack.images.latent import Latent
+from fedglass.attack.images.latent import NONE, OWN, Latent, decoder_named
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.kept import AllOthers, Choice, Everybody, OneOther, SomeOthers, TryKept
 from fedglass.attack.labels.assigned import AssignedLabels
-from fedglass.attack.labels.own_counts import LastLayerCounts
+from fedglass.attack.labels.instance_counts import LastLayerCounts
 from fedglass.attack.needs import needs_of
 from fedglass.attack.own import LabelsOfOthers, OwnAsSent
 from fedglass.attack.parts import Images, Labels
@@ -31,10 +30,10 @@ from fedglass.attack.rules import TryRules
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import Cosine, SquaredError
-from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.terms.priors import TotalVariation
 from fedglass.core.errors import unknown_name
-from fedglass.core.papers import MALICIOUSLY_CURIOUS_CLIENT
 from fedglass.core.registry import register
+from fedglass.core.text import MALICIOUSLY_CURIOUS_CLIENT
 
 LAST_LAYER = LastLayerCounts()
 OWN_UPDATE = ("as_sent", "unknown")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.one_gradient import OneGradient
-from fedglass.attack.forward.segment import AlongSegment, OnSegment
+from fedglass.attack.defaults import unasked
+from fedglass.attack.forward.gradients import AlongSegment, OneGradient, OnSegment
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import Constant, CosineDecay, Schedule, StepDecay
 from fedglass.attack.terms.distance import Cosine
-from fedglass.attack.terms.total_variation import TotalVariation
-from fedglass.attack.unasked import unasked
+from fedglass.attack.terms.priors import TotalVariation
 from fedglass.core.errors import UsageError
-from fedglass.core.papers import SME
 from fedglass.core.registry import register
+from fedglass.core.text import SME
 from fedglass.core.types import Observation
 
 COUNTS = InterpolatedCounts()

@@ -2,29 +2,92 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from fedglass.ledger.records import REPORT, Picture, Record, claimed_digest
-from fedglass.report import certificates, sections, singling_out
-from fedglass.report.audited import judged_by, records_of
-from fedglass.report.exact import exact_lines, read_exactly
-from fedglass.report.flags import Label, doubts_by_question, flag_labels
-from fedglass.report.glossary import Glossary
-from fedglass.report.heading import ended, plan_text, title_of
-from fedglass.report.names import Names, message_name, short_names
-from fedglass.report.page import Cell, Pair, Table, render, write_page
-from fedglass.report.pictures import Album
-from fedglass.report.sections import Scales
-from fedglass.report.sweeps import sweep_figures
+from fedglass.core.errors import UsageError
+from fedglass.core.scale import Scale
+from fedglass.report import evidence as certificates
+from fedglass.report import evidence as singling_out
+from fedglass.report import sections
+from fedglass.report.glossary import Glossary, Label, doubts_by_question, flag_labels
+from fedglass.report.page import Album, Cell, Names, Pair, Table, message_name, render, short_names, write_page
+from fedglass.report.sections import Scales, exact_lines, read_exactly, sweep_figures, whose_images
 from fedglass.report.threat import threat_model
-from fedglass.report.whose import whose_images
+from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge, reads, serious_doubts
-from fedglass.verdict.summary import Case, by_attack, by_view, rank, scales_of
+from fedglass.verdict.records import PLAN, RECORDS, REPORT, SUMMARY, Picture, Record, RecordFile, claimed_digest
+from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_summary, scales_of
 from fedglass.verdict.texts import count, percent
+
+# What stands above the page: the audit's title and its date.
+
+
+LONGEST_PLAN = 2**20
+
+
+def plan_text(directory: Path) -> str | None:
+    """The plan as it was kept beside the records, or None."""
+    path = directory / PLAN
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return file.read(LONGEST_PLAN).decode("utf-8", errors="replace")
+
+
+def title_of(plan: str | None) -> str:
+    """The plan's title; empty where it has none, or is no plan.
+
+    >>> title_of('title = "Pilot"'), title_of("<oops>"), title_of(None)
+    ('Pilot', '', '')
+    """
+    try:
+        title = tomllib.loads(plan or "").get("title", "")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return ""
+    return title.strip() if isinstance(title, str) else ""
+
+
+def ended(directory: Path, records: Sequence[Record]) -> str:
+    """When the last case ended, or by older records when their file was written.
+
+    The page itself has no date, so that it can be made again.
+    """
+    known = [when for record in records if (when := _instant(record.finished)) is not None]
+    when = max(known) if known else datetime.fromtimestamp((directory / RECORDS).stat().st_mtime, UTC)
+    return when.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _instant(text: str | None) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text or "")
+        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+# An audit directory as every form of report reads it: records and the gate alone, so that nothing needs torch.
+
+
+def records_of(directory: Path) -> list[Record]:
+    """The records of an audit directory, with what they say of each other, or that it is none."""
+    if not (directory / RECORDS).is_file():
+        raise UsageError(f"{directory} is not an audit directory (no {RECORDS}): run `fedglass audit` first.")
+    return with_refutations(RecordFile(directory / RECORDS).read())
+
+
+def judged_by(directory: Path, done: int) -> tuple[Gate, int | None, Mapping[str, Scale]]:
+    """The gate that the audit was judged by, how many planned cases are missing (None: unknown), and the scales."""
+    if not (directory / SUMMARY).is_file():
+        return Gate(), None, {}
+    summary = read_summary(directory / SUMMARY)
+    return summary.judged_by(), max(0, summary.planned - done), summary.scales
+
 
 WORST = 12
 FILM = "the way of the refinement"
@@ -269,8 +332,8 @@ def _record_facts(record: Record) -> Table:
     rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
     rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
     rows += [["exact method", read_exactly(record)]] if record.method else []
-    rows += [] if record.certificate is None else certificates.facts(record.certificate)
-    rows += [] if record.game is None else singling_out.facts(record.game)
+    rows += [] if record.certificate is None else certificates.certificate_facts(record.certificate)
+    rows += [] if record.game is None else singling_out.game_facts(record.game)
     rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
     if record.identity_kept:
         kept = f"{sum(record.identity_kept)} of {len(record.identity_kept)} refined images"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from fedglass.core.scale import Scale
-from fedglass.ledger.records import Record
-from fedglass.report.charts import Dot, energy_chart, interval_plot, trade_off
-from fedglass.report.flags import Label
-from fedglass.report.names import Names
-from fedglass.report.page import Cell, Table
-from fedglass.verdict.gate import Gate
-from fedglass.verdict.summary import Group, Interval
-from fedglass.verdict.texts import percent
+from fedglass.core.text import AFTER_ROUND
+from fedglass.report.charts import Dot, energy_chart, interval_plot, sweep_chart, trade_off
+from fedglass.report.glossary import Label
+from fedglass.report.page import Cell, Names, Table, by_text, message_name, some
+from fedglass.verdict.doubts import Kind
+from fedglass.verdict.flags import flags_of
+from fedglass.verdict.gate import Gate, is_mute
+from fedglass.verdict.images import ImageScores
+from fedglass.verdict.records import Record
+from fedglass.verdict.summary import Case, Group, Interval
+from fedglass.verdict.texts import count, percent
 
 Scales = Mapping[str, Scale]
 """How each metric of the records reads."""
@@ -158,3 +162,135 @@ def _energy(attack: str, view: str, records: Sequence[Record]) -> Figure:
 
 def _plain(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3g}"
+
+
+# What exact attacks read: they solve equations of the message instead of searching.
+
+
+def read_exactly(found: Record | Case) -> str:
+    """Return by which method something was read, and whether that was verified."""
+    return f"read by {found.method}" + ("; verified: it explains the message" if found.explains else "; not verified")
+
+
+def exact_lines(records: Sequence[Record], gate: Gate, names: Names) -> list[tuple[str, str]]:
+    """Return what exact attacks read from each message, or why they read nothing."""
+    told = [(text, message_name(record, names)) for record in records for text in _told(record, gate)]
+    return by_text(told)
+
+
+def _told(record: Record, gate: Gate) -> list[str]:
+    if record.method:
+        return [f"{count(len(record.labels_recovered), 'image')} {read_exactly(record)}."]
+    return [flag.text for flag in flags_of(record, gate) if flag.kind is Kind.NO_EXACT_METHOD]
+
+
+# What attacks reach over a number that the plan sweeps, beside the best blind guess.
+
+
+ROUND = "round"
+
+
+def sweep_figures(records: Sequence[Record], gate: Gate, scales: Scales) -> list[Figure]:
+    """One chart for each swept option and metric, the gate's first; without a guess to compare with there is none.
+
+    Rounds are swept wherever an audit looks at several.
+    """
+    found = []
+    for option in dict.fromkeys((*(name for record in records for name in record.swept), *_rounds(records))):
+        chosen = [record for record in records if option in _places(record) and record.status == "done"]
+        metrics = dict.fromkeys(name for record in chosen for name in record.metrics if name in record.blind)
+        for metric in sorted(metrics, key=lambda name: name != gate.metric):
+            note = _read(chosen, option, gate) if metric == gate.metric else ""
+            found.append(_figure(chosen, option, metric, scales, note))
+    return found
+
+
+def _places(record: Record) -> dict[str, float]:
+    """Where a record stands on every axis that may be swept."""
+    return {**record.swept, ROUND: float(record.round)}
+
+
+def _rounds(records: Sequence[Record]) -> list[str]:
+    return [ROUND] if len({record.round for record in records}) > 1 else []
+
+
+def _figure(records: Sequence[Record], option: str, metric: str, scales: Scales, note: str) -> Figure:
+    at = [_places(record)[option] for record in records]
+    places = sorted(set(at))
+    attacks = dict.fromkeys(record.attack for record in records)
+    rows = list(zip(records, at, strict=True))
+    series = {
+        attack: [
+            _finite_mean(
+                v for r, where in rows if (r.attack, where) == (attack, place) for v in r.metrics.get(metric, ())
+            )
+            for place in places
+        ]
+        for attack in attacks
+    }
+    blind = [
+        _finite_mean(v for r, where in rows if where == place for v in r.blind.get(metric, ())) for place in places
+    ]
+    axis, title = option.replace("_", " "), scales[metric].title
+    svg = sweep_chart(f"{title} over {axis}", places, series, blind, f"{axis} (at equal distances)", title)
+    side = "higher" if scales[metric].higher_leaks else "lower"
+    return Figure(f"{title} over {axis} ({side} = more leaked)", svg, note)
+
+
+def _finite_mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _read(records: Sequence[Record], option: str, gate: Gate) -> str:
+    """How much is recovered at each value, and how good the model is there, in a sentence."""
+    told = []
+    for place in sorted({_places(record)[option] for record in records}):
+        here = [record for record in records if _places(record)[option] == place]
+        hits = [hit for record in here for hit in gate.hits(ImageScores.of(record))]
+        accuracy = _finite_mean(record.utility.get(AFTER_ROUND) for record in here) if option == ROUND else None
+        beside = "" if accuracy is None else f" (test accuracy {percent(accuracy)})"
+        told.append(f"{place:g}: {sum(hits)} of {count(len(hits), 'image')}{beside}")
+    return f"Recovered ({gate.rule}) at {'; '.join(told)}."
+
+
+# Whose images came back, where the records say whose each image is.
+
+
+COULD = {"server": "whoever reads the server", "aggregate": "whoever reads the server"}
+
+
+def whose_images(records: Sequence[Record], gate: Gate, names: Names) -> Table | None:
+    """By view, how many images of each client some attack recovered; None where no record says whose they are."""
+    views: dict[str, list[Record]] = {}
+    for record in records:
+        if record.status == "done" and record.owners and not is_mute(record):
+            views.setdefault(record.view, []).append(record)
+    rows = [_row(names[view], group, gate) for view, group in views.items()]
+    return Table(["view", "who could do this", "came back", "whose"], rows) if rows else None
+
+
+def _row(name: str, records: Sequence[Record], gate: Gate) -> list[Cell | str]:
+    owners, came = records[0].owners, _came_back(records, gate)
+    each = [_of(client, owners, came) for client in dict.fromkeys(owners)]
+    return [name, _could(records[0]), f"{len(came)} of {len(owners)}", ", ".join(some(each, 12))]
+
+
+def _came_back(records: Sequence[Record], gate: Gate) -> set[int]:
+    """The images that some attack recovered in some repeat."""
+    return {i for record in records for i, hit in enumerate(gate.hits(ImageScores.of(record))) if hit}
+
+
+def _of(client: str, owners: Sequence[str], came: set[int]) -> str:
+    """
+    >>> _of("a", ["a", "b", "a"], {1, 2})
+    'a: 1 of 2'
+    """
+    own = [i for i, owner in enumerate(owners) if owner == client]
+    return f"{client}: {len(came.intersection(own))} of {len(own)}"
+
+
+def _could(record: Record) -> str:
+    if record.standpoint == "peer" and record.participants:
+        return f"any of the {len(record.participants)} participants"
+    return COULD.get(record.standpoint, "not told")

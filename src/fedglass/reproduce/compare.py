@@ -7,11 +7,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedglass.ledger.records import Record
+from markupsafe import Markup
+
 from fedglass.reproduce.cases import Cell, TrialCase
-from fedglass.reproduce.curves import Curve, Lines
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table
+from fedglass.verdict.records import Record
+
+# What a table's page draws: along an axis that one case was measured on, or over its rows.
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values at equal distances along an axis from 0 to `last`."""
+
+    title: str
+    axis: str
+    last: float
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Points on logarithmic axes, by the name of the line that joins them."""
+
+    title: str
+    axis: str
+    points: Mapping[str, Sequence[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its caption."""
+
+    title: str
+    svg: Markup
+    note: str = ""
+
 
 DEVIATION = "standard deviation"
 NO_BETTER = "no better than guessing"

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.audit.machine import one_thread
 from fedglass.core.types import BatchNorm, Training
+from fedglass.execution.machine import one_thread
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network

@@ -2,24 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedglass.ledger.records import Record
 from fedglass.report.charts import line_chart, trade_off
+from fedglass.report.page import Album, Inlined, render, write_page
 from fedglass.report.page import Cell as TableCell
 from fedglass.report.page import Table as PageTable
-from fedglass.report.page import render, write_page
-from fedglass.report.pictures import Album, Inlined
-from fedglass.reproduce.cases import Cell, TrialCase
-from fedglass.reproduce.compare import Line, curves_of, lines, lines_of, measures_of, shown, spread_in_words, strips_of
-from fedglass.reproduce.curves import Chart
-from fedglass.reproduce.drawn_over import charts_along, charts_over
-from fedglass.reproduce.estimate import duration
-from fedglass.reproduce.remarks import remarks
+from fedglass.reproduce.cases import Cell, Trial, TrialCase
+from fedglass.reproduce.charts import charts_along, charts_over
+from fedglass.reproduce.compare import (
+    Chart,
+    Line,
+    curves_of,
+    is_done,
+    lines,
+    lines_of,
+    measures_of,
+    shown,
+    spread_in_words,
+    strips_of,
+)
+from fedglass.reproduce.cost import TIMED, Load, iterations_of_stages
+from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.tables import Figure, Table
+from fedglass.verdict.records import Record
+
+# What a re-creation will cost, said before it starts.
+
+
+def seconds_of(experiment: Experiment) -> float:
+    """About how long one case takes on one core."""
+    setup = experiment.setup
+    load = Load(setup.network, setup.data, experiment.supposed or setup.training, setup.examples, setup.clients)
+    # Of clients that train for many rounds all are simulated, of a message those behind it.
+    trainings = 1 if setup.course is None else setup.course.rounds * setup.clients
+    return trainings * load.training_seconds() + experiment.probe.seconds(load)
+
+
+def training_seconds(trial: Trial) -> float:
+    """About how long the trial's network is trained before, on one core."""
+    setup, population = trial.experiment.setup, trial.population
+    warm_up = setup.warm_up
+    if warm_up is None:
+        return 0.0
+    examples = warm_up.examples or len(population.dataset()) // (population.writers() or 1)
+    each = Load(setup.network, setup.data, warm_up.training, examples).training_seconds()
+    return warm_up.rounds * warm_up.called * each
+
+
+def in_words(cases: Iterable[TrialCase], workers: int, untrained: Iterable[TrialCase] = ()) -> str:
+    """The whole cost in one sentence, or that nothing is left to do."""
+    costs = [seconds_of(case.subject.experiment) for case in cases]
+    if not costs:
+        return "Nothing is left to run."
+    each = (
+        f"about {duration(costs[0])}"
+        if max(costs) < 1.5 * min(costs)
+        else f"{duration(min(costs))} to {duration(max(costs))}"
+    )
+    running = min(workers, len(costs))
+    wall = max(sum(costs) / running, max(costs))
+    plural = "" if len(costs) == 1 else "s"
+    training = max((training_seconds(case.subject) for case in untrained), default=0.0)
+    before = f", after about {duration(training)} of training the network" if training else ""
+    return (
+        f"{len(costs)} run{plural}, {each} each on one core, about {duration(wall)} in all with {running} "
+        f"worker{'' if running == 1 else 's'} (estimated from {TIMED} timed steps){before}."
+    )
+
+
+def duration(seconds: float) -> str:
+    """A length of time in one unit.
+
+    >>> duration(0.4), duration(90), duration(5000), duration(200000)
+    ('1 s', '90 s', '83 min', '56 h')
+    """
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+# What the reader must know beside the numbers: what was reduced, averaged and trained.
+
+
+def remarks(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
+    """What the reader must know beside the numbers; without any records, of what is planned."""
+    own = paper_of(of).remarks
+    told = _iterations(cells) if own is None else own(of, cells)
+    return [*told, *_averaged(cells, records), *_accuracies(cells, records), *of.notes]
+
+
+def _accuracies(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
+    """How far the networks were trained, without which later rounds can not be compared."""
+    found: dict[int, float] = {}
+    for cell in cells:
+        for case in cell.cases:
+            value = records[case.key].utility.get("accuracy") if case.key in records else None
+            if value is not None and cell.experiment.setup.warm_up is not None:
+                found[cell.experiment.setup.warm_up.rounds] = value
+    if not found:
+        return []
+    told = ", ".join(f"{value:.0%} after {rounds}" for rounds, value in sorted(found.items()))
+    stand_in = any(case.subject.population.stand_in for cell in cells for case in cell.cases)
+    pace = " A stand-in is learnt at another pace than the paper's data: do not compare these rows by round."
+    return [f"Accuracy of the trained network here, by rounds: {told}.{pace if stand_in else ''}"]
+
+
+def _iterations(cells: Sequence[Cell]) -> list[str]:
+    """What was made of --iterations: a recipe gives them to its main stage, others keep their own."""
+    asked: dict[int, dict[str, str]] = {}
+    for cell in cells:
+        stages, iterations = iterations_of_stages(cell.experiment.probe.attack), cell.request.iterations
+        if iterations is not None and stages:
+            told = asked.setdefault(iterations, {})
+            if len(stages) > 1:
+                told[cell.title] = " + ".join(map(str, stages))
+    return [
+        f"Not as published: the option `iterations` of every attack was {number}."
+        + "".join(f" Stages of {name}: {each} iterations, of which the option sets one." for name, each in m.items())
+        for number, m in sorted(asked.items())
+    ]
+
+
+def _averaged(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
+    """What the averages are made of: not of parts whose network was not given, or whose runs failed."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for cell in cells:
+        cases = [case for case in cell.cases if not records or is_done(case, records)]
+        parts = tuple(dict.fromkeys(case.subject.part for case in cases if case.subject.part))
+        if parts:
+            found.setdefault(parts, []).append(f"row {cell.row.number}, {cell.title}")
+    where = (f" ({'; '.join(told)})" if len(found) > 1 else "" for told in found.values())
+    return [f"Averages here are over: {'; '.join(parts)}{place}." for parts, place in zip(found, where, strict=True)]
+
 
 SHARES = (0.9, 1.0)
 """What the axis of shares and cosines covers, so that a thousandth does not look like much."""

@@ -12,18 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglass.audit.utility import sample
+from fedglass.audit.public import sample
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.identity import digest, of_tensor
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Whitening
+from fedglass.data.builtin import photos
 from fedglass.data.catalogue import load
-from fedglass.data.dataset import Dataset
-from fedglass.data.photos import photos
-from fedglass.data.whitening import CIFAR10, CIFAR100, FASHION_MNIST, FEMNIST, MNIST
-from fedglass.reproduce.request import CURIOUS_SIDES, PUBLISHED, REDUCED
+from fedglass.data.dataset import CIFAR10, CIFAR100, FASHION_MNIST, FEMNIST, MNIST, Dataset
+from fedglass.federation.truth import Examples
 from fedglass.reproduce.samples import read_samples
-from fedglass.rounds.truth import Examples
+from fedglass.reproduce.tables import CURIOUS_SIDES, PUBLISHED, REDUCED
 
 IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

@@ -3,24 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from fedglass.audit.crew import answers_of
-from fedglass.audit.engine import play_unfinished
-from fedglass.audit.executors.executor import Executor, kept
-from fedglass.audit.machine import device_named
-from fedglass.audit.play import Work
-from fedglass.audit.progress import Progress
-from fedglass.ledger.lock import alone
-from fedglass.ledger.records import RECORDS, Record, RecordFile
-from fedglass.reproduce.cases import Cell, TrialCase, cases_of
-from fedglass.reproduce.courses import Played
-from fedglass.reproduce.messages import Message, TrainedNetwork, members
-from fedglass.reproduce.warm_ups import network_file, trained_network
-from fedglass.rounds.client import Answers
+from safetensors.torch import save
+from torch import nn
+
+from fedglass.audit.cases import AuditProgress
+from fedglass.audit.play import Work, play_unfinished
+from fedglass.audit.public import accuracy, sample
+from fedglass.audit.target import Said
+from fedglass.core.identity import digest, identity_text
+from fedglass.core.rng import derive
+from fedglass.execution.client_training import answers_of
+from fedglass.execution.executor import Executor, kept
+from fedglass.execution.machine import device_named, one_thread
+from fedglass.federation.client import Answers, Client, one_by_one
+from fedglass.reproduce.cases import Cell, Trial, TrialCase, cases_of
+from fedglass.reproduce.messages import Message, Played, TrainedNetwork, federation_of, members, network_of
+from fedglass.reproduce.paper import Setup, WarmUp
+from fedglass.reproduce.populations import Population
+from fedglass.verdict.directory import alone, write_bytes
+from fedglass.verdict.records import RECORDS, Record, RecordFile
+
+# Networks that are trained before the round that is attacked, each once in a directory.
 
 
-def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Progress) -> dict[str, Record]:
+TRAINED = "trained"
+MOST_WRITERS = 100
+"""Clients that a warm-up draws from, where the data have more writers."""
+
+
+def network_file(trial: Trial, directory: Path, rounds: int | None = None) -> Path | None:
+    """Where the trial's network is kept after its warm-up, or after fewer rounds of it; none without a warm-up."""
+    setup = trial.experiment.setup
+    if setup.warm_up is None:
+        return None
+    warm_up = setup.warm_up if rounds is None else replace(setup.warm_up, rounds=rounds)
+    facts = (setup.data, setup.network, setup.init, setup.gradient, warm_up)
+    key = digest(identity_text(facts, "The trained network"), trial.population.identity, str(trial.seed))[:32]
+    return directory / TRAINED / f"{key}.safetensors"
+
+
+def untrained(cases: Sequence[TrialCase], directory: Path) -> list[TrialCase]:
+    """The cases whose network is still to be trained, one for each network."""
+    warm = {path: case for case in cases if (path := network_file(case.subject, directory)) is not None}
+    return [case for path, case in warm.items() if not path.is_file()]
+
+
+def trained_network(
+    trial: Trial, directory: Path, progress: Said, answers: Answers = one_by_one
+) -> TrainedNetwork | None:
+    """The network after the trial's warm-up, which is trained here where it has no file yet; none without a warm-up."""
+    setup, population, seed = trial.experiment.setup, trial.population, trial.seed
+    path = network_file(trial, directory)
+    if path is None:
+        return None
+    with one_thread():
+        if not path.is_file():
+            done, weights = _shorter(trial, directory)
+            model = warmed_up(setup, population, seed, progress, done, weights, answers)
+            write_bytes(path, save(model.state_dict()))
+        data = population.dataset()
+        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample(data, seed))
+    return TrainedNetwork(str(path), share)
+
+
+def warmed_up(
+    setup: Setup,
+    population: Population,
+    seed: int,
+    progress: Said,
+    done: int = 0,
+    weights: str | None = None,
+    answers: Answers = one_by_one,
+) -> nn.Module:
+    """The network after the rounds of the setup's warm-up, some of which may be `done` and have left `weights`."""
+    model, warm_up = network_of(setup, seed, weights), setup.warm_up
+    if warm_up is None:
+        return model
+    clients = crowd(warm_up, population)
+    share = min(1.0, warm_up.called / len(clients))
+    plan = replace(setup, training=warm_up.training)
+    for index in range(done, warm_up.rounds):
+        # One round at a time, each with a seed of its own: it does not matter where a shorter warm-up has ended.
+        federation = federation_of(plan, model, clients, derive(seed, "warm-up", index), share)
+        model.load_state_dict(dict(federation.run(answers=answers).rounds[0].after), strict=False)
+        progress(index + 1, warm_up.rounds)
+    return model
+
+
+def crowd(warm_up: WarmUp, population: Population) -> list[Client]:
+    """The clients that a warm-up calls some of in each round."""
+    found = population.writers(warm_up.examples)
+    population.check(1, warm_up.examples)
+    count = MOST_WRITERS if found is None else min(found, MOST_WRITERS)
+    members = (population.client(i, warm_up.examples) for i in range(count))
+    return [Client(name, images, labels) for name, images, labels in members]
+
+
+def _shorter(trial: Trial, directory: Path) -> tuple[int, str | None]:
+    """The longest of the shorter warm-ups that are there: one of 10 rounds goes through that of 5."""
+    warm_up = trial.experiment.setup.warm_up
+    for rounds in range(0 if warm_up is None else warm_up.rounds - 1, 0, -1):
+        path = network_file(trial, directory, rounds)
+        if path is not None and path.is_file():
+            return rounds, str(path)
+    return 0, None
+
+
+def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: AuditProgress) -> dict[str, Record]:
     """Run the unfinished cases; the records of all of them by key. Failed ones are tried again.
 
     One command at a time in a directory: two would run the same cases and train the same networks twice.
@@ -39,7 +131,7 @@ def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Pr
 
 
 def _networks(
-    cases: Sequence[TrialCase], directory: Path, progress: Progress, answers: Answers
+    cases: Sequence[TrialCase], directory: Path, progress: AuditProgress, answers: Answers
 ) -> dict[Path | None, TrainedNetwork | None]:
     """By file the networks that the cases start from, which are trained before, since the cases share them."""
     found: dict[Path | None, TrainedNetwork | None] = {None: None}

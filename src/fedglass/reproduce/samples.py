@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedglass.core.errors import DataError
-from fedglass.data.dataset import Dataset
+from fedglass.data.builtin import photos
+from fedglass.data.dataset import Dataset, measured
 from fedglass.data.files import contents
-from fedglass.data.folder import read_picture
 from fedglass.data.npz import read_npz
-from fedglass.data.photos import photos
-from fedglass.data.whitening import measured
+from fedglass.data.readers import read_picture
 
 LABELS = "labels.csv"
 MOST_ROWS = 10_000

@@ -1,150 +1,81 @@
-"""The doubts of a record: those that were stored with it, and those that follow from its figures and the gate."""
+"""What a reader must know beside the figures of a record: identifiers and numbers, never sentences.
+
+`verdict.texts` maps each kind to its question, its severity, its text and what to do about it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import enum
+from typing import Any
 
-from fedglass.core.notes import TAKEN_AS_DISTINCT
-from fedglass.ledger.doubts import Doubt, Kind, doubt
-from fedglass.ledger.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.disagreement import contradiction, opposite_order
-from fedglass.verdict.gate import RARE, Gate, is_mute, known_scales
-from fedglass.verdict.images import ImageScores
-from fedglass.verdict.texts import Flag, Severity, flag
-
-CLEARLY = 0.1
-"""By which share the true data's energy must undercut the reconstruction's for the search to have failed."""
-DISTINCT = 0.01
-"""By which share it must undercut that of a grey image for the attack to see the true data at all."""
-NOT_FINITE = "not finite"
-ORDER: tuple[Severity, ...] = ("serious", "warning", "info")
-DECLARED = (Kind.NOISE_NOT_TESTABLE, Kind.NO_TRUTH, Kind.NOT_REPLAYED)
-"""Doubts of a certificate that rests on a declaration, which `gate.trust_declared` believes."""
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
-def doubts_of(record: Record, gate: Gate) -> list[Doubt]:
-    """Return all doubts of a record as this gate judges it."""
-    if record.status == "failed":
-        return []
-    if record.kind == "certificate":
-        return [*_of_declaration(record, gate), *gate.doubts_of_certificate(record)]
-    if record.kind == "game" or is_mute(record):
-        return list(record.doubts)
-    return [*record.doubts, *_of_search(record, gate), *_of_pictures(record, gate)]
+class Kind(enum.StrEnum):
+    """A reason to read a figure with care, or to trust a certificate less."""
+
+    # Is the message what it is said to be?
+    ZERO_UPDATE = "zero_update"
+    NON_FINITE_UPDATE = "non_finite_update"
+    NOT_AS_DECLARED = "not_as_declared"
+    NOT_REPLAYED = "not_replayed"
+    WRONG_COUNT = "wrong_count"
+    # Is everything that left in view?
+    STATISTICS_SENT = "statistics_sent"
+    MORE_ROUNDS = "more_rounds"
+    CLIENTS_NOT_AUDITED = "clients_not_audited"
+    EXTRA_PAYLOAD = "extra_payload"
+    # Is the protection what it is said to be?
+    NO_NOISE = "no_noise"
+    DEFENCE_NOT_NAMED = "defence_not_named"
+    DEFENCE_NOT_BOUNDED = "defence_not_bounded"
+    NOISE_REFUTED = "noise_refuted"
+    NOISE_NOT_TESTABLE = "noise_not_testable"
+    WEAK_CERTIFICATE = "weak_certificate"
+    CERTIFICATE_REFUTED = "certificate_refuted"
+    DECLARATION_TRUSTED = "declaration_trusted"
+    # Does the message single out its records?
+    NO_CANDIDATES = "no_candidates"
+    FEW_CANDIDATES = "few_candidates"
+    OTHER_DOMAIN = "other_domain"
+    NO_CONTROL = "no_control"
+    LOW_POWER = "low_power"
+    GAME_NOT_PLAYED = "game_not_played"
+    # Did the attack have a fair chance?
+    NO_EXACT_METHOD = "no_exact_method"
+    NON_FINITE_STOP = "non_finite_stop"
+    WRONG_LABELS = "wrong_labels"
+    LABELS_TAKEN_AS_DISTINCT = "labels_taken_as_distinct"
+    SEARCH_FAILED = "search_failed"
+    ATTACK_IS_BLIND = "attack_is_blind"
+    OTHER_IMAGES_FIT = "other_images_fit"
+    ORACLE_USED = "oracle_used"
+    OUT_OF_TIME = "out_of_time"
+    # What do the pictures show?
+    PARTLY_RECOGNISABLE = "partly_recognisable"
+    SHOWN_OTHERWISE = "shown_otherwise"
+    NO_BETTER_THAN_GUESS = "no_better_than_guess"
+    FAILS_CONTROLS = "fails_controls"
+    REFINEMENT_UNEXPLAINED = "refinement_unexplained"
+    METRICS_DISAGREE = "metrics_disagree"
+    BLEND = "blend"
+    LOW_THRESHOLD = "low_threshold"
+    NO_TRUTH = "no_truth"
 
 
-def with_refutations(records: Sequence[Record]) -> list[Record]:
-    """Return the records, where a certificate that a game on the same message refutes carries that doubt."""
-    games: dict[tuple[str, int], list[Game]] = {}
-    for record in records:
-        if record.game is not None:
-            games.setdefault(record.message, []).append(record.game)
-    return [_compared(record, games.get(record.message, [])) for record in records]
+class Doubt(BaseModel):
+    """One reason, with the figures and names that its sentence is filled with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Kind
+    details: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-def _compared(record: Record, games: Sequence[Game]) -> Record:
-    known = any(each.kind is Kind.CERTIFICATE_REFUTED for each in record.doubts)
-    if record.certificate is None or not record.certificate.success or known:
-        return record
-    found = [each for game in games if (each := _refutation(record.certificate, game)) is not None]
-    return record.model_copy(update={"doubts": [*record.doubts, *found[:1]]})
+def doubt(kind: Kind, **details: Any) -> Doubt:
+    """Return a doubt with these details.
 
-
-def _refutation(certificate: Certificate, game: Game) -> Doubt | None:
-    """Compare the wins of a game with what the certificate allows: a binomial test, which the control must pass."""
-    if not (game.same_source and game.control and game.candidates >= 2):
-        return None
-    allowed = certificate.worst
-    if game.candidates < 1 / BASE_RATE:  # fewer candidates are easier to tell apart
-        if not certificate.mu:
-            return None
-        from fedglass.bounds.success import gdp_success  # scipy is slow to import, and seldom needed
-
-        allowed = gdp_success(1 / game.candidates, max(certificate.mu))
-    wins, control = round(game.top1 * game.records), round((game.control_top1 or 0.0) * len(game.control_rank_p))
-    if _rare(wins, game.records, allowed) and not _rare(control, len(game.control_rank_p), allowed):
-        return doubt(Kind.CERTIFICATE_REFUTED, wins=wins, games=game.records, allowed=allowed)
-    return None
-
-
-def _rare(wins: int, games: int, allowed: float) -> bool:
-    """Return whether so many wins are too many for this success: P[Bin(games, allowed) >= wins] < 1e-3."""
-    from scipy.special import bdtrc
-
-    return wins > 0 and allowed < 1 and bool(bdtrc(wins - 1, games, allowed) < RARE)
-
-
-def _of_declaration(record: Record, gate: Gate) -> list[Doubt]:
-    """Return the stored doubts of a message; where the gate trusts its declaration, that it does."""
-    if not gate.trust_declared or record.certificate is None:
-        return record.doubts
-    kept = [each for each in record.doubts if each.kind not in DECLARED]
-    return record.doubts if len(kept) == len(record.doubts) else [*kept, doubt(Kind.DECLARATION_TRUSTED)]
-
-
-def flags_of(record: Record, gate: Gate) -> list[Flag]:
-    """Return the doubts of a record in words, the serious ones first."""
-    flags = [flag(each) for each in doubts_of(record, gate)]
-    return sorted(flags, key=lambda each: ORDER.index(each.severity))
-
-
-def _of_search(record: Record, gate: Gate) -> Iterator[Doubt]:
-    """Say why a search did not find the images, as its energies tell."""
-    hits = gate.hits(ImageScores.of(record))
-    notes = record.extra.get("notes")
-    if isinstance(notes, list) and "non-finite" in notes:
-        yield doubt(Kind.NON_FINITE_STOP)
-    if isinstance(notes, list) and TAKEN_AS_DISTINCT in notes and record.label_errors != 0:
-        yield doubt(Kind.LABELS_TAKEN_AS_DISTINCT)
-    if not hits or all(hits):
-        return
-    if record.label_errors:
-        yield doubt(Kind.WRONG_LABELS, labels=record.label_errors)
-    truth, blind, found = record.energy_truth, record.energy_blind, record.energy
-    if truth is None or blind is None:
-        return
-    if not undercuts(truth, blind, DISTINCT):
-        yield doubt(Kind.ATTACK_IS_BLIND, truth=truth, blind=blind)
-    elif found is None or undercuts(truth, found, CLEARLY):
-        yield doubt(Kind.SEARCH_FAILED, truth=truth, found=NOT_FINITE if found is None else found)
-    else:
-        yield doubt(Kind.OTHER_IMAGES_FIT, truth=truth, found=found)
-
-
-def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
-    """Say where a number judges a picture wrongly, or a picture would."""
-    scores = ImageScores.of(record)
-    hits = gate.hits(scores)
-    counts = {
-        Kind.PARTLY_RECOGNISABLE: gate.partly(scores),
-        Kind.SHOWN_OTHERWISE: sum(seen and not hit for seen, hit in zip(record.shown_otherwise, hits, strict=False)),
-        Kind.FAILS_CONTROLS: gate.imagined(scores),
-        Kind.BLEND: sum(map(bool, record.blends)),
-    }
-    for kind, images in counts.items():
-        if images:
-            yield doubt(kind, images=images)
-    guessed = gate.guessed(scores)
-    if guessed:
-        names = [name for name in dict.fromkeys(record.blind_by.get(gate.metric, [])) if name]
-        yield doubt(Kind.NO_BETTER_THAN_GUESS, images=guessed, guesses=names or ["such as the best flat colour"])
-    yield from _of_refinement(record)
-    scales = known_scales(record.metrics, gate.scales)
-    how = contradiction(record.metrics, scales) or opposite_order(record.metrics, scales)
-    if how is not None:
-        yield doubt(Kind.METRICS_DISAGREE, how=how)
-
-
-def _of_refinement(record: Record) -> Iterator[Doubt]:
-    """Say where a refined image no longer explains the message: half of what the raw one explains must be left."""
-    before, after, blind = record.energy, record.energy_refined, record.energy_blind
-    if before is None or not record.metrics_raw:
-        return
-    limit = (before + blind) / 2 if blind is not None and blind > before else before + abs(before)
-    if after is None or after > limit:
-        yield doubt(Kind.REFINEMENT_UNEXPLAINED, before=before, after=NOT_FINITE if after is None else after)
-
-
-def undercuts(lower: float, other: float, share: float) -> bool:
-    """Return whether one energy lies below another by more than a share of it."""
-    return other - lower > share * abs(other)
+    >>> doubt(Kind.WRONG_LABELS, labels=2)
+    Doubt(kind=<Kind.WRONG_LABELS: 'wrong_labels'>, details={'labels': 2})
+    """
+    return Doubt(kind=kind, details=details)

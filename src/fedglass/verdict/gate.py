@@ -10,9 +10,9 @@ from typing import Literal
 
 from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
-from fedglass.ledger.doubts import Doubt, Kind, doubt
-from fedglass.ledger.records import BASE_RATE, Record
+from fedglass.verdict.doubts import Doubt, Kind, doubt
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.records import BASE_RATE, Record
 
 State = Literal["leak", "exposed", "clear", "inconclusive", "incomplete"]
 MUTE = (Kind.ZERO_UPDATE, Kind.NON_FINITE_UPDATE)

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from fedglass.core.scale import Scale
-from fedglass.ledger.records import Record
+from fedglass.verdict.records import Record
 
 LEAD = 1 / 6
 """By which share of the band in which a metric is not sure an image must be ahead of guesses: 1 dB of PSNR."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from fedglass.ledger.doubts import Doubt, Kind
-from fedglass.ledger.records import BASE_RATE, Game, Record
-from fedglass.verdict.doubts import doubts_of, with_refutations
+from fedglass.verdict.doubts import Doubt, Kind
+from fedglass.verdict.flags import doubts_of, with_refutations
 from fedglass.verdict.gate import MUTE, Gate, State, Tally, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.records import BASE_RATE, Game, Record
 from fedglass.verdict.texts import (
     ALLOWED,
     LIMITS,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedglass.core.words import some
-from fedglass.ledger.doubts import Doubt, Kind
+from fedglass.core.text import some
+from fedglass.verdict.doubts import Doubt, Kind
 
 Severity = Literal["info", "warning", "serious"]
 NAMED = 3

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.optimisers import SGD
-from fedglass.core.params import buffers_of, weights_of
+from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
-from fedglass.data.photos import photos
+from fedglass.data.builtin import photos
 
 
 class Plain:

@@ -17,10 +17,9 @@ from fedglass.attack.exact.rows import entry_error, grid_step, row_ratios, stack
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
+from fedglass.federation.federation import observe
+from fedglass.federation.views import Knows, ServerView
 from fedglass.models.fixed import with_fixed
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
 
 Change = Callable[[Tensor], Tensor]
 ONCE = Training(lr=0.1)

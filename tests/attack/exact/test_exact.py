@@ -12,10 +12,10 @@ from fedglass.attack.exact.exact import NOTHING, ExactAttack
 from fedglass.attack.exact.method import Search, Solved
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Training
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import Knows
+from fedglass.recipes import recipe
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedglass.core.optimisers import SGD
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
 from fedglass.models.vit import Block, vit
-from fedglass.recipes.catalogue import recipe
+from fedglass.recipes import recipe
 
 
 @pytest.mark.parametrize(

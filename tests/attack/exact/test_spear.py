@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import first_dense
+from fedglass.attack.exact.division import Spear
 from fedglass.attack.exact.method import Search, Solved
 from fedglass.attack.exact.rows import stacked
-from fedglass.attack.exact.spear import Spear
 from fedglass.attack.exact.verify import explains, layer_explained, verified
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training

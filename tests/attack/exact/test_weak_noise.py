@@ -14,7 +14,7 @@ from fedglass.attack.exact.method import Search, Solved
 from fedglass.attack.exact.weak_noise import WeakNoise
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training, Whitening
-from fedglass.recipes.catalogue import recipe
+from fedglass.recipes import recipe
 
 Draw = Callable[[Tensor, torch.Generator], Tensor]
 """Noise of size 1 like a tensor."""

@@ -9,15 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedglass.attack.forward.observed_residual import ObservedResidual, left_factor
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.gradients import ObservedResidual, OneGradient, left_factor
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.views import Knows, ServerView
 
 KNOWS = Knows()
 

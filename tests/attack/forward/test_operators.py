@@ -10,19 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
-from fedglass.attack.forward.segment import AlongSegment, OnSegment
+from fedglass.attack.forward.gradients import AlongSegment, OneGradient, OnSegment, RepeatedGradient
 from fedglass.attack.forward.target import head_gradient, head_weight, network_of
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.parts import Forward
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import Candidate, Observation, Training, Unknown
+from fedglass.federation.federation import observe
+from fedglass.federation.views import AggregateView, Knows
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.trajectory import Memory
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.view import Knows
 
 FEDAVG = Training(0.2, epochs=3, batch_size=2)
 

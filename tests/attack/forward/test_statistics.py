@@ -8,19 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.forward.statistics import BesideStatistics, batch_statistics
 from fedglass.attack.needs import uses_of
 from fedglass.attack.parts import Evaluation, binding_of
 from fedglass.attack.terms.distance import Cosine
-from fedglass.attack.terms.statistics import WithStatistics
+from fedglass.attack.terms.term import WithStatistics
 from fedglass.core.facts import Fact
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
-from fedglass.recipes.catalogue import recipe
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import observe
+from fedglass.federation.views import AggregateView, Knows, ServerView
+from fedglass.recipes import recipe
 
 BATCH = Training(0.1, batch_norm=BatchNorm.BATCH)
 BESIDE, OBJECTIVE = BesideStatistics(OneGradient()), WithStatistics(Cosine())

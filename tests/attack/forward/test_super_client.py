@@ -10,16 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.attack.forward.each_client import EachClient
-from fedglass.attack.forward.super_client import SuperClient
+from fedglass.attack.forward.unroll import EachClient, SuperClient
 from fedglass.attack.parts import Forward
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Candidate, Observation, Training
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import AggregateView, Knows
 
 TRAINING = Training(0.3, epochs=3)
 

@@ -9,34 +9,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.combine import (
+from fedglass.attack.forward.through import (
     Combination,
     OneClient,
     SoftMedian,
     SupposedMean,
     SupposedMedian,
     SupposedTrimmedMean,
+    Through,
 )
-from fedglass.attack.forward.through import Through
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.own import OwnAsSent
 from fedglass.attack.rules import TryRules
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training
+from fedglass.federation.behaviour.behaviour import Behaviour, Honest
+from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.federation import observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.truth import Truth
+from fedglass.federation.views import AggregateView, Knows, View
 from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
-from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.aggregate.rule import Aggregator
+from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
 from fedglass.metrics.matching import match
 from fedglass.recipes.maliciously_curious_client import maliciously_curious_client
-from fedglass.rounds.behaviour.behaviour import Behaviour
-from fedglass.rounds.behaviour.honest import Honest
-from fedglass.rounds.behaviour.sign_flip import SignFlip
-from fedglass.rounds.observe import observe
-from fedglass.rounds.truth import Truth
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows, View
 
 TWO_STEPS = Training(0.3, epochs=2)
 TOLD = Knows(labels=True)

@@ -10,17 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.one_gradient import OneGradient, RepeatedGradient
-from fedglass.attack.forward.segment import AlongSegment, OnSegment
+from fedglass.attack.forward.gradients import AlongSegment, OneGradient, OnSegment, RepeatedGradient
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.parts import BoundForward, Forward
 from fedglass.core.optimisers import SGD, Adam, AdamW, Optimiser
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.views import AggregateView, Knows, ServerView
 
 PLANS = [
     Training(0.3),

@@ -14,7 +14,7 @@ from fedglass.attack.parts import Images
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.views import Knows
 
 FEDAVG = Training(0.1, epochs=3, batch_size=2)
 ROWS: list[tuple[Images, int]] = [(Pixels(), 1), (FreePixels(), 1), (EpochPixels(), 3), (BoundedEpochPixels(), 3)]

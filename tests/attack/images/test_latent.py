@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.one_gradient import OneGradient
-from fedglass.attack.images import decoders
-from fedglass.attack.images.decoders import OwnDecoder, copies, decoder_named, located_decoder
-from fedglass.attack.images.latent import Latent
+from fedglass.attack.forward.gradients import OneGradient
+from fedglass.attack.images import latent as decoders
+from fedglass.attack.images.latent import Latent, OwnDecoder, copies, decoder_named, located_decoder
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.own import SubtractOwn
 from fedglass.attack.parts import Imagines
@@ -28,13 +27,13 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Own, Training, Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.diffusion.folder import CONFIG, WEIGHTS, load_autoencoder
-from fedglass.diffusion.provenance import TRAINED_ON
+from fedglass.diffusion.stored import TRAINED_ON
 from fedglass.diffusion.training import Course, Silence
-from fedglass.rounds.client import Client
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.view import Knows
-from fedglass.train.autoencoder import train_autoencoder
+from fedglass.federation.client import Client
+from fedglass.federation.federation import observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import Knows
+from fedglass.train.image_models import train_autoencoder
 
 QUICK = OwnDecoder(steps=20, latent=4, width=4)
 

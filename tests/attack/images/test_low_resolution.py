@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedglass.attack.images.low_resolution import BoundedLowResolution, LowResolution, bicubic_matrix
+from fedglass.attack.images.pixels import BoundedLowResolution, LowResolution, bicubic_matrix
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation

@@ -9,26 +9,22 @@ import torch
 from torch import nn
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.combine import Combination, SupposedMedian, SupposedTrimmedMean
-from fedglass.attack.forward.through import Through
+from fedglass.attack.forward.through import Combination, SupposedMedian, SupposedTrimmedMean, Through
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.assigned import AssignedLabels, lowest, stand_in
-from fedglass.attack.labels.joint import JointLabels
-from fedglass.attack.labels.own_counts import LastLayerCounts
+from fedglass.attack.labels.assigned import AssignedLabels, JointLabels, lowest, stand_in
+from fedglass.attack.labels.instance_counts import LastLayerCounts
 from fedglass.attack.own import OwnAsSent
 from fedglass.attack.solvers.adam import SignedAdam
 from fedglass.attack.terms.distance import Cosine
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training, Whitening
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import Knows, ServerView
 from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
 from fedglass.fl.aggregate.rule import Aggregator
-from fedglass.rounds.client import Client
-from fedglass.rounds.federation import Federation
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
 
 LABELS = [[0, 3], [4, 1], [2, 2], [0, 1], [3, 4]]
 """Of five clients, the first of which is the adversary."""

@@ -10,20 +10,23 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from fedglass.attack.labels.counts import InterpolatedCounts
-from fedglass.attack.labels.instance_counts import InstanceCounts, class_answers, solved_counts
-from fedglass.attack.labels.own_counts import LastLayerCounts, OwnCounts
-from fedglass.attack.labels.rounding import round_to_sum
+from fedglass.attack.labels.counts import InterpolatedCounts, round_to_sum
+from fedglass.attack.labels.instance_counts import (
+    InstanceCounts,
+    LastLayerCounts,
+    OwnCounts,
+    class_answers,
+    solved_counts,
+)
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
-from fedglass.metrics.labels import label_errors
-from fedglass.rounds.client import Client
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.peer import PeerView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.client import Client
+from fedglass.federation.federation import observe
+from fedglass.federation.peer import PeerView
+from fedglass.federation.views import Knows, ServerView
+from fedglass.metrics.matching import label_errors
 
 LABELS = [0, 0, 0, 2, 2, 4]
 

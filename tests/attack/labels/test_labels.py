@@ -10,29 +10,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedglass.attack.labels import bias_counts, counts
-from fedglass.attack.labels.bias_counts import BiasCounts
-from fedglass.attack.labels.catalogue import labels_part
-from fedglass.attack.labels.counts import CountsAfter, CountsBefore, InterpolatedCounts, raw_counts
-from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.instance_counts import InstanceCounts
-from fedglass.attack.labels.joint import JointLabels
-from fedglass.attack.labels.minimum_rule import MinimumRule
-from fedglass.attack.labels.own_counts import LastLayerCounts, OwnCounts
-from fedglass.attack.labels.sign_rule import SignRule
+from fedglass.attack.labels import counts
+from fedglass.attack.labels import counts as bias_counts
+from fedglass.attack.labels.assigned import JointLabels
+from fedglass.attack.labels.counts import BiasCounts, CountsAfter, CountsBefore, InterpolatedCounts, raw_counts
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels, labels_part
+from fedglass.attack.labels.instance_counts import InstanceCounts, LastLayerCounts, OwnCounts
+from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
-from fedglass.core.notes import TAKEN_AS_DISTINCT
 from fedglass.core.optimisers import SGD, Adam, Optimiser
 from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
+from fedglass.core.text import TAKEN_AS_DISTINCT
 from fedglass.core.types import Observation, Training
-from fedglass.recipes.invg import invg
-from fedglass.rounds.client import Client
-from fedglass.rounds.observe import observe
-from fedglass.rounds.views.aggregate import AggregateView
-from fedglass.rounds.views.server import ServerView
-from fedglass.rounds.views.view import Knows
+from fedglass.federation.client import Client
+from fedglass.federation.federation import observe
+from fedglass.federation.views import AggregateView, Knows, ServerView
+from fedglass.recipes.inverting_gradients import invg
 
 FEDAVG = Training(0.05, epochs=3, batch_size=5)
 COUNTS: list[Labels] = [CountsBefore(), CountsAfter(), InterpolatedCounts()]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedglass.attack.labels.rounding import round_to_sum
+from fedglass.attack.labels.counts import round_to_sum
 
 reals = st.lists(st.floats(-20, 60, allow_nan=False), min_size=1, max_size=12).map(
     lambda values: torch.tensor(values, dtype=torch.float64)

@@ -10,17 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.parts import Refinement
-from fedglass.attack.refine.ddrm import DDRM, ddrm
+from fedglass.attack.refine.restoration import DDRM, ddrm
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import make
 from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge, Whitening
-from fedglass.data.glyphs import glyphs
-from fedglass.diffusion.ddrm import Chain
-from fedglass.diffusion.degradation import BlockMean, Noise
-from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.noise import Schedule
-from fedglass.diffusion.sampling import spaced
+from fedglass.data.builtin import glyphs
+from fedglass.diffusion.ddrm import BlockMean, Chain, Noise
+from fedglass.diffusion.denoiser import Denoiser, Schedule, spaced
 
 
 def given(images: Tensor) -> Refinement:

@@ -14,7 +14,7 @@ from fedglass.attack.refine.masked_diffusion import MaskedDiffusion, mde, mde_or
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Film, Knowledge, Whitening
-from fedglass.diffusion.autoencoder import Autoencoder
+from fedglass.diffusion.autoencoders import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser
 from fedglass.diffusion.folder import AUTOENCODER, load_folder, save_folder, save_network
 from fedglass.diffusion.stored import Stored, stored

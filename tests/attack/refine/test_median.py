@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.parts import Refinement
-from fedglass.attack.refine.median import MedianFilter
+from fedglass.attack.refine.restoration import MedianFilter
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge, Whitening

@@ -9,15 +9,11 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import silent
-from fedglass.attack.refine import start_search
-from fedglass.attack.refine.start_search import Sampling, StartSearch
-from fedglass.attack.refine.stopping import Flattening, OracleEpoch
+from fedglass.attack.refine import masked_diffusion as start_search
+from fedglass.attack.refine.masked_diffusion import Flattening, OracleEpoch, Sampling, StartSearch
 from fedglass.core.rng import stream
-from fedglass.diffusion.autoencoder import Autoencoder
-from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.guidance import Guided
-from fedglass.diffusion.noise import Prediction, Schedule
-from fedglass.diffusion.sampling import spaced
+from fedglass.diffusion.autoencoders import Autoencoder
+from fedglass.diffusion.denoiser import Denoiser, Guided, Prediction, Schedule, spaced
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 
 SCHEDULE = Schedule(steps=40, last=0.2)

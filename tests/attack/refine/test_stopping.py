@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.refine.stopping import Flattening, NoiseLevel, OracleEpoch, Way, WhiteStart, agreement, noise_of
+from fedglass.attack.refine.masked_diffusion import (
+    Flattening,
+    NoiseLevel,
+    OracleEpoch,
+    Way,
+    WhiteStart,
+    agreement,
+    noise_of,
+)
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedglass.attack.parts import Problem, silent
 from fedglass.attack.solvers.adam import Adam, SignedAdam
-from fedglass.attack.solvers.keep import Last, Lowest
-from fedglass.attack.solvers.schedules import Constant, ExponentialDecay, Schedule, StepDecay
+from fedglass.attack.solvers.schedules import Constant, ExponentialDecay, Last, Lowest, Schedule, StepDecay
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Unknown

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Problem, silent
-from fedglass.attack.solvers.adam import SignedAdam
-from fedglass.attack.solvers.lookahead_adam import LookaheadAdam
-from fedglass.attack.solvers.quantised_adam import QuantisedAdam, quantised
+from fedglass.attack.solvers.adam import LookaheadAdam, QuantisedAdam, SignedAdam, quantised
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Unknown

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedglass.attack.parts import Problem, Solution, silent
 from fedglass.attack.solvers.adam import Adam
-from fedglass.attack.solvers.keep import Keep, Lowest, LowestFrom
+from fedglass.attack.solvers.schedules import Keep, Lowest, LowestFrom
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Unknown
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedglass.attack.parts import Binding, Evaluation
 from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
+from fedglass.attack.terms.priors import TotalVariation
 from fedglass.attack.terms.term import Scaled, Sum, Term
-from fedglass.attack.terms.total_variation import TotalVariation
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Whitening
 

@@ -13,10 +13,7 @@ from torch.nn import functional as F
 
 from fedglass.attack.parts import Binding, Evaluation
 from fedglass.attack.terms.distance import Cosine
-from fedglass.attack.terms.growing_cosine import GrowingCosine
-from fedglass.attack.terms.kernel import GaussianKernel
-from fedglass.attack.terms.layered_cosine import LayeredCosine
-from fedglass.attack.terms.partial_match import PartialMatch
+from fedglass.attack.terms.layers import GaussianKernel, GrowingCosine, LayeredCosine, PartialMatch
 from fedglass.attack.terms.term import Term
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Whitening

@@ -12,24 +12,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.parts import Binding, Evaluation
-from fedglass.attack.terms.clip import ClipPenalty
-from fedglass.attack.terms.epoch_prior import (
+from fedglass.attack.terms.priors import (
     AbsoluteEpochPrior,
+    CircularTotalVariation,
+    ClipPenalty,
     ConvMax,
     ConvMean,
     Max,
     Mean,
+    PixelVariation,
+    RelativeVariation,
     SquaredEpochPrior,
     Summary,
+    TotalVariation,
+    UsualContrast,
     random_kernel,
 )
-from fedglass.attack.terms.relative_variation import RelativeVariation, UsualContrast
 from fedglass.attack.terms.term import Term
-from fedglass.attack.terms.total_variation import (
-    CircularTotalVariation,
-    PixelVariation,
-    TotalVariation,
-)
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Whitening
 

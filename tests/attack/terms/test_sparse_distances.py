@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Binding, Evaluation
-from fedglass.attack.terms.after import After
-from fedglass.attack.terms.distance import Cosine, SquaredError
-from fedglass.attack.terms.reweighted import ReweightedL1, SupportReweightedL1
-from fedglass.attack.terms.scale_rule import ScaleRule
-from fedglass.attack.terms.support import SupportCosine
-from fedglass.attack.terms.term import Term
-from fedglass.attack.terms.total_variation import PixelVariation
+from fedglass.attack.terms.distance import Cosine, SquaredError, SupportCosine
+from fedglass.attack.terms.priors import PixelVariation, ReweightedL1, SupportReweightedL1
+from fedglass.attack.terms.term import After, ScaleRule, Term
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Whitening
 

@@ -14,18 +14,20 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import names
 from fedglass.core.rng import stream
-from fedglass.fl.aggregate.balance import Balance
-from fedglass.fl.aggregate.catalogue import rule
-from fedglass.fl.aggregate.centred_clipping import CentredClipping
-from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
-from fedglass.fl.aggregate.dnc import DnC, outlier_scores
-from fedglass.fl.aggregate.freqfed import FreqFed, low_frequencies
-from fedglass.fl.aggregate.geometric_median import GeometricMedian
-from fedglass.fl.aggregate.geometry import COLUMNS, cosine_distances, squared_distances
-from fedglass.fl.aggregate.krum import Krum, MultiKrum
-from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, Aggregator, Limited
-from fedglass.fl.aggregate.signguard import SignGuard
+from fedglass.fl.aggregate.clustering import FreqFed, SignGuard, low_frequencies
+from fedglass.fl.aggregate.coordinates import CentredClipping, GeometricMedian, Median, TrimmedMean
+from fedglass.fl.aggregate.rule import (
+    COLUMNS,
+    Aggregated,
+    AggregationContext,
+    Aggregator,
+    Limited,
+    WeightedMean,
+    cosine_distances,
+    rule,
+    squared_distances,
+)
+from fedglass.fl.aggregate.selection import Balance, DnC, Krum, MultiKrum, outlier_scores
 
 from . import slow
 

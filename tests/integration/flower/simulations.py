@@ -21,8 +21,7 @@ from flwr.simulation import run_simulation
 from torch import nn
 from torch.nn import functional as F
 
-from fedglass.record.flower import recorded
-from fedglass.record.flower_mod import recording_mod
+from fedglass.recorders.flower import recorded, recording_mod
 
 CLIENTS, EXAMPLES = 3, 4
 NONE = ((0.0,), (1.0,))

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import best
-from fedglass.bundle.measured import findings_of
-from fedglass.rounds.truth import Truths
+from fedglass.federation.truth import Truths
+from fedglass.recordings.format import best
+from fedglass.recordings.observed import findings_of
+from fedglass.recordings.reader import read_bundle
 
 APP = Path(__file__).parents[3] / "examples" / "flower"
 BIN = Path(sys.executable).parent

@@ -14,12 +14,11 @@ from tests.integration.flower.conftest import EXAMPLES, Federation, Net, example
 from torch.nn import functional as F
 
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.replay import replay
-from fedglass.bundle.check import read_bundle
+from fedglass.checks.replay import replay
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
-from fedglass.record.flower import recorded
-from fedglass.record.flower_mod import recording_mod
+from fedglass.recorders.flower import recorded, recording_mod
+from fedglass.recordings.reader import read_bundle
 
 WHITENING = ((0.5,), (0.25,))
 PLAN = """

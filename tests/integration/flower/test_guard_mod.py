@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedglass.guard import REFUSED, Guard, Reason
-from fedglass.guard.apart import Here
 from fedglass.guard.flower import CODE, STATE, GuardMod, Quorum, remembered
+from fedglass.guard.runners import Here
 
 HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}
 Respond = Callable[[Message, Context], Message]

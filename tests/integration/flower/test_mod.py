@@ -15,13 +15,12 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 from tests.integration.flower.conftest import EXAMPLES, examples_of
 
-from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import best
-from fedglass.bundle.join import join
-from fedglass.record.flower import recorded
-from fedglass.record.flower_mod import recording_mod
-from fedglass.record.hooks import TrainingReader
-from fedglass.rounds.truth import Truths
+from fedglass.federation.truth import Truths
+from fedglass.recorders.flower import recorded, recording_mod
+from fedglass.recorders.hooks import TrainingReader
+from fedglass.recordings.format import best
+from fedglass.recordings.join import join
+from fedglass.recordings.reader import read_bundle
 
 Make = Callable[..., Any]
 ALL = {"fraction_evaluate": 0.0, "min_available_nodes": 5, "min_train_nodes": 5}

@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import best
-from fedglass.bundle.join import join
-from fedglass.bundle.measured import findings_of
-from fedglass.rounds.truth import Truths
+from fedglass.federation.truth import Truths
+from fedglass.recordings.format import best
+from fedglass.recordings.join import join
+from fedglass.recordings.observed import findings_of
+from fedglass.recordings.reader import read_bundle
 
 SCRIPT = Path(__file__).with_name("simulations.py")
 QUIET = {

@@ -14,12 +14,12 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import strategy as flower
 
-from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import best
-from fedglass.bundle.measured import findings_of
 from fedglass.core.errors import UsageError
-from fedglass.record.flower import Recorded, recorded
-from fedglass.record.flower_recorder import StrategyRecorder
+from fedglass.recorders.flower import Recorded, recorded
+from fedglass.recorders.flower_recorder import StrategyRecorder
+from fedglass.recordings.format import best
+from fedglass.recordings.observed import findings_of
+from fedglass.recordings.reader import read_bundle
 
 Make = Callable[..., Any]
 ALL = {"fraction_evaluate": 0.0, "min_available_nodes": 5, "min_train_nodes": 5}

@@ -20,13 +20,12 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from torch import nn
 
-from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import FURTHER, best
-from fedglass.bundle.measured import findings_of
-from fedglass.record.hooks import TrainingReader
-from fedglass.record.nvflare import ReceivedFilter, SentFilter, TrainingBegins, TrainingEnds
-from fedglass.record.nvflare_filters import defences_of
-from fedglass.rounds.truth import Truths
+from fedglass.federation.truth import Truths
+from fedglass.recorders.hooks import TrainingReader
+from fedglass.recorders.nvflare import ReceivedFilter, SentFilter, TrainingBegins, TrainingEnds, defences_of
+from fedglass.recordings.format import FURTHER, best
+from fedglass.recordings.observed import findings_of
+from fedglass.recordings.reader import read_bundle
 
 
 def context(client: str, *, peer: bool) -> FLContext:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tests.integration.nvflare.job.network import examples
 
-from fedglass.bundle.check import read_bundle
-from fedglass.bundle.facts import best
-from fedglass.bundle.measured import findings_of
-from fedglass.rounds.truth import Truths
+from fedglass.federation.truth import Truths
+from fedglass.recordings.format import best
+from fedglass.recordings.observed import findings_of
+from fedglass.recordings.reader import read_bundle
 
 JOB = Path(__file__).with_name("job")
 

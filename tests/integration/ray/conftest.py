@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from fedglass.ledger.records import RECORDS, Record, RecordFile
+from fedglass.verdict.records import RECORDS, Record, RecordFile
 
 from ...processes import descendants
 

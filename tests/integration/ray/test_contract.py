@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.audit.crew import answers_of
-from fedglass.audit.executors.executor import Lost, Ready, Watch
-from fedglass.audit.executors.ray import OnRay
 from fedglass.core.types import Training
+from fedglass.execution.client_training import answers_of
+from fedglass.execution.executor import Lost, Ready, Watch
+from fedglass.execution.ray import OnRay
 
 from .conftest import titles
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fedglass import Attack, register
 from fedglass.attack.attack import Stage
-from fedglass.attack.forward.one_gradient import OneGradient
+from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.sign_rule import SignRule
+from fedglass.attack.labels.signs import SignRule
 from fedglass.attack.solvers.adam import Adam
-from fedglass.attack.terms.total_variation import TotalVariation
+from fedglass.attack.terms.priors import TotalVariation
 from fedglass_huber.huber import Huber
 
 

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedglass.attack.exact.cut import Cut, cut_at, mixes_examples
-from fedglass.attack.exact.dense import DenseUpdate, dense_inputs, dense_layers
-from fedglass.attack.exact.head import Features, checked, head_gradients
-from fedglass.attack.exact.last_layer import chained_inputs
+from fedglass.attack.exact.cut import Cut, Features, checked, cut_at, head_gradients, mixes_examples
+from fedglass.attack.exact.dense import DenseUpdate, dense_inputs, dense_layers, first_dense
+from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
 from fedglass.attack.exact.linear import affine, smoothest
 from fedglass.attack.exact.method import Search, Solved, once
-from fedglass.attack.exact.peel import peeled_inputs
 from fedglass.attack.exact.verify import explains, verified
 from fedglass.attack.parts import Problem, silent
 from fedglass.attack.solvers.adam import Adam
@@ -237,3 +235,54 @@ def _affordable(energy: Callable[[], Tensor], seconds: float) -> float:
 def _variation(images: Tensor) -> Tensor:
     """Mean absolute difference of neighbours across and down, for each image.  # (n, c, h, w) -> (n,)"""
     return images.diff(dim=-1).abs().mean((1, 2, 3)) + images.diff(dim=-2).abs().mean((1, 2, 3))
+
+
+# Images of networks that see less than the pixels: pooled, grey or resized ones, by a fixed linear map A.
+#
+# The input z of the first dense layer is read exactly; the smoothest image with A x = z within the pixel bounds fills
+# in
+# what the network never saw. Its replay is the message itself: no attack can tell more without knowing more.
+
+
+@register(
+    "exact",
+    "pooled_input",
+    summary="the smoothest image that a network which pools, resizes or greys its input cannot tell from the true one",
+)
+@dataclass(frozen=True)
+class PooledInput:
+    """Read what the network sees, and fill in the smoothest image."""
+
+    name: str = "pooled_input"
+    paper: str = ""
+    cost: ClassVar[float] = 1.5
+    """Seconds that it takes about."""
+
+    def applies(self, observation: Observation) -> str:
+        """Return why the method does not apply; empty where it does."""
+        found = _layers(observation)
+        return found if isinstance(found, str) else ""
+
+    def solve(self, observation: Observation, search: Search) -> Solved | None:
+        """Return the images, of as many examples as could be told."""
+        layers = _layers(observation)
+        found = None if isinstance(layers, str) else read_features(observation, layers, search)
+        if isinstance(layers, str) or found is None:
+            return None
+        # Bounds cost a little of A x = z; where the message does not forgive that, they are let go.
+        cut = cut_at(observation, layers[0].name)
+        solved = solved_by(observation, found, smoothest(observation.knows, cut.front, found.inputs))
+        share = min(1.0, found.inputs.shape[1] / solved.images[0].numel())
+        # Fewer numbers than pixels leave a choice: such an image explains the message, and need not be the true one.
+        explains = solved.explains and share == 1
+        return replace(solved, explains=explains, details={**solved.details, "share_seen": share})
+
+
+def _layers(observation: Observation) -> list[DenseUpdate] | str:
+    """The dense layers, where the first is fed a linear map of the image other than the pixels themselves."""
+    if not isinstance(first_dense(observation), str):
+        return "the first dense layer sees the pixels themselves"
+    layers = dense_fronts(observation)
+    if isinstance(layers, str):
+        return layers
+    return layers if linear_front(observation) else "what comes before the first dense layer is not linear"

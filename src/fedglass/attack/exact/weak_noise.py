@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from fedglass.attack.exact.cut import cut_at
+from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.division import as_images, within_bounds
-from fedglass.attack.exact.head import head_gradients
 from fedglass.attack.exact.linear import smoothest
 from fedglass.attack.exact.method import Search, Solved
 from fedglass.attack.exact.rows import AGREE, ROUGH, OneInput, Sent, one_input, row_ratios, stacked

@@ -14,7 +14,7 @@ from fedglass.attack.forward.target import local_steps, network_of
 from fedglass.attack.needs import reads_of
 from fedglass.attack.parts import BoundForward, Forward
 from fedglass.core.facts import Fact
-from fedglass.core.statistics import COUNTER, MEAN, VARIANCE, moved_statistics
+from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, moved_statistics
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.simulation import WALKS, Simulation
-from fedglass.attack.forward.target import gradient_sum, known_training, leaves, network_of
+from fedglass.attack.forward.target import (
+    WALKS,
+    Simulation,
+    gradient_sum,
+    known_training,
+    learning_rate,
+    leaves,
+    local_steps,
+    network_of,
+)
 from fedglass.attack.parts import BoundForward
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.fl.local import schedule
-from fedglass.fl.memory import fit
-from fedglass.fl.trajectory import Trajectory, per_epoch
+from fedglass.fl.trajectory import Trajectory, fit, per_epoch
 
 BUDGET_MIB = 512.0
 """Of the simulation; with unknowns and prior, 250 steps of the CIFAR CNN then peak below 1.5 GiB of process memory."""
@@ -169,3 +176,112 @@ def in_each_order(images: Tensor, labels: Tensor) -> Tensor:
     sorting = labels.argsort(dim=1, stable=True)  # (epochs, n): where each epoch has its labels in ascending order
     order = torch.empty_like(sorting).scatter_(1, sorting, sorting[:1].expand_as(sorting).contiguous())
     return images[0][order]
+
+
+# The message of several clients as if one client had all their examples.
+
+
+SUPER_CLIENT_BUDGET_MIB = 4096.0
+"""Of the simulation: one step of 64 images at 128x128 on the paper's LeNet, and its weights, in a fraction of it."""
+
+
+@dataclass(frozen=True)
+class SuperClient(Simulation):
+    """tau steps of one client on all N examples at once, whoever they belong to [Wilson et al., 2024, Eq. 3].
+
+    Neither the number of clients nor their sizes need be known: the mean weighs every example alike. Exact for
+    tau = 1; else the clients' ways part after their first step, by eta^2 tau (tau - 1) (K - 1) / N in the mean
+    [ibid., Lemma 1]. Where the clients take batches of a part of their examples, tau is the number of those steps.
+    The message is measured in gradients: (before - after) / lr.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STEPS, Fact.LR})
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING})
+
+    budget_mib: float = SUPER_CLIENT_BUDGET_MIB
+
+    def bind(self, observation: Observation) -> BoundForward:
+        training, network = whole_batches(observation), network_of(observation)
+        examples, weights = observation.knows.examples, leaves(observation, network)
+        trajectory = Trajectory(network, weights, list(schedule(training, examples, None)), training)
+        # Of any images of that size: a budget that is too small is refused before the search starts.
+        blank, classes = weights[0].new_zeros(1, examples, *observation.knows.shape), weights[0].new_zeros(examples)
+        run = replace(trajectory, memory=fit(trajectory, blank, classes.long(), self.budget_mib))
+
+        def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
+            labels = candidate.labels[0] if per_epoch(candidate.labels) else candidate.labels
+            return run.gradient_sum(candidate.images[:1], labels)
+
+        return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
+
+
+def whole_batches(observation: Observation) -> Training:
+    """The clients' training with as many steps, each on all examples."""
+    lr, steps, training = learning_rate(observation), local_steps(observation), observation.knows.training
+    if lr is None or steps is None:
+        raise refusal("Simulating a super-client", SuperClient.needs - observation.facts)
+    base = Training(lr) if training is None else training
+    return replace(base, epochs=steps, batch_size=None, steps=None, shuffle=False)
+
+
+# The message as the mean of its clients, each with the examples that are its own.
+
+
+@dataclass(frozen=True)
+class EachClient(Simulation):
+    """sum_k (N_k / N) of what client k's own training gives, of any sizes [Wilson et al., 2024, Appendix F].
+
+    The upper bound on `SuperClient`: no real adversary knows which images belong to which client, which the order of
+    the true labels tells here. ORACLE. The paper has equal clients; the weights are those of the server's mean.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.GROUPS})
+
+    budget_mib: float = SUPER_CLIENT_BUDGET_MIB
+
+    def bind(self, observation: Observation) -> BoundForward:
+        training, network = known_training(observation), network_of(observation)
+        clients = simulated_clients(observation, self.budget_mib)
+
+        def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
+            weighed = zip(clients.shares, clients(candidate), strict=True)
+            first, *rest = ([share * g for g in each] for share, each in weighed)
+            return [sum(parts[1:], parts[0]) for parts in zip(first, *rest, strict=True)]
+
+        return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedClients:
+    """What each client's own training gives of its part of a candidate: the first ones are the first client's."""
+
+    sizes: tuple[int, ...]
+    runs: Mapping[int, Trajectory]
+    """By the number of examples."""
+
+    @property
+    def shares(self) -> list[float]:
+        """What each weighs in the server's mean."""
+        return [size / sum(self.sizes) for size in self.sizes]
+
+    def __call__(self, candidate: Candidate) -> list[tuple[Tensor, ...]]:
+        sizes = list(self.sizes)
+        images = torch.split(candidate.images, sizes, dim=1)
+        labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
+        rows = zip(sizes, images, labels, strict=True)
+        return [self.runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in rows]
+
+
+def simulated_clients(observation: Observation, budget_mib: float) -> SimulatedClients:
+    """The clients behind a message, each within its part of the budget."""
+    training, network, knows = known_training(observation), network_of(observation), observation.knows
+    if knows.sizes is None:
+        raise refusal("Simulating each client", [Fact.GROUPS])
+    weights = leaves(observation, network)
+
+    def run(size: int) -> Trajectory:
+        trajectory = Trajectory(network, weights, list(schedule(training, size, None)), training)
+        blank, classes = weights[0].new_zeros(1, size, *knows.shape), weights[0].new_zeros(size).long()
+        return replace(trajectory, memory=fit(trajectory, blank, classes, budget_mib / len(knows.sizes or ())))
+
+    return SimulatedClients(knows.sizes, {size: run(size) for size in set(knows.sizes)})

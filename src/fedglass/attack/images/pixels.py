@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedglass.attack.parts import Bound
+from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Unknown
 
 
@@ -54,3 +56,117 @@ def like(observation: Observation) -> Tensor:
 
 def device_of(observation: Observation) -> torch.device:
     return like(observation).device
+
+
+# Images that are written at a lower resolution and enlarged inside the loop.
+
+
+@dataclass(frozen=True)
+class LowResolution:
+    """x = bicubic enlargement of unknowns with 1/factor of the pixels in height and width [Wilson et al., 2024].
+
+    As in its release: the start is U[0, 1) in pixels, and nothing bounds the unknowns. They are whitened, which makes
+    no difference to the enlargement, since its weights add up to one. A previous stage's images are fitted by least
+    squares.
+    """
+
+    factor: int = 4
+
+    def __post_init__(self) -> None:
+        check_factor(self.factor)
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        scale = Enlargement.of(observation, self.factor)
+        knows = observation.knows
+        if start is None:
+            drawn = torch.rand(1, knows.examples, *scale.small_shape, generator=generator).to(like(observation))
+            first = knows.whitening.whiten(knows.low + (knows.high - knows.low) * drawn)
+        else:
+            first = scale.reduce(start[:1])
+        return Bound((Unknown(first),), lambda tensors: scale.enlarge(tensors[0]), scale.nearest)
+
+
+@dataclass(frozen=True)
+class BoundedLowResolution:
+    """As `LowResolution`, but the unknowns stay inside the pixel bounds by projection, and start from plain grey.
+
+    The enlarged images may leave the bounds by what bicubic weights overshoot at edges.
+    """
+
+    factor: int = 2
+
+    def __post_init__(self) -> None:
+        check_factor(self.factor)
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        scale = Enlargement.of(observation, self.factor)
+        low, high = whitened_bounds(observation)
+        if start is None:
+            noise = torch.randn(1, observation.knows.examples, *scale.small_shape, generator=generator)
+            middle = (low + high) / 2
+            first = middle + NOISE * (high - low) * noise.to(like(observation))
+        else:
+            first = scale.reduce(start[:1])
+
+        def nearest(images: Tensor) -> Tensor:
+            return scale.enlarge(scale.reduce(images).clamp(low, high))
+
+        unknown = Unknown(first.clamp(low, high), low, high)
+        return Bound((unknown,), lambda tensors: scale.enlarge(tensors[0]), nearest)
+
+
+NOISE = 0.05
+"""Deviation of the noise on a start from grey, as a share of the pixels' range: alike images would stay alike."""
+
+
+def check_factor(factor: int) -> None:
+    if not isinstance(factor, int) or factor < 1:
+        raise UsageError(f"images.factor must be a whole number of at least 1, got {factor!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Enlargement:
+    """Bicubic enlargement by a whole factor, and its least squares inverse."""
+
+    factor: int
+    small_shape: tuple[int, int, int]
+    down: Tensor  # (h / factor, h)
+    across: Tensor  # (w / factor, w)
+
+    @classmethod
+    def of(cls, observation: Observation, factor: int) -> Enlargement:
+        """For the images of an observation; their sides must be multiples of the factor."""
+        channels, height, width = observation.knows.shape
+        if height % factor or width % factor:
+            raise UsageError(
+                f"images.factor must divide the height and the width of the images, {height} and {width}, got "
+                f"{factor}: choose a common divisor, or resize the data."
+            )
+        kind = like(observation)
+        small = (channels, height // factor, width // factor)
+        down, across = (torch.linalg.pinv(bicubic_matrix(side, factor)).to(kind) for side in small[1:])
+        return cls(factor, small, down, across)
+
+    def enlarge(self, small: Tensor) -> Tensor:
+        """# (epochs, n, c, h / factor, w / factor) -> (epochs, n, c, h, w)"""
+        if self.factor == 1:
+            return small
+        flat = F.interpolate(small.flatten(0, 1), scale_factor=self.factor, mode="bicubic", align_corners=False)
+        return flat.reshape(*small.shape[:2], *flat.shape[1:])
+
+    def reduce(self, images: Tensor) -> Tensor:
+        """The unknowns whose enlargement comes next to the images, in squared error."""
+        return self.down @ images @ self.across.mT
+
+    def nearest(self, images: Tensor) -> Tensor:
+        return self.enlarge(self.reduce(images))
+
+
+def bicubic_matrix(side: int, factor: int) -> Tensor:
+    """The enlargement of a row of `side` numbers, in double precision.  # (side * factor, side)
+
+    Enlarging a picture is this down the columns and across the rows.
+    """
+    columns = torch.eye(side, dtype=torch.float64).view(1, side, side, 1)  # each a picture of one column
+    grown = F.interpolate(columns, scale_factor=(factor, 1), mode="bicubic", align_corners=False)
+    return grown[0, :, :, 0].T

@@ -12,13 +12,34 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.images.pixels import like
-from fedglass.attack.labels.known import known
+from fedglass.attack.labels.given import known
 from fedglass.attack.parts import Bound, Checked, Evaluation, Forward, Labels, binding_of
-from fedglass.attack.starts import rank
+from fedglass.attack.stages import rank
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
-from fedglass.core.types import Candidate, Observation
+from fedglass.core.registry import register
+from fedglass.core.text import DLG
+from fedglass.core.types import Candidate, Observation, Unknown
+
+# Labels that are optimised together with the images.
+
+
+@register("labels", "joint", summary="free logits, optimised together with the images", paper=DLG)
+@dataclass(frozen=True)
+class JointLabels:
+    """Softmax of free logits, started from N(0, 1) [Zhu et al., 2019, Algorithm 1].
+
+    `rate` is relative to the solver's.
+    """
+
+    rate: float = 1.0
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        knows = observation.knows
+        start = torch.randn(knows.examples, knows.classes, generator=generator).to(like(observation))
+        return Bound((Unknown(start, rate=self.rate),), lambda tensors: tensors[0].softmax(dim=-1))
+
 
 Assignment = tuple[int, ...]
 """The labels of the first client, then those of the second, and so on."""

@@ -14,15 +14,50 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import head_weight, local_steps, network_of, step_length
-from fedglass.attack.labels.known import known
-from fedglass.attack.labels.rounding import round_to_sum
+from fedglass.attack.forward.target import head_of, head_weight, local_steps, network_of, step_length
+from fedglass.attack.labels.given import known
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
-from fedglass.core.papers import DLFA
 from fedglass.core.registry import register
+from fedglass.core.text import DLFA
 from fedglass.core.types import Observation
+
+# Real-valued counts made whole.
+
+
+LARGEST = 2.0**40
+"""Counts beyond this carry no information; cut off, they can be added up without overflow."""
+
+
+def round_to_sum(counts: Tensor, total: int) -> Tensor:
+    """Whole non-negative counts of the given sum, as DLFA's release makes them [Dimitrov et al., 2022].
+
+    Rounded down and clamped at zero, then one more for the largest remainders, or one less for positive counts
+    with the smallest remainders, until the sum is right.
+
+    >>> round_to_sum(torch.tensor([1.6, 0.7, -0.2]), 3)
+    tensor([2, 1, 0])
+    >>> round_to_sum(torch.tensor([2.1, 1.9]), 2)
+    tensor([1, 1])
+    """
+    counts = counts.detach().double().cpu().clamp(-LARGEST, LARGEST)
+    whole = counts.floor().clamp(min=0).long()
+    while (missing := total - int(whole.sum())) != 0:
+        remainder = counts - whole
+        open_rows = torch.arange(len(whole)) if missing > 0 else whole.nonzero().flatten()
+        sign = 1 if missing > 0 else -1
+        # As many full turns over all classes at once as fit, which leave the order of the remainders alone.
+        turns = abs(missing) // len(open_rows)
+        if missing < 0:
+            turns = min(turns, int(whole[open_rows].min()))
+        if turns:
+            whole[open_rows] += sign * turns
+            continue
+        order = remainder[open_rows].argsort(descending=missing > 0, stable=True)
+        whole[open_rows[order[: abs(missing)]]] += sign
+    return whole
+
 
 DUMMIES = 3000
 """How many random images stand in for the client's, as in DLFA's release."""
@@ -170,3 +205,46 @@ def head_statistics(
     probability = torch.cat([logits for logits, _ in parts]).softmax(-1).mean(0)
     activation = torch.cat([hidden for _, hidden in parts]).flatten(1).sum(1).mean()
     return probability, activation
+
+
+# How often each label occurs, read off the gradient of the last layer's bias alone.
+
+
+@register("labels", "bias_counts", summary="label counts from the last layer's bias, at the weights before", paper=GENG)
+@dataclass(frozen=True)
+class BiasCounts:
+    """N_k = N (p_k - b_k), b the mean gradient of the last layer's bias and p the mean softmax at the weights before.
+
+    For softmax and cross entropy b_k is the mean of p_k(x_j) - [y_j = k], without the hidden activations that
+    `CountsBefore` has to guess; random images stand in for the x_j in p, as there [Geng et al., 2021]. The
+    "bias-corrected" strategy of the Breaching framework (unpublished, after Wainakh et al., 2022) hands labels out by
+    a guessed impact of one example instead, and miscounts where the network answers evenly: it is not followed.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
+    def check(self, observation: Observation) -> None:
+        """Raise what `bind` would raise of this network, without its work."""
+        mean_bias_gradient(observation)
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        n, gradient = observation.knows.examples, mean_bias_gradient(observation)
+        probability, _ = head_statistics(observation, generator, 0.0)
+        whole = round_to_sum(unsmoothed(n * (probability - gradient), observation), n)
+        labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
+        # In random order: which batch a label belongs to is not known.
+        return known(labels[torch.randperm(n, generator=generator)].to(probability.device))
+
+
+def mean_bias_gradient(observation: Observation) -> Tensor:
+    """The mean over the local steps of the gradient of the last layer's bias.  # (classes,)"""
+    _, bias = head_of(observation, network_of(observation))
+    if bias is None:
+        raise UsageError(
+            "Label counts from the bias need a last layer that has one, and this network's has none: choose another "
+            "way to find the labels, such as minimum_rule."
+        )
+    travel = observation.knows.travel
+    if travel is None or is_clipped(observation):
+        raise refusal("Counting labels", [Fact.SIZE])
+    return observation.update[bias] / -travel

@@ -3,20 +3,248 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Refinement
-from fedglass.attack.refine.start_search import Sampling, StartSearch
-from fedglass.attack.refine.stopping import Flattening, OracleEpoch
+from fedglass.attack.parts import Progress, Refinement
 from fedglass.core.errors import UsageError
-from fedglass.core.papers import CURIOUS_CLIENT
+from fedglass.core.facts import Fact
 from fedglass.core.registry import register
-from fedglass.core.types import Knowledge
-from fedglass.diffusion.class_model import ClassModel
+from fedglass.core.text import CURIOUS_CLIENT
+from fedglass.core.types import Film, Knowledge
+from fedglass.diffusion.denoiser import ClassModel, Denoiser, Sampler
 from fedglass.diffusion.stored import Model, stored
+
+# When a search for a start of sampling has gone far enough: beyond, it copies the flaws of the raw image.
+#
+# A rule sees no truth: the raw images, how far the pictures still are from them, and the starts.
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """All that a rule is told after an epoch."""
+
+    errors: Tensor  # (epochs so far, n): squared errors of the pictures' pixels to the raw images
+    starts: Tensor  # (n, ...): where the pictures are sampled from
+    raw: Tensor  # (n, c, h, w), pixels before whitening
+
+
+class Stopping(Protocol):
+    """Says of each image whether it is to be taken as it is now."""
+
+    def stops(self, way: Way) -> Tensor:
+        """Whether each image is done.  # (n,), bool"""
+        ...
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """Once the picture differs from the raw image by no more than the raw image's own noise [Morozov, 1966].
+
+    What is nearer than that can only be nearer to the noise. The noise is estimated from second differences in both
+    directions, which pass over smooth surfaces and straight edges [Immerkaer, 1996]; it must be white, which that of
+    an enlarged image is not.
+    """
+
+    factor: float = 1.0
+
+    def stops(self, way: Way) -> Tensor:
+        return way.errors[-1] <= self.factor * noise_of(way.raw).square()
+
+
+@dataclass(frozen=True)
+class Flattening:
+    """Once the last `over` epochs have won less than a share of all that was won: the knee of the curve.
+
+    What is won first is the shape that sample and raw image can share; what is won slowly afterwards is copied from the
+    raw image against the model. It needs no estimate of the raw image's noise, which is not white where a search
+    enlarged what it found at low resolution: there `NoiseLevel` never stops.
+    """
+
+    share: float = 0.1
+    over: int = 5
+
+    def __post_init__(self) -> None:
+        if self.over < 1 or self.share < 0:
+            raise UsageError(f"Flattening looks over at least 1 epoch and a share of at least 0, got {self}.")
+
+    def stops(self, way: Way) -> Tensor:
+        if len(way.errors) <= self.over:
+            return torch.zeros_like(way.errors[-1], dtype=torch.bool)
+        least = way.errors.amin(0)
+        before = way.errors[: -self.over].amin(0)
+        return before - least <= self.share * (way.errors[0] - least)
+
+
+@dataclass(frozen=True)
+class WhiteStart:
+    """Once the start is no longer white noise: neighbours in it agree by more standard deviations than chance explains.
+
+    The network was trained to sample from white noise alone, and there its samples look like real images. The search
+    prints the raw image into the start, for it cares for nothing else; from where that shows on, pictures are no longer
+    samples and begin to blur. Products of neighbours have mean 0 and variance 1 in white noise, so that their sum over
+    the root of their number says by how many standard deviations a start departs.
+    """
+
+    deviations: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.deviations <= 0:
+            raise UsageError(f"A start may deviate by more than 0 standard deviations, got {self.deviations}.")
+
+    def stops(self, way: Way) -> Tensor:
+        return agreement(way.starts) > self.deviations
+
+
+@dataclass(frozen=True)
+class OracleEpoch:
+    """At a given epoch: the paper's choice, made by an eye that knows what the truth looks like.
+
+    To choose it, look at the film of a run with the largest number of epochs.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.EYE})
+
+    epoch: int
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0:
+            raise UsageError(f"The epoch at which to stop must not be negative, got {self.epoch}.")
+
+    def stops(self, way: Way) -> Tensor:
+        return torch.full_like(way.errors[-1], len(way.errors) > self.epoch, dtype=torch.bool)
+
+
+def agreement(starts: Tensor) -> Tensor:
+    """By how many standard deviations neighbours agree more than those of white noise.  # (n, c, h, w) -> (n,)
+
+    >>> float(agreement(torch.ones(1, 1, 2, 2)))
+    2.0
+    """
+    across = starts[..., 1:] * starts[..., :-1]
+    down = starts[..., 1:, :] * starts[..., :-1, :]
+    products = torch.cat([across.flatten(1), down.flatten(1)], 1)
+    return products.sum(1) / math.sqrt(max(1, products.shape[1]))
+
+
+def noise_of(images: Tensor) -> Tensor:
+    """The standard deviation of each image's white noise.  # (n, c, h, w) -> (n,)
+
+    >>> flat = torch.full((1, 1, 9, 9), 0.5)
+    >>> float(noise_of(flat))
+    0.0
+    """
+    kernel = images.new_tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]])
+    planes = images.flatten(0, 1)[:, None]
+    found = torch.nn.functional.conv2d(planes, kernel[None, None]).abs().flatten(1).mean(1)
+    return math.sqrt(math.pi / 2) / 6 * found.view(len(images), -1).mean(1)
+
+
+# The search of the masked diffusion enhancer: a start of sampling whose end looks like the raw image.
+#
+# argmin over x_T of |mu(x_T, T) - x|^2 with the noise predictions held constant [Federated Learning Nodes Can
+# Reconstruct
+# Peers' Image Data, Eq. 4], where mu samples without chance [Song et al., 2021, DDIM with eta 0]. In units of the
+# image,
+# xbar_t = x_t / sqrt(abar_t), a step of it from sigma to sigma' is xbar + (sigma' - sigma) eps(x_t). With eps taken
+# for a
+# constant the end is therefore affine in the start: x_0 = x_T / sqrt(abar_T) + const. Its derivative is a number, and
+# an
+# epoch costs one sampling, without a graph over the steps.
+
+
+FRAMES = 12
+"""How many pictures of the way are kept beside the last one."""
+AT_ONCE = 64
+"""How many images are sampled together, so that memory does not grow with their number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """Starts and classes to pictures, in so many steps."""
+
+    denoiser: Denoiser
+    decode: Callable[[Tensor], Tensor]
+    """What is denoised to images in [-1, 1]; differentiated."""
+    steps: int
+
+    @property
+    def slope(self) -> float:
+        """d x_0 / d x_T with the noise predictions held constant: 1 / sqrt(abar_T)."""
+        return 1 / math.sqrt(float(self.denoiser.schedule.abar[-1]))
+
+    def towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> Towards:
+        """Where starts lead, how far that is from the raw images, and which way lies the least distance."""
+        parts = zip(*(torch.split(each, AT_ONCE) for each in (starts, labels, raw)), strict=True)
+        found = [self._towards(*part) for part in parts]
+        return Towards(
+            torch.cat([each.pictures for each in found]),
+            torch.cat([each.errors for each in found]),
+            torch.cat([each.gradient for each in found]),
+        )
+
+    def _towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> Towards:
+        ends = Sampler(self.steps, eta=0.0).end_of(self.denoiser, starts, torch.Generator(), labels)
+        with torch.enable_grad():
+            ends = ends.detach().requires_grad_()
+            pictures = (self.decode(ends) + 1) / 2
+            errors = (pictures - raw).square().flatten(1).mean(1)
+            (at_end,) = torch.autograd.grad(errors.sum(), ends)
+        return Towards(pictures.detach(), errors.detach(), self.slope * at_end)
+
+
+@dataclass(frozen=True, eq=False)
+class Towards:
+    """The pictures of some starts beside the raw images."""
+
+    pictures: Tensor  # (n, c, h, w), pixels
+    errors: Tensor  # (n,)
+    gradient: Tensor  # as the starts: of the sum of the errors, the noise predictions held constant
+
+
+@dataclass(frozen=True)
+class StartSearch:
+    """Adam on the starts, each image on its own until the rule takes it or the epochs are over."""
+
+    epochs: int
+    lr: float
+    stop: Stopping
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0 or not 0 < self.lr < math.inf:
+            raise UsageError(f"mde needs epochs of at least 0 and a positive lr, got {self.epochs} and {self.lr}.")
+
+    def run(
+        self, sampling: Sampling, starts: Tensor, labels: Tensor, raw: Tensor, progress: Progress
+    ) -> tuple[Tensor, Film]:
+        """The pictures that were taken, and how they came about."""
+        starts = starts.clone().requires_grad_()
+        adam = torch.optim.Adam([starts], lr=self.lr)
+        searching = torch.ones(len(raw), dtype=torch.bool, device=raw.device)
+        taken, chosen = raw.clone(), torch.zeros(len(raw), dtype=torch.int64)
+        way, frames = [], {}
+        shown = set(torch.linspace(0, self.epochs, FRAMES).round().long().tolist())
+        for epoch in range(self.epochs + 1):
+            here = sampling.towards(starts.detach()[searching], labels[searching], raw[searching])
+            taken[searching], chosen[searching.cpu()] = here.pictures, epoch
+            way.append(torch.full_like(raw[:, 0, 0, 0], torch.nan).masked_scatter(searching, here.errors))
+            starts.grad = torch.zeros_like(starts)
+            starts.grad[searching] = here.gradient
+            stops = self.stop.stops(Way(torch.stack(way), starts.detach(), raw))
+            searching = searching & ~stops
+            progress(epoch, self.epochs)
+            over = epoch == self.epochs or not bool(searching.any())
+            if over or epoch in shown:
+                frames[epoch] = taken.clone()
+            if over:
+                break
+            adam.step()
+        return taken, Film(tuple(frames), torch.stack(list(frames.values())), tuple(chosen.tolist()))
+
 
 GREY = 0.5
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Problem, Progress, Solution, Steps, finished
-from fedglass.attack.solvers.check import check_iterations
+from fedglass.attack.solvers.schedules import check_iterations
 
 
 @dataclass(frozen=True)

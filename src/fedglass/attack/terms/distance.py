@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Binding, BoundTerm, Evaluation
-from fedglass.attack.terms.cosine import norm, products
 from fedglass.attack.terms.term import Term
 from fedglass.core.facts import Fact
+
+# The cosine between two messages: the one loop behind every term that compares directions.
+
+
+Weights = Sequence[float] | None
+"""One for each tensor of the message; None where all count alike."""
+
+
+def products(predicted: Iterable[Tensor], target: Sequence[Tensor], weights: Weights = None) -> tuple[Tensor, Tensor]:
+    """sum_l w_l <g_l, y_l> and sum_l w_l |g_l|^2 over the tensors of a message, given as vectors.
+
+    >>> g, y = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])], [torch.tensor([1.0, 1.0]), torch.tensor([2.0])]
+    >>> products(g, y), products(g, y, [1.0, 0.5])
+    ((tensor(9.), tensor(14.)), (tensor(6.), tensor(9.5000)))
+    """
+    product: Tensor | float = 0.0
+    square: Tensor | float = 0.0
+    # A dot product of vectors needs no temporary of their size.
+    for g, y, w in zip(predicted, target, _each(weights, len(target)), strict=True):
+        if w is None:
+            product = product + torch.dot(g, y)
+            square = square + torch.dot(g, g)
+        else:
+            product = product + w * torch.dot(g, y)
+            square = square + w * torch.dot(g, g)
+    return torch.as_tensor(product), torch.as_tensor(square)
+
+
+def norm(target: Sequence[Tensor], weights: Weights = None) -> Tensor:
+    """The square root of sum_l w_l |y_l|^2, the tensors given as vectors."""
+    rows = zip(target, _each(weights, len(target)), strict=True)
+    return torch.stack([torch.dot(y, y) if w is None else w * torch.dot(y, y) for y, w in rows]).sum().sqrt()
+
+
+def _each(weights: Weights, tensors: int) -> Iterable[float | None]:
+    return repeat(None, tensors) if weights is None else weights
 
 
 @dataclass(frozen=True)
@@ -43,6 +80,32 @@ class Cosine(Term):
 
         def value(at: Evaluation) -> Tensor:
             product, square = products((g.flatten() for g in at.predicted), target)
+            return 1 - product / (torch.sqrt(square) * length)
+
+        return value
+
+
+# The direction of the message where the observed one is not zero.
+
+
+@dataclass(frozen=True)
+class SupportCosine(Term):
+    """1 - cos(g_S, y_S) with S = {i: y_i != 0}, the support of the observed message [K. Zhu et al., 2025, Eq. 1].
+
+    Outside of S the product with y vanishes anyway: this differs from `Cosine` in the norm of g alone, which no
+    longer counts what the candidate sends where nothing was observed.
+    """
+
+    def bind(self, binding: Binding) -> BoundTerm:
+        target = [y.reshape(-1) for y in binding.target]
+        # None for a tensor that was sent as a whole: it need not be masked.
+        masks = [None if bool((y != 0).all()) else y != 0 for y in target]
+        length = norm(target)
+
+        def value(at: Evaluation) -> Tensor:
+            pairs = zip(at.predicted, masks, strict=True)
+            sent = (g.reshape(-1) if mask is None else g.reshape(-1) * mask for g, mask in pairs)
+            product, square = products(sent, target)
             return 1 - product / (torch.sqrt(square) * length)
 
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,8 +11,12 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Binding, BoundTerm, Evaluation
+from fedglass.attack.terms.distance import norm, products
 from fedglass.attack.terms.term import Term
+from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.rng import stream
+from fedglass.core.tensors import kth_smallest
 
 
 @dataclass(frozen=True)
@@ -68,3 +73,154 @@ def layer_depths(names: tuple[str, ...]) -> list[int]:
     owners = [name.rpartition(".")[0] for name in names]
     order = {owner: position for position, owner in enumerate(dict.fromkeys(owners))}
     return [order[owner] for owner in owners]
+
+
+# The direction of the message with layers of different weight.
+
+
+@dataclass(frozen=True)
+class LayeredCosine(Term):
+    """1 - <g, y>_w / (|g|_w |y|_w) with <a, b>_w = sum_l w_l <a_l, b_l>, the weights linear in depth.
+
+    w goes from `first` at the input to `last` at the output. AGIC lets the weights increase with depth, says its
+    abstract [Xu et al., 2022]; that they do so linearly, and the two ends, are ours and could not be confirmed.
+    Equal ends give `Cosine`.
+    """
+
+    first: float = 0.5
+    last: float = 1.0
+
+    def bind(self, binding: Binding) -> BoundTerm:
+        depths = layer_depths(binding.names)
+        step = (self.last - self.first) / max(1, max(depths))
+        weights = [self.first + step * d for d in depths]
+        target = [y.reshape(-1) for y in binding.target]
+        length = norm(target, weights)
+
+        def value(at: Evaluation) -> Tensor:
+            product, square = products((g.reshape(-1) for g in at.predicted), target, weights)
+            return 1 - product / (torch.sqrt(square) * length)
+
+        return value
+
+
+# The direction of a growing part of the message.
+
+
+@dataclass(frozen=True)
+class GrowingCosine(Term):
+    """1 - cos(g_P, y_P) over a part P of the message: its last tensors, and of their entries a random share `kept`.
+
+    The subset selection of HFGradInv [Ye et al., 2024]: from the share `first` of the tensors, counted from the
+    output, to the share `last` at `until` of the way. The defaults are those of the paper's release for
+    ResNet-34, where 11 of 110 tensors become 86 over 4,000 of 15,000 iterations, in steps of ten; here they come one
+    by one. The random entries are drawn anew at each iteration, from the seed and the share of the way.
+    """
+
+    first: float = 0.1
+    last: float = 0.78
+    until: float = 4 / 15
+    kept: float = 0.7
+    seed: int = 0
+
+    def bind(self, binding: Binding) -> BoundTerm:
+        target = [y.reshape(-1) for y in binding.target]
+
+        def value(at: Evaluation) -> Tensor:
+            last = target[-self.tensors(len(target), at.progress) :]
+            draw = stream(self.seed, "growing cosine", repr(at.progress))
+            masks = [
+                torch.empty(len(y), dtype=torch.bool).bernoulli_(self.kept, generator=draw).to(y.device) for y in last
+            ]
+            kept = [y * mask for y, mask in zip(last, masks, strict=True)]
+            predicted = zip(at.predicted[-len(last) :], masks, strict=True)
+            product, square = products((g.reshape(-1) * mask for g, mask in predicted), kept)
+            return 1 - product / torch.sqrt(square) / torch.sqrt(products(kept, kept)[1])
+
+        return value
+
+    def tensors(self, of: int, progress: float) -> int:
+        """How many of that many tensors count at a share of the way.
+
+        >>> [GrowingCosine().tensors(110, share) for share in (0.0, 4 / 15, 1.0)]
+        [11, 86, 86]
+        """
+        share = self.first + (self.last - self.first) * min(1.0, progress / self.until)
+        return min(of, max(1, math.ceil(share * of - 1e-9)))
+
+
+# Direction and size of each layer, over its larger entries.
+
+
+@dataclass(frozen=True)
+class PartialMatch(Term):
+    """sum_l (mean|g - y| + 1 - cos(g, y)) over the entries of layer l in which |g| is not among its smaller share.
+
+    The partial gradient matching of FedLeak [Fan et al., 2025], as its release does it: the candidate's gradient
+    g decides which entries count (those above its quantile `dropped`, in each tensor), the others are set to zero in
+    both. The release cuts off another fifth of the smallest observed entries inside the cosine, which after the
+    first cut are all zero: that changes nothing and is left out. The 1 in front of the cosine is ours.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
+    dropped: float = 0.5
+
+    def bind(self, binding: Binding) -> BoundTerm:
+        target = [y.reshape(-1) for y in binding.target]
+
+        def value(at: Evaluation) -> Tensor:
+            pairs = zip(at.predicted, target, strict=True)
+            return torch.stack([self._one(g.reshape(-1), y) for g, y in pairs]).sum()
+
+        return value
+
+    def _one(self, g: Tensor, y: Tensor) -> Tensor:
+        size = g.detach().abs()
+        mask = size >= kth_smallest(size, 1 + int(self.dropped * (len(size) - 1)))
+        g, y = g * mask, y * mask
+        # Of a layer that sends nothing the norm is zero, with a zero gradient; the 1e-8 is the release's.
+        lengths = (torch.linalg.vector_norm(g) + 1e-8) * (torch.linalg.vector_norm(y) + 1e-8)
+        distance: Tensor = (g - y).abs().mean() + 1 - torch.dot(g, y) / lengths
+        return distance
+
+
+# A distance that saturates: the Gaussian kernel of each layer's difference.
+
+
+@dataclass(frozen=True)
+class GaussianKernel(Term):
+    """sum_l q_l (1 - exp(-mean|g_l - y_l|^2 / (width Var y_l))) [Wang et al., 2020 and 2022, SAPAG].
+
+    q_l = 1 / (1 + depth): layers near the input weigh more. The bandwidth is the variance of the observed layer, so
+    that it adapts to initialisation and training ("self-adaptive"). Confirmed from the papers' abstracts: a Gaussian
+    kernel of the difference that adapts to the variance of the gradients and to the architecture. The mean over
+    entries is ours (with a sum the exponential is zero in floating point for any start, and its gradient with
+    it). The authors' code is not public: variance by layer and q_l are as in a re-implementation by others
+    (github.com/NielsFuglsang/02460-advanced-machine-learning), and could not be confirmed.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.width) and self.width > 0):
+            raise UsageError(f"kernel.width must be a finite number above 0, got {self.width!r}.")
+
+    def bind(self, binding: Binding) -> BoundTerm:
+        target = binding.target
+        scales = self._bandwidths(target)
+        weights = [1 / (1 + depth) for depth in layer_depths(binding.names)]
+
+        def value(at: Evaluation) -> Tensor:
+            rows = zip(at.predicted, target, scales, weights, strict=True)
+            return torch.stack([q * -torch.expm1(-(g - y).square().mean() / s) for g, y, s, q in rows]).sum()
+
+        return value
+
+    def _bandwidths(self, target: Sequence[Tensor]) -> list[Tensor]:
+        overall = torch.cat([y.reshape(-1) for y in target]).var(unbiased=False)
+        spreads = [y.var(unbiased=False) for y in target]
+        # A layer whose entries are all the same has no width of its own.
+        return [self.width * torch.where(v > 0, v, overall) for v in spreads]

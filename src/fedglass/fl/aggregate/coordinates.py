@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
-from fedglass.fl.aggregate.geometry import COLUMNS
-from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, demand
+from fedglass.fl.aggregate.rule import COLUMNS, Aggregated, AggregationContext, State, demand
 
 YIN = (
     "Yin, Chen, Kannan, Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, "
@@ -98,3 +98,94 @@ class TrimmedMean:
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         self.check(len(updates))
         return Aggregated(trimmed_mean_of(updates, self.byzantine), _everybody(updates))
+
+
+# The point of least total distance to all updates.
+
+
+@register(
+    "rules",
+    "geometric_median",
+    summary="the point of least total distance to all updates",
+    paper="Pillutla, Kakade, Harchaoui: Robust Aggregation for Federated Learning, IEEE TSP 2022, "
+    "https://arxiv.org/abs/1912.13445",
+)
+@dataclass(frozen=True)
+class GeometricMedian:
+    """argmin_v sum_k n_k |u_k - v| by the smoothed Weiszfeld algorithm [Pillutla et al., 2022, Algorithm 2].
+
+    The search starts at the mean and ends where a step is shorter than `tolerance` times the median
+    distance, or after `iterations`. Distances below `smoothing` times that one are counted as such: at an update itself
+    the weights would be infinite.
+    """
+
+    iterations: int = 100
+    tolerance: float = 1e-7
+    smoothing: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1 or not self.tolerance >= 0 or not self.smoothing > 0:
+            raise UsageError(
+                "federation.rule 'geometric_median': iterations must be at least 1, tolerance at least 0 and smoothing "
+                f"positive, got {self.iterations}, {self.tolerance} and {self.smoothing}."
+            )
+
+    def init(self, weights: Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        shares = context.weights.to(updates)
+        point = (shares / shares.sum()) @ updates
+        for _ in range(self.iterations):
+            distances = torch.stack([(row - point).norm() for row in updates])
+            typical = distances.median()
+            pulls = shares / distances.clamp(min=self.smoothing * typical + torch.finfo(updates.dtype).tiny)
+            moved = (pulls / pulls.sum()) @ updates
+            step, point = (moved - point).norm(), moved
+            if step <= self.tolerance * typical:
+                break
+        return Aggregated(point, context.weights.to(updates.device) > 0)
+
+
+# Updates clipped around what the server believes already.
+
+
+@register(
+    "rules",
+    "centred_clipping",
+    summary="the mean of the updates clipped around the last step",
+    paper="Karimireddy, He, Jaggi: Learning from History for Byzantine Robust Optimization, ICML 2021, "
+    "https://arxiv.org/abs/2012.10333",
+)
+@dataclass(frozen=True)
+class CentredClipping:
+    """v <- v + mean_k (u_k - v) min(1, radius / |u_k - v|), `iterations` times [Karimireddy et al., 2021, Algorithm 2].
+
+    v begins where it ended in the last round, at zero in the first. One client moves it by at most radius / n in each
+    iteration, whatever it sends.
+    """
+
+    radius: float
+    iterations: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.radius < float("inf") or self.iterations < 1:
+            raise UsageError(
+                "federation.rule 'centred_clipping': radius must be positive and finite and iterations at least 1, got "
+                f"{self.radius} and {self.iterations}."
+            )
+
+    def init(self, weights: Tensor) -> State:
+        return torch.zeros_like(weights)
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        centre: Tensor = torch.zeros_like(updates[0]) if state is None else state.to(updates)
+        for _ in range(self.iterations):
+            # Row by row: no second copy of all updates.
+            moves = ((row - centre) * self._share(row - centre) for row in updates)
+            centre = centre + sum(moves, torch.zeros_like(centre)) / len(updates)
+        return Aggregated(centre, torch.ones(len(updates), dtype=torch.bool, device=updates.device), centre)
+
+    def _share(self, difference: Tensor) -> Tensor:
+        length = difference.norm().clamp(min=torch.finfo(difference.dtype).tiny)
+        return torch.clamp(self.radius / length, max=1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import make, register
 
 State = Any
 """What a rule remembers from round to round; `None` for most."""
@@ -78,3 +79,89 @@ def mean_of(updates: Tensor, kept: Tensor, state: State = None) -> Aggregated:
     if not bool(kept.any()):
         return Aggregated(torch.zeros_like(updates[0]), kept, state)
     return Aggregated((kept.to(updates) / kept.sum()) @ updates, kept, state)
+
+
+# The mean of federated averaging.
+
+
+@register(
+    "rules",
+    "mean",
+    summary="the mean of the updates, weighted by the clients' numbers of examples",
+    paper=(
+        "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from "
+        "Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629"
+    ),
+)
+@dataclass(frozen=True)
+class WeightedMean:
+    """sum_k n_k u_k / sum_k n_k [McMahan et al., 2017, Algorithm 1]; everybody gets through.
+
+    >>> import torch
+    >>> context = AggregationContext(weights=torch.tensor([1.0, 3.0]))
+    >>> WeightedMean().aggregate(torch.tensor([[0.0], [4.0]]), context, None).step
+    tensor([3.])
+    """
+
+    def init(self, weights: Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        weights = context.weights.to(updates)
+        return Aggregated((weights / weights.sum()) @ updates, weights > 0)
+
+
+# Inner products and distances between updates of millions of coordinates.
+
+
+COLUMNS = 1 << 12
+"""Coordinates at a time: their copy in double precision takes 3 MiB for 100 clients, which a cache holds."""
+
+
+def gram(rows: Tensor) -> Tensor:
+    """All inner products, in double precision without a copy of all rows in it.  # (n, d) -> (n, n)"""
+    found = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for start in range(0, rows.shape[1], COLUMNS):
+        found += _products(rows[:, start : start + COLUMNS].double())
+    return (found + found.T) / 2  # a product may round otherwise from the other side, and a tie would be none
+
+
+def _products(part: Tensor) -> Tensor:
+    """numpy sees that both factors are one matrix, and computes one triangle of the product: half of the work."""
+    if part.device.type != "cpu":
+        return part @ part.T
+    rows = part.numpy()
+    return torch.from_numpy(rows @ rows.T)
+
+
+def squared_distances(rows: Tensor) -> Tensor:
+    """|u_i - u_j|^2 by one Gram matrix; zero on the diagonal.  # (n, d) -> (n, n)
+
+    >>> squared_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]])).tolist()
+    [[0.0, 25.0], [25.0, 0.0]]
+    """
+    products = gram(rows)
+    norms = products.diagonal()
+    found = (norms[:, None] + norms[None, :] - 2 * products).clamp(min=0)
+    return found.fill_diagonal_(0)
+
+
+def cosine_distances(rows: Tensor) -> Tensor:
+    """1 - cos(u_i, u_j); an update of zeros is at distance 1 from every other.  # (n, d) -> (n, n)"""
+    products = gram(rows)
+    norms = products.diagonal().sqrt()
+    cosines = products / (norms[:, None] * norms[None, :]).clamp(min=torch.finfo(torch.float64).tiny)
+    return (1 - cosines).clamp(min=0).fill_diagonal_(0)
+
+
+# Aggregation rules by name.
+
+
+def rule(name: str, **options: object) -> Aggregator:
+    """The rule of that name with the given options.
+
+    >>> rule("mean")
+    WeightedMean()
+    """
+    part: Aggregator = make("rules", name, **options)
+    return part

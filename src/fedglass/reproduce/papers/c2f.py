@@ -9,30 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedglass.analysis.sparsity import pearson
 from fedglass.attack.attack import Attack
 from fedglass.core.errors import DataError
 from fedglass.core.types import Training
 from fedglass.defend.accounting import gaussian_epsilon, noise_multiplier_for
-from fedglass.defend.clip import Clip
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.magnitude_pruning import MagnitudePruning
+from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.defend.outpost import Outpost
+from fedglass.defend.pruning import MagnitudePruning
 from fedglass.defend.soteria import Soteria
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Chain, Release
-from fedglass.ledger.records import Record
-from fedglass.models.init import FromFile, Initialisation, KaimingNormal, KaimingUniform, Orthogonal
-from fedglass.models.transfer import Transfer
+from fedglass.models.init import FromFile, Initialisation, KaimingNormal, KaimingUniform, Orthogonal, Transfer
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.experiment import Experiment, Setup
-from fedglass.reproduce.paper import Method, Paper, Recreation, Trained
+from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, Trained
 from fedglass.reproduce.populations import KIND_OF, KINDS
-from fedglass.reproduce.probes.invert import Invert
-from fedglass.reproduce.request import PUBLISHED, REDUCED, Request
-from fedglass.reproduce.tables import Row, Setting, Table
+from fedglass.reproduce.probes.geometry import pearson
+from fedglass.reproduce.probes.reconstruct import Invert
+from fedglass.reproduce.tables import PUBLISHED, REDUCED, Request, Row, Setting, Table
+from fedglass.verdict.records import Record
 
 STEP_LR = 0.0001
 """Of several local steps (Section 5.4)."""

@@ -9,21 +9,19 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import Labels
-from fedglass.attack.refine.ddrm import ddrm_enlarged
+from fedglass.attack.refine.restoration import ddrm_enlarged
 from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam
 from fedglass.core.types import Training
+from fedglass.federation.views import Knows
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.experiment import Experiment, Setup, round_of
-from fedglass.reproduce.paper import Method, Paper, Recreation, Trained, Yardstick
+from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, Trained, Yardstick, round_of
 from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.divergence import Divergence, Place, Sweep
-from fedglass.reproduce.probes.find_out import FindOut
 from fedglass.reproduce.probes.peer import Grey, Guess, Guessed, OwnImages, Peer, Reduced, WrongRate
-from fedglass.reproduce.request import CURIOUS_SIDES, Request
-from fedglass.reproduce.tables import Row, Setting, Table
-from fedglass.rounds.views.view import Knows
+from fedglass.reproduce.probes.reconstruct import FindOut
+from fedglass.reproduce.tables import CURIOUS_SIDES, Request, Row, Setting, Table
 
 LR = 0.003
 """Of the release and of Appendix A."""

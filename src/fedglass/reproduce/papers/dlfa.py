@@ -12,25 +12,18 @@ from fedglass.attack.labels.counts import CountsAfter, CountsBefore, Interpolate
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import Labels
 from fedglass.core.types import Training
-from fedglass.defend.gaussian_noise import GaussianNoise
-from fedglass.defend.laplacian_noise import LaplacianNoise
-from fedglass.defend.per_example import PerExample
-from fedglass.defend.random_pruning import RandomDrop
-from fedglass.defend.same_each_epoch import SameEachEpoch
+from fedglass.defend.noise import GaussianNoise, LaplacianNoise, PerExample, SameEachEpoch
+from fedglass.defend.pruning import RandomDrop
+from fedglass.federation.views import Knows
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Release
-from fedglass.metrics.recovered import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
+from fedglass.metrics.catalogue import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.models.catalogue import build
 from fedglass.models.init import LeCunTruncatedNormal
-from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
-from fedglass.reproduce.paper import Comparison, Method, Paper, Recreation
+from fedglass.reproduce.paper import Comparison, Experiment, Method, Paper, Recreation, Setup, WarmUp
 from fedglass.reproduce.populations import KIND_OF, KINDS
-from fedglass.reproduce.probes.count_labels import CountLabels
-from fedglass.reproduce.probes.reconstruct import ByPsnr, Reconstruct
-from fedglass.reproduce.probes.try_trainings import TryTrainings
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import Row, Setting, Table
-from fedglass.rounds.views.view import Knows
+from fedglass.reproduce.probes.reconstruct import ByPsnr, CountLabels, Reconstruct, TryTrainings
+from fedglass.reproduce.tables import Request, Row, Setting, Table
 
 LR = 0.004
 NETWORKS = {"femnist": "femnist_cnn", "cifar100": "cifar_cnn"}

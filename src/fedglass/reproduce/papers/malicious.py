@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.attack.hypotheses import AnyAttack
-from fedglass.attack.images.decoders import OWN
+from fedglass.attack.images.latent import OWN
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.rules import TryRules
 from fedglass.core.types import Training
-from fedglass.defend.ghost import GhostDPSGD
+from fedglass.defend.dpsgd import GhostDPSGD
+from fedglass.federation.behaviour.behaviour import Behaviour, Honest
+from fedglass.federation.behaviour.poison import Backdoor, Gaussian, SignFlip
+from fedglass.federation.views import Knows
+from fedglass.fl.aggregate.clustering import FreqFed
 from fedglass.fl.aggregate.coordinates import Median
-from fedglass.fl.aggregate.dnc import DnC
-from fedglass.fl.aggregate.freqfed import FreqFed
-from fedglass.fl.aggregate.krum import Krum
-from fedglass.fl.aggregate.mean import WeightedMean
-from fedglass.fl.aggregate.rule import Aggregator
+from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
+from fedglass.fl.aggregate.selection import DnC, Krum
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.models.init import Initialisation, KaimingUniform, LeCunTruncatedNormal, Orthogonal, PyTorchDefault
 from fedglass.recipes.inverting_gradients import inverting_gradients_published
@@ -25,19 +26,10 @@ from fedglass.recipes.maliciously_curious_client import (
     maliciously_curious_client_published,
 )
 from fedglass.reproduce.cases import Cell
-from fedglass.reproduce.experiment import Course, Experiment, Setup, round_of
-from fedglass.reproduce.paper import Method, Paper, Recreation, Trained
+from fedglass.reproduce.paper import Course, Experiment, Method, Paper, Recreation, Setup, Trained, round_of
 from fedglass.reproduce.populations import KIND_OF
-from fedglass.reproduce.probes.accuracy import Accuracy
-from fedglass.reproduce.probes.read import Read
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import Row, Setting, Table
-from fedglass.rounds.behaviour.backdoor import Backdoor
-from fedglass.rounds.behaviour.behaviour import Behaviour
-from fedglass.rounds.behaviour.gaussian import Gaussian
-from fedglass.rounds.behaviour.honest import Honest
-from fedglass.rounds.behaviour.sign_flip import SignFlip
-from fedglass.rounds.views.view import Knows
+from fedglass.reproduce.probes.peer import Accuracy, Read
+from fedglass.reproduce.tables import Request, Row, Setting, Table
 
 CLIENTS, STEPS, BATCH, LR, ALPHA = 10, 5, 100, 0.01, 0.1
 """Appendix C."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Training
+from fedglass.defend import accounting as opacus
 from fedglass.defend.accounting import Mechanism, clt_epsilon, clt_uniform_epsilon, prv_epsilon, rdp_epsilon
-from fedglass.integrations import opacus
+from fedglass.federation.behaviour.behaviour import Behaviour, Honest
+from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.views import Knows
 from fedglass.recipes.maliciously_curious_client import maliciously_curious_client
 from fedglass.reproduce.compare import number
-from fedglass.reproduce.experiment import Experiment, round_of
-from fedglass.reproduce.paper import Comparison, Paper, Recreation
+from fedglass.reproduce.paper import Comparison, Experiment, Paper, Recreation, round_of
 from fedglass.reproduce.populations import KIND_OF
-from fedglass.reproduce.probes.theorem1 import Theorem1
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import Row, Table
-from fedglass.rounds.behaviour.behaviour import Behaviour
-from fedglass.rounds.behaviour.honest import Honest
-from fedglass.rounds.behaviour.sign_flip import SignFlip
-from fedglass.rounds.views.view import Knows
+from fedglass.reproduce.probes.theory import Theorem1
+from fedglass.reproduce.tables import Request, Row, Table
 
 LR, CLIP = 0.01, 4.0
 """Of Appendix C."""
@@ -53,7 +50,8 @@ def _accounted(row: Row) -> list[str]:
     noise, examples, rounds = (row.setting[field] for field in ("noise", "examples", "rounds"))
     mechanism = Mechanism(float(noise), BATCH / examples, LOCAL_STEPS * rounds)
     beside = [
-        f"{of(mechanism, DELTA):.2f}" if name not in OF_OPACUS or opacus.installed() else "-" for name, of in BESIDE
+        f"{of(mechanism, DELTA):.2f}" if name not in OF_OPACUS or opacus.opacus_installed() else "-"
+        for name, of in BESIDE
     ]
     printed = number(row.values["clt"]["epsilon"], 1)
     here = f"{clt_uniform_epsilon(mechanism, DELTA):.1f}"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Training
-from fedglass.metrics.recovered import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
-from fedglass.reproduce.experiment import Experiment, Setup, WarmUp
-from fedglass.reproduce.paper import Method, Paper, Recreation
+from fedglass.federation.views import Knows
+from fedglass.metrics.catalogue import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
+from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WarmUp
 from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
-from fedglass.reproduce.request import Request
-from fedglass.reproduce.tables import Row, Setting
-from fedglass.rounds.views.view import Knows
+from fedglass.reproduce.tables import Request, Row, Setting
 
 LR, LENET_LR = 0.004, 0.4
 CNN = {"femnist": "femnist_cnn", "cifar100": "cifar_cnn"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -12,18 +13,22 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.images.low_resolution import bicubic_matrix
+from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.images.pixels import bicubic_matrix
 from fedglass.attack.parts import Progress
-from fedglass.audit.probe import Finding
+from fedglass.audit.assessment import IMAGINED, scored_guesses
+from fedglass.audit.cases import Finding
+from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Reconstruction
-from fedglass.ledger.evidence import Strips
+from fedglass.federation.truth import Truth
 from fedglass.metrics.catalogue import score
-from fedglass.metrics.matching import Matching, match
-from fedglass.reproduce.cost import Load, attack_seconds
+from fedglass.metrics.matching import Matching, label_errors, match
+from fedglass.reproduce.cost import SECOND_ORDER, Load, attack_seconds
+from fedglass.reproduce.messages import ACCURACY
 from fedglass.reproduce.probes.probe import of_attack
-from fedglass.rounds.truth import Truth
+from fedglass.verdict.directory import Strips
 
 METRICS = ("lpips", "psnr", "ssim")
 TRACED = (1, 10, 20, 30, 76, 99)
@@ -222,3 +227,116 @@ def _of_refinement(measures: Mapping[str, float], final: Tensor, truth: Truth, m
 def _of_search(found: Reconstruction, seen: Observation, examples: int, wrong: int) -> dict[str, float]:
     told = {"objective": found.energy, "labels": 100 * (1 - wrong / examples)}
     return told | {f"objective_{i}": found.trace[i] for i in TRACED if i < len(found.trace)}
+
+
+# How good the model of a federation is, at its end and on the way: no attack.
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Test accuracy in % after the last round, and every tenth on the way."""
+
+    accelerated: ClassVar[bool] = False
+    attack: ClassVar[None] = None
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        points = accuracies(target.utility)
+        last = max(points)
+        measures = {"accuracy": points[last], **{f"accuracy_{at}": value for at, value in points.items()}}
+        return Finding({"extra": {"measures": measures}})
+
+    def seconds(self, load: Load) -> float:
+        return 1.0
+
+
+def accuracies(utility: Mapping[str, float]) -> dict[int, float]:
+    """In %, by the number of rounds.
+
+    >>> accuracies({"test accuracy after 10": 0.5})
+    {10: 50.0}
+    """
+    start = f"{ACCURACY} after "
+    return {int(name.removeprefix(start)): 100 * v for name, v in utility.items() if name.startswith(start)}
+
+
+# What a participant reads of its peers in a late round, scored as the maliciously curious client is.
+
+
+SHOWN = 16
+"""Pictures that are kept of a run."""
+GUESSED = {
+    "grey": "grey",
+    "black": "black",
+    "the best flat colour": "flat",
+    "the nearest of its own images": "own",
+    "the mean of public images": "mean",
+    "the means of the classes found": "class_mean",
+    IMAGINED: "imagined",
+}
+"""An audit's names for its guesses -> those of the measures."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """RMSE over all private images and pixels after optimal assignment [Yue et al., 2025, Eq. 14], in [0, 1].
+
+    Beside it what guesses reach without the message; an attack is to be below the lowest of them. The class means are
+    those of the true labels, which the attack is told too.
+    """
+
+    accelerated: ClassVar[bool] = True
+    attack: ClassVar[None] = None
+
+    reader: AnyAttack
+    iterations: int
+    """Of all that the reader tries together."""
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen, truth = target.observation, target.known_truth
+        found = self.reader.run(seen, seed, progress)
+        final = found.images.detach().cpu().clamp(0, 1)
+        matching = match(final, truth.images)
+        private = Matching(matching.partner[: len(truth.private.labels)])
+        scores = score(final, truth.private.images, ("rmse", "psnr", "ssim"), private)
+        blind = _blind(seen, truth, target, self.reader)
+        tested = accuracies(target.utility)
+        measures = {
+            "rmse": together(scores.values["rmse"]),
+            "psnr": statistics.fmean(scores.values["psnr"]),
+            "back": 100 * back(final, truth, matching),
+            "guess": min(blind.values()),
+            **blind,
+            "accuracy": tested[max(tested)],
+            "at": float(max(tested)),
+            "objective": found.energy,
+        }
+        wrong = int(label_errors(found.labels.cpu(), truth.labels, seen.knows.classes))
+        told = {
+            "metrics": dict(scores.values),
+            "energy": found.energy,
+            "energy_truth": energy_at(self.reader, seen, truth.images, truth.labels, found),
+            "label_errors": wrong,
+            "labels_true": truth.labels.tolist(),
+            "extra": {"measures": measures, "skipped": dict(scores.skipped), "rule": found.rule},
+        }
+        shown = private.apply(final)
+        return Finding(told, Strips(truth.private.images[:SHOWN].numpy(), shown[:SHOWN].numpy()))
+
+    def seconds(self, load: Load) -> float:
+        size = min(load.training.batch_size or load.examples, load.examples)
+        return self.iterations * load.clients * load.steps * SECOND_ORDER * load.gradient(size)
+
+
+def together(values: Sequence[float]) -> float:
+    """The RMSE over several images of equal size from that of each.
+
+    >>> together([3.0, 4.0]) == math.sqrt(12.5)
+    True
+    """
+    return math.sqrt(statistics.fmean(value**2 for value in values))
+
+
+def _blind(seen: Observation, truth: Truth, target: Target, reader: AnyAttack) -> Mapping[str, float]:
+    """The RMSE of guesses that need no message."""
+    found = scored_guesses(seen, truth, truth.labels, ("rmse",), target.public, reader)
+    return {GUESSED[name]: together(reached["rmse"]) for name, reached in found.items()}

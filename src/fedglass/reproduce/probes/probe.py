@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from fedglass.attack.attack import Attack
-from fedglass.audit.judgement import energy_at
+from fedglass.audit.cases import Probe
 from fedglass.audit.play_attack import of_run
-from fedglass.audit.probe import Probe
+from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.types import Reconstruction
-from fedglass.metrics.labels import label_errors
+from fedglass.metrics.matching import label_errors
 from fedglass.reproduce.cost import Load
 
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import statistics
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from fedglass.analysis.segment import cosine
 from fedglass.attack.attack import Attack
-from fedglass.attack.merge import MatchAndAverage
+from fedglass.attack.hypotheses import hypotheses, supposing, trainings
 from fedglass.attack.needs import needs_of
-from fedglass.attack.parts import Progress
-from fedglass.audit.probe import Finding
+from fedglass.attack.parts import Labels, MatchAndAverage, Progress
+from fedglass.attack.search import SearchByOwn
+from fedglass.attack.stages import part, rank
+from fedglass.audit.cases import Finding
 from fedglass.audit.target import Target
-from fedglass.core.assignment import assign, squared_distances
+from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
-from fedglass.core.types import Candidate, Observation, Reconstruction
-from fedglass.ledger.evidence import Strips
-from fedglass.metrics.matching import Matching, match, match_by_psnr
-from fedglass.metrics.psnr import psnr
-from fedglass.metrics.recovered import share_above
-from fedglass.reproduce.cost import Load, attack_seconds
+from fedglass.core.rng import stream
+from fedglass.core.tensors import assign, squared_distances
+from fedglass.core.types import Candidate, Observation, Reconstruction, Training
+from fedglass.metrics.catalogue import score, share_above
+from fedglass.metrics.images import psnr
+from fedglass.metrics.matching import Matching, label_errors, match, match_by_psnr
+from fedglass.reproduce.compare import Lines
+from fedglass.reproduce.cost import Load, attack_seconds, iterations_of_stages
+from fedglass.reproduce.probes.geometry import cosine, sparsity
 from fedglass.reproduce.probes.probe import of_attack
+from fedglass.verdict.directory import Strips
 
 
 class Pairing(Protocol):
@@ -108,3 +114,158 @@ def _by_epoch(images: Tensor, matching: Matching) -> Tensor | None:
         return None
     partners = [assign(squared_distances(images[0], later)) for later in images]
     return torch.stack([matching.apply(epoch[partner]) for epoch, partner in zip(images, partners, strict=True)])
+
+
+# An attack scored as the coarse-to-fine paper scores it, with the sparsity of what it was given.
+
+
+METRICS = ("psnr", "ssim", "lpips")
+
+
+@dataclass(frozen=True)
+class Invert:
+    """Mean PSNR, SSIM and LPIPS of the restart of lowest energy [K. Zhu et al., 2025, Sec. 5.1].
+
+    The attack's own merge and refinements are kept, and several restarts are one run.
+    """
+
+    accelerated: ClassVar[bool] = True
+
+    attack: Attack
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen, truth = target.observation, target.known_truth
+        found = self.attack.run(seen, seed, progress)
+        scores = score(found.images, truth.images, METRICS)
+        fields = of_attack(self.attack, target, found)
+        measures = {name: sum(values) / len(values) for name, values in scores.values.items()}
+        measures["label_errors"] = float(fields["label_errors"])
+        measures["sparsity"] = sparsity(seen.update.values())  # of the message, as the attack was given it
+        extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
+        told = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
+        shown = scores.matching.apply(found.images.detach().cpu())
+        return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.numpy()))
+
+    def seconds(self, load: Load) -> float:
+        return attack_seconds(self.attack, load)
+
+
+# A reconstruction for every training that the adversary can not rule out.
+
+
+@dataclass(frozen=True)
+class TryTrainings:
+    """Epochs and batch size are unknown: every divisor of the number of steps is tried, and the lowest energy wins.
+
+    The way out that the paper names but does not measure [Dimitrov et al., 2022, App. C.4].
+    """
+
+    accelerated: ClassVar[bool] = False
+
+    probe: Reconstruct
+
+    @property
+    def attack(self) -> Attack:
+        return self.probe.attack
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen, found = target.observation, []
+        guesses = hypotheses(seen)
+        for i, guess in enumerate(guesses):
+            supposed = replace(target, observation=supposing(seen, guess))
+            found.append(self.probe.measure(supposed, seed, part(progress, i, len(guesses))))
+        best = min(range(len(guesses)), key=lambda i: rank(found[i].record["energy"]))
+        fields = found[best].record
+        extra = {**fields["extra"], "supposed": repr(guesses[best])}
+        extra["notes"] = [*extra["notes"], _chosen(guesses, found, best)]
+        return replace(found[best], record={**fields, "extra": extra})
+
+    def seconds(self, load: Load) -> float:
+        guesses = trainings(load.training.lr, load.steps, load.examples)
+        return sum(self.probe.seconds(replace(load, training=guess)) for guess in guesses)
+
+
+def _chosen(guesses: list[Training], found: list[Finding], best: int) -> str:
+    """Which training was supposed in the end, and the energies of all of them."""
+    each = ", ".join(f"E={g.epochs} {f.record['energy']:.4g}" for g, f in zip(guesses, found, strict=True))
+    return f"E={guesses[best].epochs} was chosen by its energy: {each}."
+
+
+# How many labels are read off a message, without images.
+
+
+@dataclass(frozen=True)
+class CountLabels:
+    """Half the L1 distance between the recovered label counts and the true ones [Dimitrov et al., 2022, Table 2]."""
+
+    accelerated: ClassVar[bool] = False
+    attack: ClassVar[None] = None
+
+    labels: Labels
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        seen, truth = target.observation, target.known_truth
+        found = self.labels.bind(seen, stream(seed, "labels")).decode([])
+        errors = label_errors(found, truth.labels, seen.knows.classes)
+        fields = {"labels_true": truth.labels.tolist(), "labels_recovered": found.tolist(), "label_errors": errors}
+        return Finding({**fields, "extra": {"measures": {"label_errors": float(errors)}}})
+
+    def seconds(self, load: Load) -> float:
+        return 60 * load.gradient(50)  # 3000 dummy images, twice, without a gradient
+
+
+# Whether a participant finds out by its own images what it was not told [Wilson et al., 2024, Appendix B].
+
+
+NEAR = 1.25
+"""A guess within this factor of the truth has found it: the grids' neighbours are farther."""
+
+
+@dataclass(frozen=True)
+class FindOut:
+    """What the search takes for the learning rate and the number of images, beside what they are.
+
+    The search looks at no image of another client; the truth is for the score alone.
+    """
+
+    accelerated: ClassVar[bool] = True
+
+    search: SearchByOwn
+    lr: float
+    """The clients' true rate, which the adversary may not know."""
+
+    @property
+    def attack(self) -> Attack:
+        return self.search.probe
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+        found, truth = self.search.run(target.observation, seed, progress), target.known_truth
+        if found.supposed is None:
+            raise UsageError("The search has told nothing of what it found.")
+        ratios = {"rate": found.supposed.lr / self.lr, "images": len(found.labels) / len(truth.labels)}
+        shown = found.images.detach().cpu().clamp(0, 1)
+        private = truth.private.images
+        matching = Matching(match(shown, truth.images).partner[: len(private)])
+        values = dict(score(shown, private, ("psnr",), matching).values)
+        hit = all(1 / NEAR <= ratio <= NEAR for ratio in ratios.values())
+        measures = {**ratios, "found": 100.0 * hit, "psnr": statistics.fmean(values["psnr"])}
+        fields = {"energy": found.energy, "trace": list(found.trace), "metrics": values}
+        extra = {"measures": measures, "lines": [asdict(line) for line in _drawn(found)]}
+        return Finding({**fields, "extra": extra}, Strips(private.numpy(), matching.apply(shown).numpy()))
+
+    def seconds(self, load: Load) -> float:
+        tries = len(self.search.rates) * len(self.search.counts) + 1
+        return tries * attack_seconds(self.search.probe, load)
+
+
+def _drawn(found: Reconstruction) -> list[Lines]:
+    """The error of the adversary's own images under each guess, over what was unknown."""
+    error, drawn = "error of its own images", []
+    for axis, of in (("learning rate", lambda trial: trial.lr), ("images", lambda trial: float(trial.examples))):
+        best: dict[float, float] = {}
+        for trial in found.tried:
+            best[of(trial)] = min(trial.error, best.get(of(trial), trial.error))
+        points = [(place, value) for place, value in best.items() if value > 0]
+        if len(points) > 1:
+            drawn.append(Lines(error, axis, {"guesses": points}))
+    return drawn

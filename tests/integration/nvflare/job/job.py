@@ -10,7 +10,7 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 
-from fedglass.record.nvflare import record_clients, record_server
+from fedglass.recorders.nvflare import record_clients, record_server
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -1,0 +1,202 @@
+"""The progress bars of every long command."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import TaskID
+from rich.text import Text
+
+from fedglass.audit.audit import Result
+from fedglass.audit.cases import Case
+from fedglass.cli.options import plain
+from fedglass.core.scale import scale_of
+from fedglass.verdict.flags import flags_of
+from fedglass.verdict.gate import is_mute
+from fedglass.verdict.images import ImageScores
+from fedglass.verdict.records import REPORT, Record
+from fedglass.verdict.texts import flag as flag_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Bars:
+    """Spinner, words cut to the width that is left, bar, elapsed and remaining time; on stderr, gone when done."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        # Imported here: `fedglass --help` imports this module and shows no bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        self.console = console or Console(stderr=True, highlight=False)
+        words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        text = TextColumn("{task.description}", markup=False, table_column=words)
+        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+
+# What the user sees while an audit runs and when it ends.
+
+
+STYLES = {
+    "leak": "bold red",
+    "exposed": "bold red",
+    "clear": "bold green",
+    "inconclusive": "bold yellow",
+    "incomplete": "bold yellow",
+}
+
+
+class Screen(Bars):
+    """Progress bars on stderr: one for all cases and one for each that is running.
+
+    Where stderr is no terminal, as in a pipeline, every finished case leaves a line.
+    """
+
+    def __init__(self, cases: str, in_words: Callable[[Record], str], console: Console | None = None) -> None:
+        """`cases` is what they are called, `in_words` says what a record came to."""
+        super().__init__(console)
+        self.cases, self.in_words = cases, in_words
+        self.whole: TaskID | None = None
+        self.running: dict[str, TaskID] = {}
+        self.training: dict[str, TaskID] = {}
+
+    def planned(self, cases: int, done: int) -> None:
+        if done:
+            self._line(f"{done} of {cases} {self.cases} are done already.", "dim")
+        if self.whole is None:
+            self.whole = self.bars.add_task(f"{cases} {self.cases}", total=cases, completed=done)
+        else:  # searches follow what always runs
+            self.bars.update(self.whole, total=cases, completed=done, description=f"{cases} {self.cases}")
+
+    def trained(self, name: str, done: int, total: int) -> None:
+        if name not in self.training:
+            self.training[name] = self.bars.add_task(plain(f"training {name}".rstrip()), total=total)
+        self.bars.update(self.training[name], completed=done, visible=done < total)
+
+    def started(self, case: Case[Any]) -> None:
+        self.running[case.key] = self.bars.add_task(plain(case.title), total=None)
+
+    def moved(self, case: Case[Any], done: int, total: int) -> None:
+        self.bars.update(self.running[case.key], completed=done, total=total)
+
+    def finished(self, case: Case[Any], record: Record) -> None:
+        self.bars.remove_task(self.running.pop(case.key))
+        if self.whole is not None:
+            self.bars.advance(self.whole)
+        self._line(f"{case.title}: {self.in_words(record)}", "red" if record.status == "failed" else "")
+
+    def _line(self, text: str, style: str) -> None:
+        self.console.print(Text(plain(text), style=style), soft_wrap=True)
+
+
+def outcome_in_words(record: Record) -> str:
+    """One record in a phrase: its best scores and its flags."""
+    if record.status == "failed":
+        return f"failed after {record.seconds:.0f} s ({record.error})"
+    scores = [
+        f"{scale_of(name).title} {scale_of(name).show(scale_of(name).best(known))}"
+        for name in list(record.metrics)[:2]
+        # Without a message the scores are those of a plain grey image.
+        if not is_mute(record)
+        and (known := [v for v in ImageScores.of(record).values(name, scale_of(name)) if v is not None])
+    ]
+    flags = [flag.name for flag in map(flag_of, record.doubts) if flag.severity != "info"]
+    noted = f" [{', '.join(flags)}]" if flags else ""
+    return f"{'best ' + ', '.join(scores) if scores else _evidence_in_words(record)}, {record.seconds:.0f} s{noted}"
+
+
+def _evidence_in_words(record: Record) -> str:
+    """A game, a certificate or an exact attack in a phrase."""
+    if record.game is not None:
+        named = round(record.game.top1 * record.game.records)
+        return f"{named} of {record.game.records} records named among {record.game.candidates}"
+    if record.certificate is not None:
+        return f"success at most {record.certificate.worst:.2%}"
+    if record.kind == "attack":
+        return "nothing was read" if not record.labels_recovered else "not scored"
+    return "no certificate" if record.kind == "certificate" else "not played"
+
+
+def utility_in_words(records: Sequence[Record]) -> list[str]:
+    """What protects each federation, and how good its trained model is; nothing where neither is known."""
+    lines = []
+    for record in records:
+        figures = ", ".join(f"{name} {value:.1%}" for name, value in record.utility.items() if value is not None)
+        if figures or record.defences:
+            cost = figures or "not measured, set federation.test_examples"
+            lines.append(f"{' '.join(record.defences or ['No defence.'])} Utility: {cost}.")
+    return list(dict.fromkeys(lines))
+
+
+def say_result(result: Result, device: str) -> None:
+    """The verdict, the doubts behind it and the report's place, on stdout."""
+    console = Console(highlight=False)
+    verdict = result.verdict
+    console.print(Text(verdict.title.upper(), style=STYLES[verdict.state]))
+    for line in (verdict.sentence, verdict.interval, *verdict.limits):
+        console.print(Text(plain(line)), soft_wrap=True)
+    if verdict.step:
+        console.print(Text(plain(f"Next step: {verdict.step}")), soft_wrap=True)
+    for line in utility_in_words(result.records):
+        console.print(Text(plain(line)), soft_wrap=True)
+    gate = result.summary.judged_by()
+    counts = Counter(flag.name for record in result.records for flag in flags_of(record, gate))
+    if counts:
+        said = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
+        console.print(Text(f"Doubts, explained in the report: {said}", style="dim"), soft_wrap=True)
+    console.print(Text(f"Device: {device}", style="dim"))
+    console.print(Text(plain(f"Report: {result.directory / REPORT}")), soft_wrap=True)
+
+
+# What the user sees of a training.
+
+
+class Silent:
+    """Says nothing."""
+
+    def line(self, text: str) -> None: ...
+
+    def moved(self, step: int, steps: int, loss: float) -> None: ...
+
+    def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None: ...
+
+
+class TrainingScreen(Bars):
+    """A progress bar on stderr; where that is no terminal, every saved checkpoint leaves a line."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console)
+        self.task: TaskID | None = None
+        self.tested = ""
+
+    def line(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def moved(self, step: int, steps: int, loss: float) -> None:
+        if self.task is None:
+            self.task = self.bars.add_task("", total=steps)
+        said = f"step {step} of {steps}, loss {loss:.3f}{self.tested}"
+        self.bars.update(self.task, completed=step, total=steps, description=said)
+
+    def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None:
+        self.tested = f", test accuracy {accuracy:.1f} %"
+        for path in saved:
+            if path.name.startswith("acc"):
+                self.line(plain(f"step {step}: {accuracy:.1f} % of the test images, saved as {path}"))

@@ -1,0 +1,76 @@
+"""Names under which an attack or an audit notes something that a report looks for."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+
+TAKEN_AS_DISTINCT = "labels taken as distinct"
+"""The message did not tell whether any label occurs twice, so that none was taken to."""
+AFTER_ROUND = "test accuracy after the audited round"
+"""Of the model that the federation had then, where several rounds are audited."""
+
+
+# Lists in sentences.
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are.
+
+    >>> some(["a", "b"]), some(["a", "b", "c"], most=2)
+    ('a, b', 'a, b and 1 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# Citations in docstrings: brackets that hold a year.
+
+
+_CITATION = re.compile(r"\[([^\]]*\b(?:19|20)\d\d\b[^\]]*)\]")
+
+
+def cited(words: str) -> tuple[str, ...]:
+    """The citations of a text, each once.
+
+    >>> cited("The cosine distance [Geiping et al., 2020, Eq. 4] of [n] numbers.")
+    ('Geiping et al., 2020, Eq. 4',)
+    """
+    return tuple(dict.fromkeys(" ".join(each.split()) for each in _CITATION.findall(words)))
+
+
+def uncited(words: str) -> str:
+    """The text on one line, without its citations.
+
+    >>> uncited("The cosine distance [Geiping et al., 2020, Eq. 4].")
+    'The cosine distance.'
+    """
+    return _CITATION.sub("", " ".join(words.split())).replace(" .", ".").replace(" :", ":").strip()
+
+
+def docstring(part: object) -> str:
+    """What a function or a class says of itself; nothing for any other value, whose docstring is its class's."""
+    if not (inspect.isroutine(part) or inspect.isclass(part)):
+        return ""
+    return inspect.getdoc(part) or ""
+
+
+# Papers that several packages cite; any other citation stands beside what it is the source of.
+
+
+DLG = "Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, https://arxiv.org/abs/1906.08935"
+IDLG = "Zhao, Mopuri, Bilen: iDLG: Improved Deep Leakage from Gradients, 2020, https://arxiv.org/abs/2001.02610"
+DLFA = (
+    "Dimitrov, Balunović, Konstantinov, Vechev: Data Leakage in Federated Averaging, TMLR 2022, "
+    "https://openreview.net/forum?id=e7A0B99zJf"
+)
+SME = "Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, https://arxiv.org/abs/2306.00127"
+MALICIOUSLY_CURIOUS_CLIENT = (
+    "Yue, Jin, Wong, Dai: Byzantine Outside, Curious Inside: Reconstructing Data Through Malicious Updates, 2025, "
+    "https://arxiv.org/abs/2506.11413"
+)
+CURIOUS_CLIENT = (
+    "Wilson, Yue, Wong, Dai: Federated Learning Nodes Can Reconstruct Peers' Image Data, 2024, "
+    "https://arxiv.org/abs/2410.04661"
+)

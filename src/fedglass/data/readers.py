@@ -1,0 +1,289 @@
+"""The idx files of MNIST and its relatives, plain or gzip: a pair of images and labels."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedglass.core.errors import DataError
+from fedglass.core.registry import register
+from fedglass.data.builtin import CHARACTERS
+from fedglass.data.dataset import FEMNIST, Dataset, check_images, measured
+from fedglass.data.files import Array, check_values, class_count, contents, exactly, image_tensor, label_tensor, opened
+
+_UBYTE = 8
+
+
+@register("datasets", "idx", summary="images of MNIST's format (plain or gz) with their labels beside them")
+def read_idx(path: Path, split: str = "train") -> Dataset:
+    """Images and the labels beside them; `path` is the images' file, or a folder that holds such pairs."""
+    images_path = _find(path, split) if path.is_dir() else path
+    labels_path = _partner(images_path)
+    images = image_tensor(images_path, _array(images_path, sides=3))
+    labels = label_tensor(labels_path, _array(labels_path, sides=1))
+    return Dataset(
+        name=images_path.name.split(".")[0],
+        images=images,
+        labels=labels,
+        classes=class_count(labels_path, labels),
+        whitening=measured(images),
+        credit=f"Read from {images_path.name}.",
+    )
+
+
+def _array(path: Path, sides: int) -> Array:
+    """The header announces the shape; the file must be exactly as long as that."""
+    with opened(path) as file:
+        zero, kind, found = struct.unpack(">HBB", exactly(file, 4, path))
+        if zero != 0 or kind != _UBYTE or found != sides:
+            raise DataError(
+                f"{path}: expected an idx file of unsigned bytes with {sides} sides (magic 0, 8, {sides}), "
+                f"got magic {zero}, {kind}, {found}: give the images' file, with the labels' file beside it."
+            )
+        shape = struct.unpack(f">{sides}I", exactly(file, 4 * sides, path))
+        check_values(path, shape)
+        raw = exactly(file, math.prod(shape), path)
+        if file.read(1):
+            raise DataError(f"{path}: longer than its header announces ({shape}): it is damaged.")
+    return np.frombuffer(raw, np.uint8).reshape(shape)
+
+
+def _find(folder: Path, split: str) -> Path:
+    prefix = "train" if split == "train" else "t10k"
+    found = sorted(folder.glob("*images*idx3*"))
+    named = [p for p in found if p.name.startswith((prefix, split))]
+    if not named and len(found) == 1 and split == "train":
+        return found[0]
+    if not named:
+        raise DataError(f"{folder}: expected {prefix}-images-idx3-ubyte or the same with .gz, found none.")
+    return named[0]
+
+
+def _partner(images: Path) -> Path:
+    name = images.name.replace("images", "labels").replace("idx3", "idx1")
+    plain = name.removesuffix(".gz")
+    beside = [images.with_name(n) for n in (name, plain, plain + ".gz")]
+    for path in beside:
+        if path != images and path.is_file():
+            return path
+    raise DataError(f"{images}: expected the labels beside it as {plain} or {plain}.gz, found neither: put them there.")
+
+
+# The json files of LEAF [Caldas et al., 2018]: FEMNIST, where a writer is a user.
+
+
+_MOST = 256 << 20  # LEAF writes FEMNIST in files of about half of this; parsed, json takes many times its length
+
+
+@register(
+    "datasets",
+    "leaf",
+    summary="LEAF's json file or a folder of them, a writer per user",
+    paper="Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018, https://arxiv.org/abs/1812.01097",
+)
+def read_leaf(path: Path, split: str = "train") -> Dataset:
+    """Grey square images in [0, 1] with one writer per user, from one json file or a folder of them.
+
+    28x28 images with labels below 62 are taken for FEMNIST, with its class names and its whitening.
+    """
+    files = _files(path, split)
+    pages = [page for file in files for page in _pages(file)]
+    users = list(dict.fromkeys(user for user, _, _ in pages))
+    number = {user: i for i, user in enumerate(users)}
+    images = _images(path, [x for _, x, _ in pages])
+    labels = torch.cat([y for _, _, y in pages])
+    writers = torch.cat([torch.full((len(y),), number[user]) for user, _, y in pages])
+    femnist = images.shape[2] == 28 and int(labels.max()) < len(CHARACTERS)
+    return Dataset(
+        name="femnist" if femnist else path.stem,
+        images=images,
+        labels=labels,
+        classes=len(CHARACTERS) if femnist else class_count(path, labels),
+        whitening=FEMNIST if femnist else measured(images),
+        class_names=tuple(CHARACTERS) if femnist else None,
+        writers=writers,
+        credit=f"LEAF, read from {path.name}.",
+    )
+
+
+def _files(path: Path, split: str) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    folder = path / split if (path / split).is_dir() else path
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise DataError(f"{folder}: expected LEAF's json files in it, found none.")
+    return files
+
+
+def _pages(path: Path) -> list[tuple[str, Array, Tensor]]:
+    """Each user of one file with pixels (n, d) and labels (n,)."""
+    data = _parsed(path).get("user_data")
+    if not isinstance(data, dict) or not data:
+        raise DataError(f"{path}: expected LEAF's 'user_data' with an entry per user, found none.")
+    return [_page(path, user, entry) for user, entry in data.items()]
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    def refuse(constant: str) -> NoReturn:
+        raise DataError(f"{path}: holds {constant}; expected pixels in [0, 1]. Clean the file.")
+
+    try:
+        value = json.loads(contents(path, _MOST), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not readable as json ({error}): it is truncated or corrupt.") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _page(path: Path, user: str, entry: object) -> tuple[str, Array, Tensor]:
+    x, y = (entry.get("x"), entry.get("y")) if isinstance(entry, dict) else (None, None)
+    try:
+        pixels, labels = np.array(x, dtype=np.float64), np.array(y)
+    except (ValueError, TypeError, OverflowError):
+        pixels, labels = np.zeros(0), np.zeros(0)
+    if pixels.ndim != 2 or pixels.size == 0 or len(pixels) != len(np.atleast_1d(labels)):
+        raise DataError(
+            f"{path}: user {user!r} must have 'x' as equally long rows of pixels and 'y' with a label for each row."
+        )
+    return user, pixels, label_tensor(path, labels, f"labels of user {user!r}")
+
+
+def _images(path: Path, pages: list[Array]) -> Tensor:
+    lengths = {x.shape[1] for x in pages}
+    length = min(lengths)
+    side = math.isqrt(length)
+    if len(lengths) > 1 or side * side != length:
+        raise DataError(f"{path}: expected grey square images, 784 pixels in FEMNIST, got rows of {lengths}.")
+    check_values(path, (sum(len(x) for x in pages), length))
+    images = torch.cat([torch.from_numpy(x).float() for x in pages]).view(-1, 1, side, side)
+    check_images(str(path), images)
+    return images
+
+
+# A folder of PNG and JPEG pictures, one subfolder per class.
+
+
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+_MOST_FILES = 100_000
+_MOST_PIXELS = 1 << 26
+"""In one picture, before it is unpacked: a few kilobytes of PNG can announce gigapixels."""
+
+_GREY = ("1", "L")
+_COLOUR = ("LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+
+
+@register("datasets", "folder", summary="PNG and JPEG pictures in one subfolder per class")
+def read_folder(path: Path, split: str = "train", size: int | None = None) -> Dataset:
+    """The pictures of each class's subfolder; with `size` cut to their central square and reduced to it.
+
+    All pictures are grey if every one of them is, else RGB. Without `size` all must have the same size.
+    """
+    root = path / split if (path / split).is_dir() else path
+    classes = _classes(root)
+    files = [(file, label) for label, (_, held) in enumerate(classes) for file in held]
+    grey, height, width = _survey([file for file, _ in files], size)
+    check_values(root, (len(files), 1 if grey else 3, height, width))
+    pixels = np.stack([_pixels(file, grey, size) for file, _ in files])
+    images = image_tensor(root, pixels)
+    return Dataset(
+        name=path.name,
+        images=images,
+        labels=torch.tensor([label for _, label in files]),
+        classes=len(classes),
+        whitening=measured(images),
+        class_names=tuple(name for name, _ in classes),
+        credit=f"Pictures of the folder {path.name}.",
+    )
+
+
+def read_picture(file: Path, size: int | None) -> Tensor:
+    """One picture in colour, pixels in [0, 1]; with `size` its central square reduced to it.  # (3, h, w)"""
+    with _picture(file) as picture:
+        check_values(file, (3, picture.height, picture.width))
+    return image_tensor(file, _pixels(file, False, size)[None])[0]
+
+
+def _classes(root: Path) -> list[tuple[str, list[Path]]]:
+    """Every subfolder with its pictures, in the order of their names."""
+    try:
+        folders = sorted(p for p in root.iterdir() if p.is_dir())
+        held = [(p.name, sorted(f for f in p.iterdir() if f.suffix.lower() in _SUFFIXES)) for p in folders]
+    except OSError as error:
+        raise DataError(f"{root}: can not be read ({error.strerror or error}).") from None
+    found = [(name, files) for name, files in held if files]
+    count = sum(len(files) for _, files in found)
+    if not 1 <= count <= _MOST_FILES:
+        raise DataError(
+            f"{root}: expected 1 to {_MOST_FILES} PNG or JPEG pictures in subfolders, one per class, got {count}."
+        )
+    return found
+
+
+def _survey(files: list[Path], size: int | None) -> tuple[bool, int, int]:
+    """Whether all are grey, and their height and width, from the headers alone."""
+    if size is not None and size < 1:
+        raise DataError(f"size must be at least 1 pixel, got {size}.")
+    grey, sizes = True, dict[tuple[int, int], Path]()
+    for file in files:
+        with _picture(file) as picture:
+            grey = grey and picture.mode in _GREY
+            sizes.setdefault(picture.size, file)
+    if size is not None:
+        return grey, size, size
+    if len(sizes) > 1:
+        (one, first), (other, second) = list(sizes.items())[:2]
+        raise DataError(
+            f"{second}: is {other[0]}x{other[1]} pixels and {first.name} is {one[0]}x{one[1]}: set size "
+            "to bring all pictures to one."
+        )
+    width, height = next(iter(sizes))
+    return grey, height, width
+
+
+def _pixels(file: Path, grey: bool, size: int | None) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    with _picture(file) as picture:
+        plain = picture.convert("L" if grey else "RGB")
+        if size is not None:
+            side = min(plain.size)
+            left, top = (plain.width - side) // 2, (plain.height - side) // 2
+            square = plain.crop((left, top, left + side, top + side))
+            plain = square.resize((size, size), Image.Resampling.BILINEAR)
+        return np.array(plain, dtype=np.uint8)
+
+
+@contextmanager
+def _picture(file: Path) -> Iterator[Image.Image]:
+    """An opened picture whose announced size has been checked; every way of being broken is a DataError."""
+    try:
+        with warnings.catch_warnings():
+            # Our own limit is lower than the one that Pillow warns at.
+            warnings.simplefilter("ignore")
+            with Image.open(file, formats=("PNG", "JPEG")) as picture:
+                _check_picture(file, picture)
+                yield picture
+    except Image.DecompressionBombError:
+        raise DataError(f"{file}: announces more than {_MOST_PIXELS} pixels: reduce it first.") from None
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
+        raise DataError(f"{file}: not a readable PNG or JPEG picture ({error}): truncated or corrupt?") from None
+
+
+def _check_picture(file: Path, picture: Image.Image) -> None:
+    if picture.width * picture.height > _MOST_PIXELS:
+        raise DataError(
+            f"{file}: announces {picture.width}x{picture.height} pixels, at most {_MOST_PIXELS} are "
+            "unpacked: reduce it first."
+        )
+    if picture.mode not in (*_GREY, *_COLOUR):
+        raise DataError(f"{file}: pixels must be 8 bits deep, got mode {picture.mode}: convert it first.")

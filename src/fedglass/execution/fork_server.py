@@ -1,0 +1,84 @@
+"""Where worker processes come from. This module imports no torch, so that `warm` can be called before anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker, spawn
+from typing import TYPE_CHECKING
+
+from fedglass.core.environment import environment
+from fedglass.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
+
+# not all systems have both
+
+PARTS = ("fedglass.recipes", "fedglass.models.catalogue")
+"""What the jobs of every kind of work are made of."""
+
+
+def context() -> ForkServerContext | SpawnContext:
+    """How workers are started: as forks of a server that has imported what they need, where that is safe.
+
+    Never as forks of this process: a copy of a process in which torch has run threads may hang. On macOS, system
+    libraries start threads of their own when they are loaded, in the server too.
+    """
+    return multiprocessing.get_context("forkserver") if _has_fork_server() else multiprocessing.get_context("spawn")
+
+
+def warm(module: str) -> None:
+    """Start the fork server, which imports the module of the work; does nothing where it runs already.
+
+    Called early, its imports overlap with those of this process. The server ends with this process.
+    """
+    refuse_while_loading()
+    if not _has_fork_server():
+        return
+    multiprocessing.set_forkserver_preload([module, *PARTS])
+    # The tracker first: when it is started, it unblocks the signals that it found blocked.
+    resource_tracker.ensure_running()
+    with _sheltered(), _same_modules():
+        forkserver.ensure_running()
+
+
+def refuse_while_loading() -> None:
+    """Raise where a worker is still loading the script that started it, which then has no guard."""
+    try:
+        spawn.get_preparation_data("worker")
+    except RuntimeError as error:
+        raise UsageError(
+            "The script starts workers whenever it is loaded, and every worker loads it: keep what it does under "
+            '`if __name__ == "__main__":`, or set workers to 1.'
+        ) from error
+
+
+def _has_fork_server() -> bool:
+    return sys.platform != "darwin" and "forkserver" in multiprocessing.get_all_start_methods()
+
+
+@contextlib.contextmanager
+def _sheltered() -> Iterator[None]:
+    """Processes started here do not hear Ctrl-C, not even while they import: this process decides what it means."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _same_modules() -> Iterator[None]:
+    """A process started here finds the modules that this process finds.
+
+    Python 3.11 does not tell its fork server where to look, and lets it look into the current folder first.
+    """
+    changed = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
+    with environment(changed):
+        yield

@@ -1,0 +1,287 @@
+"""Ray, an optional package: a cluster that is there already, or one of this machine's own.
+
+Ray runs what it is sent, as the user who started it. So a cluster is joined with its token alone, and one that is
+started here has a token of its own, listens on the loopback interface alone and keeps its files where nobody else reads
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import ipaddress
+import os
+import secrets
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedglass.attack.parts import Progress
+from fedglass.core.environment import cores, environment
+from fedglass.core.errors import AuditError, UsageError
+from fedglass.core.registry import register
+from fedglass.execution.executor import Job, Lost, Ready, Result, Watch
+from fedglass.execution.remote import Cluster, Crashed, Failed, connected
+
+MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Despite its name it works on Linux: without it a node listens on every interface."""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+MOMENT = 1.0
+"""Seconds for which the end of some task is awaited."""
+LONGEST = 40
+"""Characters of a folder in which the names of Ray's sockets still fit."""
+
+
+def check_installed() -> None:
+    """Refuse where Ray can not be asked; it is not imported for that."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("The executor ray needs the package ray, which is not installed: pip install fedglass[ray].")
+
+
+@dataclass(frozen=True, eq=False)
+class RayCluster:
+    """A connection to Ray."""
+
+    ray: Any
+    most: int
+    gpus: int
+
+    def slots(self) -> int:
+        return self.most
+
+    def submit(self, function: Callable[[Any], Any], task: Any, key: str) -> Any:
+        # Ray would try again by itself, for ever where memory ran out: who sends the task counts instead.
+        options = {"num_cpus": 1, "num_gpus": self.gpus, "max_retries": 0, "name": f"fedglass {key}"}
+        return _remote(self.ray, function).options(**options).remote(task)
+
+    def ended(self, handles: Sequence[Any]) -> Sequence[Any]:
+        if not self.ray.wait(handles, num_returns=1, timeout=MOMENT)[0]:
+            return []
+        found: Sequence[Any] = self.ray.wait(handles, num_returns=len(handles), timeout=0)[0]
+        return found
+
+    def answer(self, handle: Any) -> Any:
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(handle)
+        except errors.RayTaskError as error:
+            raise Failed(_last_line(error)) from error
+        except errors.RayError as error:
+            raise Crashed(f"{type(error).__name__}: {_first_line(error)}") from error
+
+    def forget(self, handle: Any) -> None:
+        """Nothing is left of it as soon as nobody holds the handle."""
+
+    def cancel(self, handle: Any) -> None:
+        self.ray.cancel(handle, force=True)
+
+
+@contextlib.contextmanager
+def own_cluster(workers: int, gpus: int) -> Iterator[RayCluster]:
+    """A cluster of this machine, which ends with the context, and with this process."""
+    place = Path(tempfile.mkdtemp(prefix="fedglass-", dir=_short_folder()))  # closed to others
+    told = {MODE: "token", TOKEN: _own_token(), "RAY_TMPDIR": str(place / "ray"), **LOOPBACK_ALONE, **QUIET}
+    try:
+        with environment(told):
+            ray = _imported(loopback=True)
+            if ray.is_initialized():
+                raise _busy()
+            # In this thread: Linux ends the cluster with the thread that started it.
+            ray.init(
+                address="local",
+                num_cpus=workers,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="error",
+                _temp_dir=str(place / "ray"),
+                _node_ip_address="127.0.0.1",
+            )
+            try:
+                yield RayCluster(ray, workers, gpus)
+            finally:
+                ray.shutdown()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def joined_cluster(address: str, workers: int, gpus: int, patience: float) -> Iterator[RayCluster]:
+    """The cluster at that address, of which this machine is a node; `workers` of 0 are all that it has."""
+    host, port = _host_and_port(address)
+    mode = os.environ.get(MODE, "token")
+    if mode == "token":
+        _check_token()
+    _check_reachable(host, port, address, min(patience, 10.0))
+    near = _is_loopback(host)
+    with environment({MODE: mode, **(LOOPBACK_ALONE if near else {}), **QUIET}):
+        ray = _imported(loopback=near)
+        if ray.is_initialized():
+            raise _busy()
+        _join(ray, address, patience)
+        try:
+            kind = "GPU" if gpus else "CPU"
+            yield RayCluster(ray, workers or max(1, int(ray.cluster_resources().get(kind, 1))), gpus)
+        finally:
+            ray.shutdown()
+
+
+def _join(ray: Any, address: str, patience: float) -> None:
+    """Connect, or say why not: left alone, Ray may try for minutes, in code that does not hear Ctrl-C."""
+    raised: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raised.append(error)
+
+    attempt = threading.Thread(target=connect, daemon=True)
+    attempt.start()
+    attempt.join(patience)
+    if attempt.is_alive():
+        raise AuditError(
+            f"The Ray cluster at {address} did not answer within {patience:g} s: check that Ray listens there, that "
+            "its token is the one here, and that this machine is one of its nodes; then run the same command again."
+        )
+    if raised:
+        raise AuditError(f"The Ray cluster at {address} can not be joined: {_first_line(raised[0])}") from raised[0]
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"The address of a Ray cluster must be HOST:PORT, such as 10.0.0.5:6379, got {address!r}: give that of its "
+            "head, and run fedglass on one of its nodes."
+        )
+    return host.strip("[]"), int(port)
+
+
+def _check_token() -> None:
+    """Refuse to go on without a token. A file of ours that others can read is closed to them: Ray leaves it open."""
+    if os.environ.get(TOKEN):
+        return
+    path = Path(os.environ.get(TOKEN_FILE) or Path.home() / ".ray" / "auth_token")
+    if not path.is_file():
+        raise UsageError(
+            f"A Ray cluster is joined with its token, and there is none here: set {TOKEN}, or {TOKEN_FILE} to a file "
+            f"that holds it, or copy it to {path} (`ray get-auth-token` on the cluster's head prints it)."
+        )
+    with contextlib.suppress(OSError):
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
+
+
+def _check_reachable(host: str, port: int, address: str, patience: float) -> None:
+    try:
+        socket.create_connection((host, port), timeout=patience).close()
+    except OSError as error:
+        raise AuditError(
+            f"No Ray cluster can be reached at {address} ({error.strerror or error}): check the address and that the "
+            "cluster runs, then run the same command again."
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _imported(loopback: bool) -> Any:
+    before = "ray" in sys.modules
+    ray = importlib.import_module("ray")
+    settings = importlib.import_module("ray._private.ray_constants")
+    if before and loopback and getattr(settings, "ENABLE_RAY_CLUSTER", True):
+        raise UsageError(
+            "Ray was imported before, in such a way that a cluster of this machine would listen to the network: set "
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment first."
+        )
+    return ray
+
+
+def _busy() -> UsageError:
+    return UsageError("This process is connected to a Ray cluster already: call ray.shutdown() first.")
+
+
+@functools.cache
+def _own_token() -> str:
+    """One for all clusters of this process: Ray reads it once."""
+    return os.environ.get(TOKEN) or secrets.token_hex(32)
+
+
+def _short_folder() -> str | None:
+    """Where temporary files go, unless the names of sockets would be too long there."""
+    return None if len(tempfile.gettempdir()) <= LONGEST else "/tmp"
+
+
+@functools.cache
+def _remote(ray: Any, function: Callable[[Any], Any]) -> Any:
+    return ray.remote(function)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _last_line(error: BaseException) -> str:
+    """Of a traceback, what was raised."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+# Cases on a Ray cluster.
+
+
+@register("executors", "ray", summary="a Ray cluster: the one at an address, or one of this machine on loopback alone")
+@dataclass(frozen=True)
+class OnRay:
+    """Runs the jobs as tasks of Ray. One whose worker is killed is sent again, up to three times.
+
+    Without an address, a cluster of `workers` processes is started for the run: it listens on loopback alone, has a
+    token of its own and ends with this process. Progress within a case is not told.
+    """
+
+    workers: int = 0
+    """Tasks at a time; 0 for all that the cluster has."""
+    address: str = ""
+    """HOST:PORT of a cluster of which this machine is a node."""
+    patience: float = 30.0
+    """Seconds after which a cluster that does not answer is given up."""
+    gpus: int = 0
+    """Of each task."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.gpus < 0 or not self.patience > 0:
+            raise UsageError(
+                f"Ray needs at least 0 workers and GPUs and a patience above 0 s, got workers={self.workers}, "
+                f"gpus={self.gpus}, patience={self.patience:g}."
+            )
+        check_installed()
+
+    def run(
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
+    ) -> Iterator[tuple[Job, Result | Lost]]:
+        """Jobs with their results, in the order in which they end."""
+        with self.kept() as ready:
+            yield from ready.run(work, jobs, watch)
+
+    def kept(self) -> AbstractContextManager[Ready]:
+        """Connected by the first run that has jobs, until the context ends."""
+        return connected(self._cluster)
+
+    def _cluster(self) -> AbstractContextManager[Cluster]:
+        if self.address:
+            return joined_cluster(self.address, self.workers, self.gpus, self.patience)
+        return own_cluster(self.workers or cores(), self.gpus)

@@ -1,0 +1,232 @@
+"""Krum and Multi-Krum: the updates that lie closest to their neighbours."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedglass.core.errors import UsageError
+from fedglass.core.registry import register
+from fedglass.core.rng import stream
+from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, demand, mean_of, squared_distances
+
+BLANCHARD = (
+    "Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, "
+    "NeurIPS 2017, https://arxiv.org/abs/1703.02757"
+)
+
+
+def closest(distances: Tensor, byzantine: int) -> Tensor:
+    """The clients by their scores; of equal ones that first which is closer to all others.  # (n, n) -> (n,)
+
+    With one neighbour each, two that are each other's have equal scores.
+    """
+    by_all = distances.sum(dim=1).argsort(stable=True)
+    return by_all[krum_scores(distances, byzantine)[by_all].argsort(stable=True)]
+
+
+def krum_scores(distances: Tensor, byzantine: int) -> Tensor:
+    """The sum of the n - f - 2 smallest squared distances to others [Blanchard et al., 2017, Sec. 4].
+
+    # (n, n) -> (n,)
+    """
+    n = len(distances)
+    others = distances + torch.diag(torch.full((n,), torch.inf, dtype=distances.dtype, device=distances.device))
+    return others.sort(dim=1).values[:, : n - byzantine - 2].sum(dim=1)
+
+
+@register("rules", "krum", summary="the one update that lies closest to its neighbours", paper=BLANCHARD)
+@dataclass(frozen=True)
+class Krum:
+    """The client of the lowest score, see `krum_scores` [Blanchard et al., 2017].
+
+    One client's update becomes the server's step: whoever receives the next model sees that client as the server does.
+    """
+
+    byzantine: int = 1
+
+    def check(self, clients: int, reference: bool = False) -> None:
+        least = 2 * self.byzantine + 3
+        demand("krum", "byzantine", self.byzantine, clients, least, "more than twice as many and two")
+
+    def init(self, weights: Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        self.check(len(updates))
+        winner = int(closest(squared_distances(updates), self.byzantine)[0])
+        kept = torch.arange(len(updates), device=updates.device) == winner
+        return Aggregated(updates[winner].clone(), kept)
+
+
+@register(
+    "rules", "multi_krum", summary="the mean of several updates that lie closest to their neighbours", paper=BLANCHARD
+)
+@dataclass(frozen=True)
+class MultiKrum:
+    """The mean of `keep` updates that Krum chooses, n - f - 2 of them where that is not said.
+
+    `iterative`: each winner is moved out and the rest is scored again. Otherwise the best of one scoring
+    [Blanchard et al., 2017, Sec. 4].
+    """
+
+    byzantine: int = 1
+    keep: int | None = None
+    iterative: bool = True
+
+    def check(self, clients: int, reference: bool = False) -> None:
+        least = 2 * self.byzantine + 3
+        demand("multi_krum", "byzantine", self.byzantine, clients, least, "more than twice as many and two")
+        most = clients - self.byzantine - 2 if self.iterative else clients
+        if self.keep is not None and not 1 <= self.keep <= most:
+            raise UsageError(
+                f"federation.rule 'multi_krum': keep must be between 1 and {most} for rounds of {clients} clients with "
+                f"byzantine = {self.byzantine}, got {self.keep}."
+            )
+
+    def init(self, weights: Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        self.check(len(updates))
+        distances = squared_distances(updates)
+        count = self.keep or len(updates) - self.byzantine - 2
+        winners = self._one_by_one(distances, count) if self.iterative else self._at_once(distances, count)
+        kept = torch.zeros(len(updates), dtype=torch.bool, device=updates.device)
+        kept[winners] = True
+        return mean_of(updates, kept)
+
+    def _at_once(self, distances: Tensor, count: int) -> list[int]:
+        return [int(i) for i in closest(distances, self.byzantine)[:count]]
+
+    def _one_by_one(self, distances: Tensor, count: int) -> list[int]:
+        left, winners = list(range(len(distances))), list[int]()
+        for _ in range(count):
+            winners.append(left.pop(int(closest(distances[left][:, left], self.byzantine)[0])))
+        return winners
+
+
+# Divide and conquer: those that stand out along the direction in which the updates differ most are dropped.
+
+
+@register(
+    "rules",
+    "dnc",
+    summary="drops those that stand out along the main direction of difference",
+    paper=(
+        "Shejwalkar, Houmansadr: Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses for "
+        "Federated Learning, NDSS 2021, https://doi.org/10.14722/ndss.2021.24498"
+    ),
+)
+@dataclass(frozen=True)
+class DnC:
+    """Divide and Conquer [Shejwalkar, Houmansadr, 2021, Algorithm 2].
+
+    `passes` times: on `coordinates` random ones, centred, the int(fraction * byzantine) clients of the largest squared
+    projection on the top right singular vector are dropped. The mean is over those that every pass keeps; where there
+    are none, over the one of the lowest mean score.
+    """
+
+    byzantine: int = 1
+    fraction: float = 1.0
+    passes: int = 5
+    coordinates: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction < float("inf") or self.passes < 1 or self.coordinates < 1:
+            raise UsageError(
+                "federation.rule 'dnc': fraction must be at least 0, passes and coordinates at least 1, got "
+                f"{self.fraction}, {self.passes} and {self.coordinates}."
+            )
+
+    @property
+    def dropped(self) -> int:
+        """In each pass."""
+        return int(self.fraction * self.byzantine)
+
+    def check(self, clients: int, reference: bool = False) -> None:
+        least = max(2 * self.byzantine, self.dropped) + 1
+        demand("dnc", "byzantine", self.byzantine, clients, least, "a majority of honest ones")
+
+    def init(self, weights: Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        n, d = updates.shape
+        self.check(n)
+        draws = context.generator or stream(0, "dnc", context.round)
+        kept, total = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.float64)
+        for _ in range(self.passes):
+            columns = torch.randperm(d, generator=draws)[: min(self.coordinates, d)]
+            scores = outlier_scores(updates[:, columns.to(updates.device)]).cpu()
+            total += scores
+            kept[scores.argsort(stable=True)[n - self.dropped :]] = False
+        if not bool(kept.any()):
+            kept[total.argmin()] = True
+        return mean_of(updates, kept.to(updates.device))
+
+
+def outlier_scores(rows: Tensor) -> Tensor:
+    """Squared projections of the centred rows on their top right singular vector.  # (n, d) -> (n,)
+
+    By the n x n Gram matrix: with its top eigenpair (lambda, u) the projections are sqrt(lambda) u.
+    """
+    centred = rows.double()
+    centred = centred - centred.mean(dim=0)
+    values, vectors = torch.linalg.eigh(centred @ centred.T)
+    scores: Tensor = values[-1].clamp(min=0) * vectors[:, -1].square()
+    return scores
+
+
+# Updates that agree with one that the server makes itself.
+
+
+NEEDS = (
+    "federation.rule 'balance' compares with an update of the server's own: say on how many examples it is trained, "
+    "federation.server_examples."
+)
+
+
+@register(
+    "rules",
+    "balance",
+    summary="the mean of those that lie near an update of the server's own",
+    paper="Fang, Zhang, Hairi, Khanduri, Liu, Lu, Liu, Gong: Byzantine-Robust Decentralized Federated Learning, "
+    "CCS 2024, https://arxiv.org/abs/2406.10416",
+)
+@dataclass(frozen=True)
+class Balance:
+    """The mean of those with |u_ref - u_k| <= phi exp(-decay * round) |u_ref| [after Fang et al., 2024].
+
+    The reference is what the server's own examples give, trained as the clients do. Rounds count from 0;
+    `decay` is their kappa over the number of rounds. There is no good default of `phi`: sweep it, and look at whose
+    updates get through.
+    """
+
+    phi: float
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.phi < math.inf or not 0 <= self.decay < math.inf:
+            raise UsageError(
+                "federation.rule 'balance': phi must be positive and decay at least 0, both finite, got "
+                f"{self.phi} and {self.decay}."
+            )
+
+    def check(self, clients: int, reference: bool = False) -> None:
+        if not reference:
+            raise UsageError(NEEDS)
+
+    def init(self, weights: Tensor) -> State:
+        return None
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        if context.reference is None:
+            raise UsageError(NEEDS)
+        own = context.reference.to(updates)
+        far = self.phi * math.exp(-self.decay * context.round) * own.norm()
+        # Row by row: no second copy of all updates.
+        return mean_of(updates, torch.stack([(own - row).norm() <= far for row in updates]))

@@ -1,0 +1,188 @@
+"""Densely connected networks [Huang et al., 2017]."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedglass.core.registry import register
+from fedglass.models.stem import Shape, Stem, Stemmed, first_convolution, first_pool
+
+GROWTH = 32
+BOTTLENECK = 4 * GROWTH
+
+
+DENSENET_PAPER = (
+    "Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017, "
+    "https://arxiv.org/abs/1608.06993"
+)
+
+
+class DenseLayer(nn.Module):
+    """What one layer adds to the channels: norm - activation - conv 1x1 - norm - activation - conv 3x3."""
+
+    def __init__(self, entering: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(entering)
+        self.conv1 = nn.Conv2d(entering, BOTTLENECK, kernel_size=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(BOTTLENECK)
+        self.conv2 = nn.Conv2d(BOTTLENECK, GROWTH, kernel_size=3, padding=1, bias=False)
+        self.act = activation()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        narrow = self.conv1(self.act(self.norm1(inputs)))
+        return cast(Tensor, self.conv2(self.act(self.norm2(narrow))))
+
+
+class DenseBlock(nn.Module):
+    """Layers that each see the channels of all before them."""
+
+    def __init__(self, entering: int, layers: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        for i in range(layers):
+            self.add_module(f"denselayer{i + 1}", DenseLayer(entering + i * GROWTH, activation))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        channels = inputs
+        for layer in self.children():
+            channels = torch.cat([channels, layer(channels)], dim=1)
+        return channels
+
+
+def transition(entering: int, activation: type[nn.Module]) -> nn.Sequential:
+    """Halves the channels and the resolution."""
+    block = nn.Sequential()
+    block.add_module("norm", nn.BatchNorm2d(entering))
+    block.add_module("act", activation())
+    block.add_module("conv", nn.Conv2d(entering, entering // 2, kernel_size=1, bias=False))
+    block.add_module("pool", nn.AvgPool2d(2))
+    return block
+
+
+class DenseNet(nn.Module):
+    """Dense blocks with transitions between them, global average, one dense layer; torchvision's names."""
+
+    def __init__(
+        self,
+        *,
+        shape: Shape,
+        classes: int,
+        layers: tuple[int, ...],
+        stem: Stem,
+        activation: type[nn.Module] = nn.ReLU,
+    ) -> None:
+        super().__init__()
+        width = 2 * GROWTH
+        self.features = nn.Sequential()
+        self.features.add_module("conv0", first_convolution(stem, shape[0], width))
+        self.features.add_module("norm0", nn.BatchNorm2d(width))
+        self.features.add_module("act0", activation())
+        self.features.add_module("pool0", first_pool(stem))
+        for i, count in enumerate(layers, start=1):
+            self.features.add_module(f"denseblock{i}", DenseBlock(width, count, activation))
+            width += count * GROWTH
+            if i < len(layers):
+                self.features.add_module(f"transition{i}", transition(width, activation))
+                width //= 2
+        self.features.add_module("norm5", nn.BatchNorm2d(width))
+        self.act = activation()
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return cast(Tensor, self.classifier(self.act(self.features(inputs)).mean((2, 3))))
+
+
+def densenet121(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> DenseNet:
+    """Blocks of 6, 12, 24 and 16 layers."""
+    return DenseNet(shape=shape, classes=classes, layers=(6, 12, 24, 16), stem=stem, activation=activation)
+
+
+register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)(Stemmed(densenet121))
+register("models", "densenet121_sigmoid", summary="the same with sigmoid", paper=DENSENET_PAPER)(
+    Stemmed(densenet121, nn.Sigmoid)
+)
+
+
+# MobileNetV2 [Sandler et al., 2018].
+
+
+# Expansion, channels, repetitions, stride of the first [Sandler et al., 2018, Table 2].
+GROUPS = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+MOBILENET_PAPER = (
+    "Sandler, Howard, Zhu, Zhmoginov, Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018, "
+    "https://arxiv.org/abs/1801.04381"
+)
+
+
+def unit(
+    entering: int, leaving: int, kernel: int, stride: int, groups: int, activation: type[nn.Module]
+) -> nn.Sequential:
+    """Convolution, normalisation, activation."""
+    return nn.Sequential(
+        nn.Conv2d(entering, leaving, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(leaving),
+        activation(),
+    )
+
+
+class InvertedResidual(nn.Module):
+    """Expand, filter each channel, project back without activation; a shortcut where the shape stays."""
+
+    def __init__(self, entering: int, leaving: int, stride: int, expansion: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        inner = entering * expansion
+        expand = [unit(entering, inner, 1, 1, 1, activation)] if expansion != 1 else []
+        self.conv = nn.Sequential(
+            *expand,
+            unit(inner, inner, 3, stride, inner, activation),
+            nn.Conv2d(inner, leaving, kernel_size=1, bias=False),
+            nn.BatchNorm2d(leaving),
+        )
+        self.shortcut = stride == 1 and entering == leaving
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        branch = cast(Tensor, self.conv(inputs))
+        return inputs + branch if self.shortcut else branch
+
+
+class MobileNetV2(nn.Module):
+    """Inverted residuals, 1280 channels, global average, one dense layer, with torchvision's parameter names.
+
+    The SMALL stem drops the first two strides, as is usual at 32x32. There is no dropout, because a gradient
+    would then depend on a mask that nobody records; `classifier.0` only keeps its place.
+    """
+
+    def __init__(self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU6) -> None:
+        super().__init__()
+        start, second = (1, 1) if stem is Stem.SMALL else (2, 2)
+        width = 32
+        layers: list[nn.Module] = [unit(shape[0], width, 3, start, 1, activation)]
+        for i, (expansion, channels, repetitions, stride) in enumerate(GROUPS):
+            strides = [second if i == 1 else stride] + [1] * (repetitions - 1)
+            for step in strides:
+                layers.append(InvertedResidual(width, channels, step, expansion, activation))
+                width = channels
+        layers.append(unit(width, 1280, 1, 1, 1, activation))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(nn.Identity(), nn.Linear(1280, classes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return cast(Tensor, self.classifier(self.features(inputs).mean((2, 3))))
+
+
+register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)(Stemmed(MobileNetV2))
+register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
+    Stemmed(MobileNetV2, nn.Sigmoid)
+)

@@ -1,0 +1,192 @@
+"""Residual networks of basic blocks [He et al., 2016]."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedglass.core.registry import register
+from fedglass.core.text import CURIOUS_CLIENT, SME
+from fedglass.models.stem import Shape, Stem, Stemmed, first_convolution, first_pool, flattened
+
+PAPER = "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385"
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is projected where the shape changes."""
+
+    def __init__(self, entering: int, width: int, stride: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(entering, width, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.act = activation()
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or entering != width:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(entering, width, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        branch = self.bn2(self.conv2(self.act(self.bn1(self.conv1(inputs)))))
+        return cast(Tensor, self.act(branch + self.downsample(inputs)))
+
+
+def stage(entering: int, width: int, blocks: int, stride: int, activation: type[nn.Module]) -> nn.Sequential:
+    """Blocks of one width; the first one carries the stride."""
+    rest = [BasicBlock(width, width, 1, activation) for _ in range(blocks - 1)]
+    return nn.Sequential(BasicBlock(entering, width, stride, activation), *rest)
+
+
+class ResNet(nn.Module):
+    """Four stages of widths 64 to 512, global average, one dense layer; torchvision's names."""
+
+    def __init__(
+        self,
+        *,
+        shape: Shape,
+        classes: int,
+        blocks: tuple[int, int, int, int],
+        stem: Stem,
+        activation: type[nn.Module] = nn.ReLU,
+    ) -> None:
+        super().__init__()
+        self.conv1 = first_convolution(stem, shape[0], 64)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.act = activation()
+        self.maxpool = first_pool(stem)
+        self.layer1 = stage(64, 64, blocks[0], 1, activation)
+        self.layer2 = stage(64, 128, blocks[1], 2, activation)
+        self.layer3 = stage(128, 256, blocks[2], 2, activation)
+        self.layer4 = stage(256, 512, blocks[3], 2, activation)
+        self.fc = nn.Linear(512, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.maxpool(self.act(self.bn1(self.conv1(inputs))))
+        hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
+        return cast(Tensor, self.fc(hidden.mean((2, 3))))
+
+
+def resnet18(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> ResNet:
+    """Two blocks a stage."""
+    return ResNet(shape=shape, classes=classes, blocks=(2, 2, 2, 2), stem=stem, activation=activation)
+
+
+def resnet34(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> ResNet:
+    """3, 4, 6 and 3 blocks."""
+    return ResNet(shape=shape, classes=classes, blocks=(3, 4, 6, 3), stem=stem, activation=activation)
+
+
+register("models", "resnet18", summary="ResNet-18", paper=PAPER)(Stemmed(resnet18))
+register(
+    "models", "resnet18_sigmoid", summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]", paper=PAPER
+)(Stemmed(resnet18, nn.Sigmoid))
+register("models", "resnet34", summary="ResNet-34", paper=PAPER)(Stemmed(resnet34))
+register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=PAPER)(Stemmed(resnet34, nn.Sigmoid))
+
+
+# The small residual network of the surrogate model extension.
+
+
+class ResNet8(nn.Module):
+    """Three basic blocks of widths 32, 64 and 128 and two dense layers [Zhu et al., 2023, Appendix G].
+
+    As in the release of SME: average pooling over 2x2 padded by one, so that 2048 numbers remain at 28x28,
+    then 1000 units with no activation in front of the last layer.
+    """
+
+    def __init__(self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> None:
+        super().__init__()
+        self.conv1 = first_convolution(stem, shape[0], 32)
+        self.bn1 = nn.BatchNorm2d(32)
+        self.act = activation()
+        self.maxpool = first_pool(stem)
+        self.layer1 = stage(32, 32, 1, 1, activation)
+        self.layer2 = stage(32, 64, 1, 2, activation)
+        self.layer3 = stage(64, 128, 1, 2, activation)
+        self.avgpool = nn.AvgPool2d(kernel_size=2, stride=2, padding=1)
+        strided = [self.conv1, self.maxpool, self.layer1, self.layer2, self.layer3, self.avgpool]
+        self.fc1 = nn.Linear(flattened(nn.Sequential(*strided).eval(), shape), 1000)
+        self.fc2 = nn.Linear(1000, classes)
+        self.train()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.maxpool(self.act(self.bn1(self.conv1(inputs))))
+        hidden = self.avgpool(self.layer3(self.layer2(self.layer1(hidden))))
+        return cast(Tensor, self.fc2(self.fc1(hidden.flatten(1))))
+
+
+register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)(Stemmed(ResNet8))
+register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(Stemmed(ResNet8, nn.Sigmoid))
+
+
+# The residual networks of the curious client.
+
+
+POOLED = 8
+"""Side of what enters the dense layer."""
+
+
+class PlainBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is projected where the shape changes; nothing is normalised."""
+
+    def __init__(self, entering: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(entering, width, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.act = nn.ReLU()
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or entering != width:
+            self.downsample = nn.Conv2d(entering, width, kernel_size=1, stride=stride, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return cast(Tensor, self.act(self.conv2(self.act(self.conv1(inputs))) + self.downsample(inputs)))
+
+
+class CuriousResNet(nn.Module):
+    """Stem 7x7 with stride 2, four stages of widths 64 to 512, average pooling to 8 x 8, 32,768 numbers into the
+    last layer, which has no bias; no batch normalisation.
+
+    As in the release of the curious client. At 128x128 the maps are 8 x 8 by themselves; smaller ones are enlarged by
+    the pooling, so that images of any size will do.
+    """
+
+    def __init__(self, *, shape: Shape, classes: int, blocks: tuple[int, int, int, int]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False)
+        self.act = nn.ReLU()
+        self.layer1 = _stage(64, 64, blocks[0], 1)
+        self.layer2 = _stage(64, 128, blocks[1], 2)
+        self.layer3 = _stage(128, 256, blocks[2], 2)
+        self.layer4 = _stage(256, 512, blocks[3], 2)
+        self.fc = nn.Linear(512 * POOLED**2, classes, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.act(self.conv1(inputs))
+        hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
+        return cast(Tensor, self.fc(F.adaptive_avg_pool2d(hidden, POOLED).flatten(1)))
+
+
+def _stage(entering: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    """Blocks of one width; the first one carries the stride."""
+    rest = [PlainBlock(width, width, 1) for _ in range(blocks - 1)]
+    return nn.Sequential(PlainBlock(entering, width, stride), *rest)
+
+
+@register(
+    "models", "curious_resnet9", summary="four residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
+)
+def curious_resnet9(*, shape: Shape, classes: int) -> CuriousResNet:
+    """One block a stage."""
+    return CuriousResNet(shape=shape, classes=classes, blocks=(1, 1, 1, 1))
+
+
+@register(
+    "models", "curious_resnet18", summary="eight residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
+)
+def curious_resnet18(*, shape: Shape, classes: int) -> CuriousResNet:
+    """Two blocks a stage."""
+    return CuriousResNet(shape=shape, classes=classes, blocks=(2, 2, 2, 2))

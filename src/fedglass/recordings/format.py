@@ -1,0 +1,358 @@
+"""What a bundle tells beside its tensors: each fact by name, and under it what each source said of it.
+
+A fact that was declared and one that was read off the running code may contradict each other: both are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+from fedglass.core.errors import DataError, UsageError
+
+Source = Literal["read", "measured", "declared"]
+"""Read off the running code or the message, measured from tensors, or declared by somebody; the first counts most."""
+SOURCES: tuple[Source, ...] = ("read", "measured", "declared")
+FREE = "x-"
+"""What the names of facts begin with that mean nothing to fedglass and are carried along."""
+RESERVED = "x-reservations"
+"""What a recorder saw of a training that fedglass's own does not have, as sentences."""
+FURTHER = "x-further-arrays"
+"""By name, arrays that a client sent beside those of the model, as control variates are: only their shapes."""
+INPUTS = "x-inputs"
+"""The shape of what a network was given, where that are no images of channels, height and width."""
+LOST = "x-lost"
+"""Of a federation: true where its recorder could not take everything down."""
+FIGURES = 64
+"""Numbers from which on what a client sends beside its model may be a picture, of eight by eight pixels."""
+LETTERS = 200
+"""Characters from which on it may be anything."""
+DEEPEST = 8
+LONGEST_VALUE = 200_000
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Words = Annotated[str, StringConstraints(max_length=2000)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Whole = Annotated[int, Field(ge=0, le=10**9)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Channels = Annotated[list[Finite], Field(min_length=1, max_length=16)]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold, not too deep and not too long."""
+    text = "" if _depth(value) > DEEPEST else json.dumps(value, allow_nan=False, ensure_ascii=False)
+    text.encode()  # half of a surrogate pair is no text
+    if not text or len(text) > LONGEST_VALUE:
+        raise ValueError(f"must be JSON of at most {DEEPEST} levels and {LONGEST_VALUE} characters")
+    return value
+
+
+def _depth(value: Any, level: int = 0) -> int:
+    if level > DEEPEST:
+        return level
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max((_depth(each, level + 1) for each in inner), default=level)
+
+
+Plain = Annotated[Any, AfterValidator(_plain)]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Part(_Value):
+    """A defence, a rule or anything else that has a name and options."""
+
+    name: Text
+    options: Annotated[dict[Text, Plain], Field(max_length=100)] = {}
+
+
+class WhiteningFact(_Value):
+    """How pixels in [0, 1] were normalised."""
+
+    mean: Channels
+    std: Channels
+
+
+def _ordered(ends: list[int]) -> list[int]:
+    if ends[0] > ends[1]:
+        raise ValueError("the lower end of a range comes first")
+    return ends
+
+
+Range = Annotated[list[Count], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
+
+FEDERATION: dict[str, Any] = {
+    "framework": Text,
+    "model": Text,
+    "shape": Annotated[list[Count], Field(min_length=3, max_length=3)],
+    "classes": Annotated[int, Field(ge=2, le=100_000)],
+    "class_names": Annotated[list[Words], Field(max_length=100_000)],
+    "whitening": WhiteningFact,
+    "rule": Part,
+    "defences": Annotated[list[Part], Field(max_length=20)],
+    "sees": Literal["each", "aggregate"],
+    "behaviours": Annotated[list[Words], Field(max_length=1000)],
+    "origin": Words,
+}
+"""Of the whole federation, with the type of their values."""
+
+ROUND: dict[str, Any] = {
+    "rule": Part,
+    "kept": Annotated[list[Text], Field(max_length=100_000)],
+}
+"""Of one round."""
+
+CLIENT: dict[str, Any] = {
+    "examples": Count | Range | Literal["unknown"],
+    "weight": Positive,
+    "config": Annotated[dict[Text, Plain], Field(max_length=1000)],
+    "optimiser": Text,
+    "lr": Positive,
+    "options": Annotated[dict[Text, Plain], Field(max_length=100)],
+    "epochs": Count,
+    "steps": Whole,
+    "batch_sizes": Annotated[list[Count], Field(min_length=1, max_length=100_000)],
+    "batch_size": Count,
+    "batch_norm": Literal["frozen", "batch", "none"],
+    "shuffle": bool,
+    "clip": Positive,
+    "label_smoothing": Share,
+    "loss": Text,
+    "untrained": Annotated[list[Text], Field(max_length=100_000)],
+    "defences": Annotated[list[Part], Field(max_length=20)],
+    "filters": Annotated[list[Text], Field(max_length=100)],
+    "metrics": Annotated[dict[Text, Plain], Field(max_length=1000)],
+}
+"""Of one client in one round, or in all of them."""
+
+FactSheet = dict[str, dict[Source, Any]]
+
+
+class Facts:
+    """The facts of one subject, checked by the table of its kind."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._types = {name: TypeAdapter(kind, config=None) for name, kind in table.items()}
+        self._free: TypeAdapter[Any] = TypeAdapter(Plain)
+
+    def checked(self, sheet: FactSheet) -> FactSheet:
+        """The same sheet; a value of another type, or an unknown name, raises ValueError in a few words."""
+        for name, told in sheet.items():
+            for source, value in told.items():
+                if source not in SOURCES:
+                    raise ValueError(f"{name}: unknown source {source!r}, expected one of {', '.join(SOURCES)}")
+                self._check(name, value)
+        return sheet
+
+    def told(self, facts: Mapping[str, Any], source: Source) -> FactSheet:
+        """What somebody hands over, as a sheet."""
+        if source not in SOURCES:
+            raise UsageError(f"A fact's source must be one of {', '.join(SOURCES)}, got {source!r}.")
+        sheet: FactSheet = {name: {source: plain(value)} for name, value in facts.items() if value is not None}
+        try:
+            return self.checked(sheet)
+        except ValueError as error:
+            raise UsageError(f"The fact {error}.") from error
+
+    def _check(self, name: str, value: Any) -> None:
+        if name not in self._types and not name.startswith(FREE):
+            raise ValueError(
+                f"{name!r} is not known, expected one of {', '.join(self._types)}, or a name that begins with {FREE!r}"
+            )
+        try:
+            self._types.get(name, self._free).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise ValueError(f"{name}: {error.errors(include_url=False, include_input=False)[0]['msg']}") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+OF_FEDERATION, OF_ROUND, OF_CLIENT = Facts(FEDERATION), Facts(ROUND), Facts(CLIENT)
+
+
+def merged(sheet: FactSheet, more: FactSheet) -> FactSheet:
+    """Both; of what the same source says again, the later one."""
+    names = {**sheet, **more}
+    return {name: {**sheet.get(name, {}), **more.get(name, {})} for name in names}
+
+
+def united(sheet: FactSheet, more: FactSheet) -> FactSheet:
+    """Both, of two recorders: what the same kind of source tells must be the same."""
+    for name, told in more.items():
+        for source, value in told.items():
+            if sheet.get(name, {}).get(source, value) != value:
+                raise DataError(
+                    f"Two recorders tell {name!r} differently ({source}): {str(sheet[name][source])[:80]} and "
+                    f"{str(value)[:80]}; correct one of them, or join without one."
+                )
+    return merged(sheet, more)
+
+
+def best(sheet: FactSheet, name: str, default: Any = None) -> Any:
+    """What the most trusted source says."""
+    told = sheet.get(name, {})
+    return next((told[source] for source in SOURCES if source in told), default)
+
+
+def disputed(sheet: FactSheet) -> Iterator[tuple[str, dict[Source, Any]]]:
+    """Facts that two sources tell differently."""
+    for name, told in sheet.items():
+        values = list(told.values())
+        if any(value != values[0] for value in values[1:]):
+            yield name, told
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: what it can not hold, such as bytes or NaN, is said in words."""
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump())
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return f"({len(value)} bytes)"
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()  # of NumPy or torch
+    elif isinstance(getattr(value, "size", None), int) or hasattr(value, "numel"):
+        count = value.numel() if hasattr(value, "numel") else value.size
+        return f"({count} numbers)"  # in words an array would be cut in its middle
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)[:2000]
+
+
+# The JSON of a bundle: `manifest.json`, which anchors every other file by its digest, and one file for each round.
+
+
+FORMAT: Literal[2] = 2
+"""1 is a transcript that was saved whole (`fedglass.recordings.saved`)."""
+MANIFEST = "manifest.json"
+UNSIGNED = "0" * 64
+MOST_BYTES = 16 * 2**30
+"""Of one file."""
+DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
+"""That an array may have, as safetensors calls them."""
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+TensorFile = Annotated[str, StringConstraints(pattern=r"^round-[0-9]{5,9}-[a-z]{4,10}(-[0-9]{5,9})?\.safetensors$")]
+RoundFile = Annotated[str, StringConstraints(pattern=r"^round-[0-9]{5,9}-[0-9]{4,9}\.json$")]
+Index = Annotated[int, Field(ge=0, lt=10**9)]
+Length = Annotated[int, Field(ge=0, le=2**40)]
+Side = Annotated[int, Field(ge=0, le=2**40)]
+Key = Annotated[str, StringConstraints(max_length=500)]
+
+
+def _sheet(facts: Facts) -> Any:
+    return Annotated[dict[Key, dict[Text, Any]], Field(max_length=1000), AfterValidator(facts.checked)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ArrayFacts(_Table):
+    """One tensor of a file."""
+
+    name: Key
+    dtype: Literal[DTYPES]  # type: ignore[valid-type] # a tuple of literals, as Literal takes it
+    shape: Annotated[list[Side], Field(max_length=16)]
+
+
+class Held(_Table):
+    """A file of tensors and what it must be."""
+
+    file: TensorFile
+    sha256: Sha256
+    bytes: Length
+    form: Literal["state", "update"]
+    """The weights themselves, or what is to be added to those that were sent."""
+    arrays: Annotated[list[ArrayFacts], Field(min_length=1, max_length=100_000)]
+    """In the order in which they were sent: a list of NumPy arrays has no other names."""
+
+
+class MessageFacts(_Table):
+    """A client in a round."""
+
+    client: Text
+    received: Held | None = None
+    """What the server got; None where that was not seen."""
+    sent: Held | None = None
+    """What this client was sent, where that is not what all were."""
+    absent: Words | None = None
+    """Why it was called and sent nothing."""
+    facts: _sheet(OF_CLIENT) = {}  # type: ignore[valid-type] # a type that is made from the table of facts
+
+
+class RoundFacts(_Table):
+    """One round."""
+
+    index: Index
+    sent: Held | None = None
+    aggregated: Held | None = None
+    messages: Annotated[list[MessageFacts], Field(max_length=100_000)] = []
+    facts: _sheet(OF_ROUND) = {}  # type: ignore[valid-type] # a type that is made from the table of facts
+
+
+class Listed(_Table):
+    """A round's own file."""
+
+    index: Index
+    file: RoundFile
+    sha256: Sha256
+    bytes: Length
+
+
+class Manifest(_Table):
+    """`manifest.json`."""
+
+    format: Literal[2] = FORMAT
+    sha256: Sha256 = UNSIGNED
+    """Of the file's own bytes, with these 64 digits as zeros."""
+    fedglass: Words
+    writer: Text = "recorder"
+    """Who recorded: `server`, a client's name, ..."""
+    facts: _sheet(OF_FEDERATION) = {}  # type: ignore[valid-type] # a type that is made from the table of facts
+    clients: Annotated[list[Text], Field(max_length=100_000)] = []
+    """In the order in which they were first met."""
+    always: Annotated[dict[Text, _sheet(OF_CLIENT)], Field(max_length=100_000)] = {}  # type: ignore[valid-type] # as above
+    """Facts of clients that hold in every round."""
+    rounds: Annotated[list[Listed], Field(max_length=100_000)] = []
+
+
+def sheet(told: Any) -> FactSheet:
+    """A sheet of facts out of a table, whose type pydantic knows and a type checker does not."""
+    found: FactSheet = told
+    return found
+
+
+def signed(manifest: Manifest) -> str:
+    """The text of a manifest with its own digest in it."""
+    text = manifest.model_copy(update={"sha256": UNSIGNED}).model_dump_json(indent=1) + "\n"
+    return text.replace(UNSIGNED, hashlib.sha256(text.encode()).hexdigest(), 1)
+
+
+def is_signed(data: bytes, claimed: str) -> bool:
+    """Whether the manifest's bytes are those that it was signed with.
+
+    >>> data = signed(Manifest(fedglass="1")).encode()
+    >>> is_signed(data, Manifest.model_validate_json(data).sha256), is_signed(data + b" ", "0" * 64)
+    (True, False)
+    """
+    return re.fullmatch(r"[0-9a-f]{64}", claimed) is not None and (
+        hashlib.sha256(data.replace(claimed.encode(), UNSIGNED.encode(), 1)).hexdigest() == claimed
+    )

@@ -1,0 +1,272 @@
+"""The certificates of an audit: what bounds the success of any adversary, and under which assumptions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedglass.bounds.success import eps_delta_success, gdp_success
+from fedglass.report.charts import Strip, strip_chart
+from fedglass.report.glossary import Label, flag_labels, label
+from fedglass.report.page import Cell, Names, Table, by_text, message_name
+from fedglass.report.sections import CHARTS, Figure
+from fedglass.verdict.flags import flags_of
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.judge import serious_doubts
+from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
+from fedglass.verdict.texts import UNCHECKED, count, flag, percent
+
+KNOWN = {
+    "construction": "by construction: fedglass itself does this",
+    "tested": "tested: the message is consistent with it",
+    "declared": "declared: nothing tested it",
+}
+"""How an assumption is known."""
+ACCOUNTINGS = {
+    "gaussian": "Gaussian noise, and how far each record moves the message",
+    "laplacian": "Laplacian noise, and how far each record moves the message",
+    "composed_gaussian": "Gaussian noise of all local steps. Shuffled batches are not Poisson samples, so sampling "
+    "gains nothing",
+    "pld": "privacy-loss distribution of DP-SGD on Poisson samples",
+    "poisson_not_counted": "Gaussian noise of all local steps. What Poisson samples gain is not counted: pip install "
+    "fedglass[pld]",
+    "identical": "no noise; the message is bit for bit the same whatever the record is",
+}
+"""What a certificate adds up."""
+NO_PRIOR = "It does not bound an adversary with a prior, that is, one that knows what such pictures look like."
+
+
+@dataclass(frozen=True)
+class Stated:
+    """One certificate in full."""
+
+    title: str
+    labels: Sequence[Label]
+    """Why it is not enough, or not believed."""
+    certificate_facts: Table
+    assumptions: Table
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What the page says of all certificates."""
+
+    table: Table | None
+    stated: Sequence[Stated]
+    more: int
+    """Certificates that are not stated in full here."""
+    missing: Sequence[tuple[str, str]]
+    """Messages without one, and why."""
+
+
+def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> Certificates | None:
+    """Return the certificates, the weakest first; None where no message was checked for one."""
+    checked = [record for record in records if record.kind == "certificate" and record.status == "done"]
+    if not checked:
+        return None
+    checked.sort(key=gate.allowed, reverse=True)
+    found = [(record, record.certificate) for record in checked if record.certificate is not None]
+    columns = ["message", "success at most", "base rate", "advantage", "rounds", "epsilon"]
+    rows = [_certificate_row(record, certificate, gate, names) for record, certificate in found]
+    stated = [_stated(record, certificate, gate, names) for record, certificate in found[:CHARTS]]
+    why = [(_why(record, gate), message_name(record, names)) for record in checked if record.certificate is None]
+    return Certificates(Table(columns, rows) if rows else None, stated, len(found) - len(stated), by_text(why))
+
+
+def certificate_facts(certificate: Certificate) -> list[list[Cell | str]]:
+    """Return all figures of a certificate, named."""
+    worst, middle = max(certificate.success, default=1.0), statistics.median(certificate.success or [1.0])
+    adversary = [f"{percent(rate)} among {int(size):,}" for size, rate in certificate.adversary.items()]
+    clients = None if certificate.client_mu is None else percent(gdp_success(BASE_RATE, certificate.client_mu))
+    psnr = certificate.expected_psnr
+    rows = {
+        "success in naming a record": _success(worst, certificate),
+        "single records": f"worst {percent(worst)}, median {percent(middle)}, of {len(certificate.success)}",
+        "all records of a client at once": clients and f"at most {clients}",
+        "rounds": _rounds(certificate),
+        "epsilon": _epsilon(certificate),
+        "epsilon by itself": _by_epsilon(certificate),
+        "accounting": ACCOUNTINGS.get(certificate.accounting, certificate.accounting) + ".",
+        "simulated best adversary": f"{', '.join(adversary)} candidates; shown, never deciding" if adversary else None,
+        "expected PSNR": None if psnr is None else f"{psnr:.1f} dB for an adversary without a prior. {NO_PRIOR}",
+    }
+    return [[name, text] for name, text in rows.items() if text]
+
+
+def _success(worst: float, certificate: Certificate) -> str:
+    advantage = "" if certificate.advantage is None else f"; advantage {percent(certificate.advantage)}"
+    return f"at most {percent(worst)} (without the message {percent(BASE_RATE)}{advantage})"
+
+
+def _rounds(certificate: Certificate) -> str:
+    """Say how long the bound holds."""
+    held = f"holds for {count(certificate.rounds, 'round')}"
+    if certificate.planned is None:
+        return held
+    planned, later = count(certificate.planned, "round"), certificate.success_planned
+    if later is None:
+        return f"{held}; nothing bounds the planned {planned}"
+    return f"{held}; at the planned {planned} it is {percent(later)}"
+
+
+def _epsilon(certificate: Certificate) -> str | None:
+    if certificate.epsilon is None:
+        return None
+    return f"{certificate.epsilon:.3g}" + ("" if certificate.delta is None else f" at delta {certificate.delta:g}")
+
+
+def _by_epsilon(certificate: Certificate) -> str | None:
+    """Say what (epsilon, delta) alone bounds: it wastes much of the guarantee."""
+    if certificate.epsilon is None or certificate.delta is None:
+        return None
+    success = eps_delta_success(BASE_RATE, certificate.epsilon, certificate.delta)
+    return f"success at most {percent(success)}, a weaker bound of the same noise"
+
+
+def _certificate_row(record: Record, certificate: Certificate, gate: Gate, names: Names) -> list[Cell | str]:
+    labels = [label(flag(each)) for each in serious_doubts(record, gate)]
+    badge, tone = (labels[0].name, labels[0].tone) if labels else ("certified", "clear")
+    return [
+        Cell(message_name(record, names), badge=badge, tone=tone),
+        Cell(percent(max(certificate.success, default=1.0)), note=_beside(certificate)),
+        percent(BASE_RATE),
+        "n/a" if certificate.advantage is None else percent(certificate.advantage),
+        Cell(str(certificate.rounds), note=_planned(certificate)),
+        Cell(
+            "n/a" if certificate.epsilon is None else f"{certificate.epsilon:.3g}",
+            note="" if certificate.delta is None else f"delta {certificate.delta:g}",
+        ),
+    ]
+
+
+def _beside(certificate: Certificate) -> str:
+    """Return what stands with the bound: of how many records it is, and what the best adversary of a game reaches."""
+    told = [f"worst of {count(len(certificate.success), 'record')}"]
+    if certificate.adversary:
+        size, rate = max(certificate.adversary.items(), key=lambda item: int(item[0]))
+        told.append(f"simulated adversary {percent(rate)} among {int(size):,}")
+    return "; ".join(told)
+
+
+def _planned(certificate: Certificate) -> str:
+    if certificate.planned is None:
+        return ""
+    later = certificate.success_planned
+    return f"{certificate.planned} planned: {'not bounded' if later is None else percent(later)}"
+
+
+def _stated(record: Record, certificate: Certificate, gate: Gate, names: Names) -> Stated:
+    labels = [label(flag(each)) for each in serious_doubts(record, gate)]
+    assumptions = [[name, KNOWN.get(how, how)] for name, how in certificate.assumptions.items()]
+    told = Table(["assumption", "how it is known"], assumptions)
+    return Stated(message_name(record, names), labels, Table(["", ""], certificate_facts(certificate)), told)
+
+
+def _why(record: Record, gate: Gate) -> str:
+    """Return the one sentence why there is no certificate."""
+    doubts = serious_doubts(record, gate)
+    return flag(doubts[0]).text if doubts else UNCHECKED.format(messages="this message")
+
+
+# The candidate games of an audit: does a message name the records that were trained on?
+
+
+@dataclass(frozen=True)
+class SinglingOut:
+    """What the page says of all games."""
+
+    table: Table | None
+    figures: Sequence[Figure]
+    unplayed: Sequence[tuple[str, str]]
+    """Messages without a game, and why."""
+
+
+def games_of(records: Sequence[Record], gate: Gate, names: Names) -> SinglingOut | None:
+    """Return the games, the one that names most first; None where no record is about one."""
+    asked = [record for record in records if record.kind == "game" and record.status == "done"]
+    if not asked:
+        return None
+    games = [(record, record.game) for record in asked if record.game is not None]
+    games.sort(key=lambda pair: (not gate.exposes(pair[0]), -pair[1].low, -pair[1].top1))
+    columns = ["message", "named, used in training", "named, not used (control)", "candidates"]
+    rows = [_game_row(record, game, gate, names) for record, game in games]
+    figures = [_figure(record, game, gate, names) for record, game in games[:CHARTS]]
+    unplayed = [
+        (" ".join(flag.whole for flag in flags_of(record, gate)), message_name(record, names))
+        for record in asked
+        if record.game is None
+    ]
+    return SinglingOut(Table(columns, rows) if rows else None, figures, by_text(unplayed))
+
+
+def sentence(game: Game) -> str:
+    """Return what a game shows, for a reader who does not know the field.
+
+    >>> sentence(Game(records=32, candidates=1000, top1=0.9, low=0.75, high=0.97, control="held_out", control_top1=0.0))
+    'Given this message and 1,000 similar images, an adversary names the one that was trained on in 90 % of the cases; \
+images that were not trained on in 0 %.'
+    """
+    said = (
+        f"Given this message and {game.candidates:,} similar images, an adversary names the one that was trained on in "
+        f"{percent(game.top1)} of the cases"
+    )
+    if game.control_top1 is None:
+        return f"{said}."
+    return f"{said}; images that were not trained on in {percent(game.control_top1)}."
+
+
+def game_facts(game: Game) -> list[list[Cell | str]]:
+    """Return how a game was played."""
+    rows = {
+        "statistic": game.statistic,
+        "public gradients": f"{game.public}, with {game.directions} common directions left out" if game.public else "",
+        "control": game.control.replace("_", " "),
+    }
+    return [[name, text] for name, text in rows.items() if text]
+
+
+def _game_row(record: Record, game: Game, gate: Gate, names: Names) -> list[Cell | str]:
+    exposed = gate.exposes(record)
+    return [
+        Cell(message_name(record, names), badge="exposed" if exposed else "", tone="leak"),
+        Cell(f"{round(game.top1 * game.records)} of {game.records}", note=_limits(game.low, game.high)),
+        _control(game),
+        f"{game.candidates:,}",
+    ]
+
+
+def _control(game: Game) -> Cell:
+    if game.control_top1 is None:
+        return Cell("none")
+    return Cell(percent(game.control_top1), note=_limits(game.control_low, game.control_high))
+
+
+def _limits(low: float | None, high: float | None) -> str:
+    """
+    >>> _limits(0.8, 0.97), _limits(None, None)
+    ('80 % to 97 %', '')
+    """
+    return "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
+
+
+def _figure(record: Record, game: Game, gate: Gate, names: Names) -> Figure:
+    title = message_name(record, names)
+    control = "" if game.control_top1 is None else percent(game.control_top1)
+    strips = [
+        Strip("used in training", _named(percent(game.top1), _limits(game.low, game.high)), game.scores),
+        Strip(
+            "not used (control)",
+            _named(control, _limits(game.control_low, game.control_high)),
+            game.control_scores,
+            "c2",
+        ),
+        Strip("candidates (quantiles)", f"{game.candidates:,} each", game.candidate_quantiles, "c1"),
+    ]
+    shown = [strip for strip in strips if strip.values]
+    svg = strip_chart(f"Scores of the records of {title}", shown, "score: how well a record fits the message")
+    return Figure(title, svg, sentence(game), flag_labels(record, gate))
+
+
+def _named(rate: str, limits: str) -> str:
+    return f"{rate} ({limits})" if rate and limits else rate

@@ -1,0 +1,307 @@
+"""Each record as a pipeline sees it: a leak, a failed case, one that can not tell, or none of these."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from fedglass import __version__
+from fedglass.report.glossary import anchor
+from fedglass.report.html import judged_by, records_of
+from fedglass.report.page import write_page
+from fedglass.verdict.flags import flags_of
+from fedglass.verdict.gate import Gate, is_mute
+from fedglass.verdict.images import ImageScores
+from fedglass.verdict.judge import Verdict, judge, reads
+from fedglass.verdict.records import PLAN, Record
+from fedglass.verdict.texts import Severity, count, percent
+
+Kind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
+"""`allowed`: images were recovered, but no larger share of them than the gate allows the attack. `none`: an attack that
+recovered nothing, which by itself proves nothing."""
+
+_FOLDERS = re.compile(r"(?<![\w/:.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:\"']+[/\\])+")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one record, in a word and in a sentence."""
+
+    record: Record
+    kind: Kind
+    sentence: str
+
+    @property
+    def title(self) -> str:
+        """The case in words."""
+        return f"{self.record.view}, round {self.record.round}, repeat {self.record.repeat + 1}"
+
+
+def outcomes_of(records: Sequence[Record], gate: Gate) -> list[Outcome]:
+    """What came of every record, in their order."""
+    guilty = {tally.attack for tally in gate.tally(records) if tally.share > gate.max_share and not tally.oracle}
+    return [_outcome(record, gate, record.attack in guilty) for record in records]
+
+
+def unfinished(missing: int | None, records: Sequence[Record]) -> str:
+    """Why the records are not all of the audit, without which a report may look like a pass; empty where they are."""
+    if missing is None:
+        return "It is not known how many cases were planned: the audit was stopped before its end. Run it again."
+    if missing:
+        return f"{count(missing, 'planned case')} not run yet: run the audit again to continue it."
+    return "" if records else "No case has run."
+
+
+def without_folders(text: str) -> str:
+    """A text in which no file is named by its place on this machine.
+
+    >>> without_folders("no such file: /home/me/data/a.npz; see https://example.org/a/b")
+    'no such file: a.npz; see https://example.org/a/b'
+    """
+    return _FOLDERS.sub("", text)
+
+
+def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
+    if record.status == "failed":
+        return Outcome(record, "failed", f"The case failed: {without_folders(record.error or '')}")
+    if is_mute(record):
+        return Outcome(record, "inconclusive", serious_text(record, gate))
+    if record.kind == "game":
+        return _game(record, gate)
+    if record.kind == "certificate":
+        return _certificate(record, gate)
+    values = [value for value in gate.scores(record) if value is not None]
+    hits = sum(gate.hits(ImageScores.of(record)))
+    if reads(record) and not hits:
+        read = count(len(record.labels_recovered), "image")
+        return Outcome(record, "leak", f"{record.attack} ({record.method}) read {read}, which explains the message.")
+    if hits:
+        best = gate.scale.show(gate.scale.best(values))
+        said = f"{record.attack} recovered {hits} of {len(values)} private images ({gate.rule}; best {best})."
+        if record.oracle:
+            return Outcome(record, "none", f"{said} It used oracle knowledge, so this decides nothing.")
+        allowed = f" The gate allows {percent(gate.max_share)} of an attack's images."
+        return Outcome(record, "leak", said) if guilty else Outcome(record, "allowed", said + allowed)
+    if values and gate.judged(record):
+        return Outcome(record, "none", f"{record.attack} recovered no private image ({gate.rule}).")
+    return _unscored(record, gate)
+
+
+def _unscored(record: Record, gate: Gate) -> Outcome:
+    """Say why images have no score; an attack that had nothing to score is no gap of the audit."""
+    why = serious_text(record, gate)
+    if gate.judged(record) and not why:
+        return Outcome(record, "none", " ".join(flag.whole for flag in flags_of(record, gate)))
+    why = record.skipped_metrics.get(gate.metric, "") or why
+    return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
+
+
+def _game(record: Record, gate: Gate) -> Outcome:
+    game = record.game
+    if game is None:
+        return Outcome(record, "none", " ".join(flag.whole for flag in flags_of(record, gate)))
+    named = round(game.top1 * game.records)
+    said = f"The message names {named} of {count(game.records, 'record')} among {game.candidates:,} candidates."
+    return Outcome(record, "exposed" if gate.exposes(record) else "none", said)
+
+
+def _certificate(record: Record, gate: Gate) -> Outcome:
+    doubts = serious_text(record, gate)
+    if doubts or record.certificate is None:
+        return Outcome(record, "inconclusive", doubts or "There is no certificate.")
+    return Outcome(
+        record, "clear", f"Success of any adversary in naming a record: at most {percent(gate.allowed(record))}."
+    )
+
+
+def serious_text(record: Record, gate: Gate) -> str:
+    """Return the serious doubts of a record in words."""
+    return " ".join(f"{flag.name}: {flag.whole}" for flag in flags_of(record, gate) if flag.severity == "serious")
+
+
+# Records as JUnit XML, for pipelines that show tests: one test case a record.
+#
+# A leak and an exposed record are failures, a failed case is an error, and a message without certificate is skipped.
+
+
+ELEMENTS: dict[Kind, str] = {"leak": "failure", "exposed": "failure", "failed": "error", "inconclusive": "skipped"}
+
+
+def write_junit(directory: Path, path: Path) -> Path:
+    """Write the records of an audit directory as JUnit XML, and return the path."""
+    records = records_of(directory)
+    gate, missing, _ = judged_by(directory, len(records))
+    return write_page(path, junit(outcomes_of(records, gate), gate, unfinished(missing, records)))
+
+
+def junit(outcomes: Sequence[Outcome], gate: Gate, lacking: str = "") -> str:
+    """The document; `lacking` says why the records are not all, which is an error too."""
+    root = Element("testsuites", name="fedglass")
+    for attack in dict.fromkeys(outcome.record.attack for outcome in outcomes):
+        suite = SubElement(root, "testsuite", name=legal(attack))
+        for outcome in outcomes:
+            if outcome.record.attack == attack:
+                _case(suite, outcome, gate)
+    if lacking:
+        suite = SubElement(root, "testsuite", name="audit")
+        case = SubElement(suite, "testcase", classname="fedglass.audit", name="every planned case has run", time="0")
+        SubElement(case, "error", type="incomplete", message=legal(lacking))
+    for suite in (*root, root):
+        _count(suite)
+    indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+
+
+def legal(text: str) -> str:
+    """The text with a question mark in place of what XML 1.0 can not hold, escaped or not.
+
+    >>> legal("a\\x1b[31m\\tb\\ufffe")
+    'a?[31m\\tb?'
+    """
+    ranges = ((0x20, 0xD7FF), (0xE000, 0xFFFD), (0x10000, 0x10FFFF))
+    return "".join(c if c in "\t\n\r" or any(a <= ord(c) <= b for a, b in ranges) else "?" for c in text)
+
+
+def _case(suite: Element, outcome: Outcome, gate: Gate) -> None:
+    record = outcome.record
+    doubts = [f"{flag.severity}: {flag.name}: {flag.whole}" for flag in flags_of(record, gate)]
+    case = SubElement(
+        suite,
+        "testcase",
+        classname=legal(f"fedglass.{record.attack}"),
+        name=legal(f"{outcome.title} [{record.key}]"),
+        time=f"{record.seconds:.3f}",
+    )
+    if outcome.kind in ELEMENTS:
+        said = SubElement(case, ELEMENTS[outcome.kind], type=outcome.kind, message=legal(outcome.sentence))
+        said.text = legal("\n".join(doubts))
+    elif doubts:
+        SubElement(case, "system-out").text = legal("\n".join([outcome.sentence, *doubts]))
+
+
+def _count(suite: Element) -> None:
+    """Write into a suite how many of its cases ended how."""
+    cases = list(suite.iter("testcase"))
+    suite.set("tests", str(len(cases)))
+    for name, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(plural, str(sum(case.find(name) is not None for case in cases)))
+    suite.set("time", f"{sum(float(case.get('time', '0')) for case in cases):.3f}")
+
+
+# Records as SARIF 2.1.0, for systems that show findings beside the code: a rule for a leak and one for each flag.
+
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+LEVELS: dict[Severity, str] = {"info": "note", "warning": "warning", "serious": "error"}
+KINDS: dict[Kind, tuple[str, str, str]] = {
+    "leak": ("leak", "error", "An attack recovered private images from a message."),
+    "exposed": ("exposed", "error", "A message singles out the records that were trained on."),
+    "allowed": ("leak-allowed", "warning", "An attack recovered private images, but no more than the gate allows."),
+    "failed": ("case-failed", "error", "A case of the audit could not be played to its end."),
+    "inconclusive": ("inconclusive", "error", "Nothing bounds what a message tells."),
+}
+"""Rule, level and description of what is a finding by itself."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result: the rule that it belongs to, and what is said of which record."""
+
+    rule: str
+    level: str
+    description: str
+    """Of the rule."""
+    text: str
+    record: Record
+    place: str
+    """The case in words."""
+
+
+def write_sarif(directory: Path, path: Path) -> Path:
+    """Write the records of an audit directory as SARIF, and return the path."""
+    records = records_of(directory)
+    gate, missing, _ = judged_by(directory, len(records))
+    text = sarif(records, gate, missing)
+    return write_page(path, json.dumps(text, indent=1, allow_nan=False) + "\n")
+
+
+def sarif(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> dict[str, Any]:
+    """The log of one run; `missing` counts the planned cases that have not run (None: unknown)."""
+    outcomes = outcomes_of(records, gate)
+    findings = [finding for outcome in outcomes for finding in _findings(outcome, gate)]
+    rules = {finding.rule: finding for finding in reversed(findings)}
+    order = sorted(rules)
+    driver = {
+        "name": "fedglass",
+        "version": __version__,
+        "rules": [_rule(rules[name]) for name in order],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "invocations": [_invocation(judge(records, gate, missing), outcomes, unfinished(missing, records))],
+        "results": [_result(finding, order.index(finding.rule)) for finding in findings],
+        "columnKind": "unicodeCodePoints",
+    }
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def message(text: str) -> dict[str, str]:
+    """A message of SARIF, in which nothing is a placeholder or a link.
+
+    >>> message("{0} [here](https://example.org)")["text"]
+    '{{0}} \\\\[here\\\\](https://example.org)'
+    """
+    plain = without_folders(text).replace("\\", "\\\\").replace("{", "{{").replace("}", "}}")
+    return {"text": plain.replace("[", "\\[").replace("]", "\\]")}
+
+
+def _findings(outcome: Outcome, gate: Gate) -> Iterator[Finding]:
+    record, flags = outcome.record, flags_of(outcome.record, gate)
+    # Where a serious doubt says why a case cannot tell, the doubt is the finding.
+    told = outcome.kind == "inconclusive" and any(flag.severity == "serious" for flag in flags)
+    if outcome.kind in KINDS and not told:
+        rule, level, description = KINDS[outcome.kind]
+        yield Finding(rule, level, description, outcome.sentence, record, outcome.title)
+    for flag in flags:
+        description = f"{flag.question.value} Doubt: {flag.name}."
+        yield Finding(anchor(flag.kind), LEVELS[flag.severity], description, flag.whole, record, outcome.title)
+
+
+def _rule(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.rule,
+        "shortDescription": message(finding.description),
+        "defaultConfiguration": {"level": finding.level},
+    }
+
+
+def _result(finding: Finding, index: int) -> dict[str, Any]:
+    record = finding.record
+    logical = {"name": record.attack, "fullyQualifiedName": f"{record.attack}: {finding.place}"}
+    # The copy in the audit directory: where the user keeps the plan is nobody's business but the user's.
+    physical = {"artifactLocation": {"uri": PLAN}, "region": {"startLine": 1}}
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": finding.level,
+        "message": message(f"{record.attack}: {finding.place}. {finding.text}"),
+        "locations": [{"physicalLocation": physical, "logicalLocations": [logical]}],
+        "partialFingerprints": {"fedglassCase/v1": f"{record.key}/{finding.rule}"},
+    }
+
+
+def _invocation(verdict: Verdict, outcomes: Sequence[Outcome], lacking: str) -> dict[str, Any]:
+    """Whether the audit came to its end, its exit code, and what kept it from it."""
+    troubles = [f"{o.record.attack}: {o.title}. {o.sentence}" for o in outcomes if o.kind == "failed"]
+    troubles += [lacking] if lacking else []
+    return {
+        "executionSuccessful": not troubles,
+        "exitCode": verdict.exit_code,
+        "exitCodeDescription": without_folders(verdict.sentence),
+        "toolExecutionNotifications": [{"level": "error", "message": message(text)} for text in troubles],
+    }
