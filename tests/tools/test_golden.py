@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _loaded() -> Any:
-    spec = importlib.util.spec_from_file_location("golden", ROOT / "tools" / "golden.py")
+    spec = importlib.util.spec_from_file_location("golden_compare", ROOT / "tools" / "golden_compare.py")
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
