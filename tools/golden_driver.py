@@ -127,12 +127,12 @@ class Tree:
     folder: Path
 
     def command(self, *words: str, where: Path | None = None) -> tuple[int, Any]:
-        """Run a fedglass command; return its exit code and what it answered as JSON, if anything."""
+        """Run a fedglass command with `--json`; return its exit code and its answer, without which it broke off."""
         line = [sys.executable, "-P", "-m", "fedglass", *(self.names.get(word, word) for word in words)]
         done = subprocess.run(line, cwd=where or self.root, capture_output=True, text=True, check=False)
-        if done.returncode not in TOLD:
+        if done.returncode not in TOLD or not done.stdout.startswith("{"):
             raise SystemExit(f"{' '.join(words)}: {done.stderr[-1500:]}")
-        return done.returncode, json.loads(done.stdout) if done.stdout.startswith("{") else None
+        return done.returncode, json.loads(done.stdout)
 
     def public(self, name: str) -> Any:
         """Import a public name such as `fedglass.guard.Guard`."""
