@@ -22,12 +22,12 @@ from fedglass.core.text import cited, uncited
 from fedglass.core.types import Observation
 
 Recipe = TypeVar("Recipe", bound=Callable[..., Any])
-WhyNot = Callable[[Observation], str]
+WhyNotByDefault = Callable[[Observation], str]
 """Why an attack that could be played on a message tells no more than another; empty where it may."""
 PLACE = "fedglass_unasked"
 
 
-def unasked(why_not: WhyNot) -> Callable[[Recipe], Recipe]:
+def run_by_default(why_not: WhyNotByDefault) -> Callable[[Recipe], Recipe]:
     """Play this recipe without being asked, wherever there is no reason against it."""
 
     def note(recipe: Recipe) -> Recipe:
@@ -37,9 +37,9 @@ def unasked(why_not: WhyNot) -> Callable[[Recipe], Recipe]:
     return note
 
 
-def reasons_of(recipe: Any) -> WhyNot | None:
+def why_not_by_default(recipe: Any) -> WhyNotByDefault | None:
     """What a recipe says against itself; None where it is only played if somebody asks."""
-    found: WhyNot | None = getattr(recipe, PLACE, None)
+    found: WhyNotByDefault | None = getattr(recipe, PLACE, None)
     return found
 
 
@@ -49,7 +49,7 @@ def reasons_of(recipe: Any) -> WhyNot | None:
 PACKAGES = {"forward": forward, "images": images, "terms": terms, "solvers": solvers, "refine": refine}
 
 
-class Listed(NamedTuple):
+class PartSummary(NamedTuple):
     """One part in words."""
 
     name: str
@@ -59,7 +59,7 @@ class Listed(NamedTuple):
     module: str
 
 
-def inventory() -> list[Listed]:
+def inventory() -> list[PartSummary]:
     """Every public part, by kind and module; what it is and whom it cites, from its own docstring.
 
     >>> next(part for part in inventory() if part.name == "Cosine").papers
@@ -84,6 +84,6 @@ def _public(module: ModuleType) -> list[type]:
     return [part for part in named if not inspect.isabstract(part)]
 
 
-def _listed(kind: str, part: type) -> Listed:
+def _listed(kind: str, part: type) -> PartSummary:
     words = inspect.getdoc(part) or ""
-    return Listed(part.__name__, kind, uncited(words.partition("\n\n")[0]), cited(words), part.__module__)
+    return PartSummary(part.__name__, kind, uncited(words.partition("\n\n")[0]), cited(words), part.__module__)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedglass.attack.hypotheses import AnyAttack, refined_by, started_by
+from fedglass.attack.best_of import AnyAttack, refined_by, start_from
 from fedglass.attack.images.latent import located_decoder
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels, labels_part
 from fedglass.attack.needs import needs_of, uses_of
@@ -102,7 +102,7 @@ def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> An
     """The attack with its options, start and refinements, whose models lie in folders beside the plan."""
     attack = _composed(table, adversary, folder)
     if table.start is not None:
-        attack = started_by(attack, recipe(table.start))
+        attack = start_from(attack, recipe(table.start))
     parts = tuple(_refinement(each, folder) for each in table.refine)
     return refined_by(attack, parts) if parts else attack
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.defaults import reasons_of
+from fedglass.attack.defaults import why_not_by_default
 from fedglass.attack.labels.given import labels_part
 from fedglass.attack.labels.signs import better_labels
 from fedglass.audit.recorded import Recorded
@@ -94,7 +94,7 @@ def draft(
 def attacks_for(sources: Sequence[Recorded]) -> Chosen:
     """The attacks that can be played on every message of the sources, and say more than others on one of them."""
     seen = [found.observation for source in sources for found in source.rehearse()]
-    found = ((entry.name, reasons_of(entry.value)) for entry in built_in("attacks").values())
+    found = ((entry.name, why_not_by_default(entry.value)) for entry in built_in("attacks").values())
     left: dict[str, str] = {}
     attacks = []
     for name, why_not in found:

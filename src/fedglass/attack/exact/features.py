@@ -18,7 +18,7 @@ from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
 from fedglass.attack.exact.linear import affine, smoothest
 from fedglass.attack.exact.method import Search, Solved, once
 from fedglass.attack.exact.verify import explains, verified
-from fedglass.attack.parts import Problem, silent
+from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.core.registry import register
@@ -169,7 +169,7 @@ def inverted(observation: Observation, layer: str, features: Tensor, search: Sea
     for coarser, steps, rate in STAGES:
         problem = _stage(energy, images, coarser, (low, high))
         solver = Adam(rate, math.ceil(affordable * steps), CosineDecay(), betas=(0.9, 0.99))
-        images = _finer(solver.minimise(problem, silent).tensors[0].detach(), knows.shape)
+        images = _finer(solver.minimise(problem, no_progress).tensors[0].detach(), knows.shape)
     return knows.whitening.unwhiten(images)
 
 
