@@ -58,6 +58,20 @@ class HasLabelCheck(Protocol):
     def check(self, observation: Observation) -> None: ...
 
 
+@runtime_checkable
+class HasBetterLabels(Protocol):
+    """Labels that know for which messages another labels part does better."""
+
+    def instead(self, observation: Observation) -> str:
+        """Return the registered name of the better labels part; empty where there is none."""
+        ...
+
+
+def better_labels(labels: object, observation: Observation) -> str:
+    """Return the name of a labels part that does better on this message; empty where none is known to."""
+    return labels.instead(observation) if isinstance(labels, HasBetterLabels) else ""
+
+
 class Images(Protocol):
     """How the images are written as unknowns."""
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.defaults import why_not_by_default
-from fedglass.attack.labels.given import labels_part
-from fedglass.attack.labels.signs import better_labels
+from fedglass.attack.parts import better_labels
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.registry import built_in, factory, takes
+from fedglass.core.registry import built_in, factory, make, takes
 from fedglass.core.types import Observation
 from fedglass.data.catalogue import located
 from fedglass.federation.views import Together
@@ -116,7 +115,7 @@ def _labels(name: str, seen: Sequence[Observation]) -> str:
         return ""
     own = getattr(recipe(name), "labels", None)
     better = next(filter(None, (better_labels(own, observation) for observation in seen)), "")
-    return "" if not better or _refused(name, seen, labels=labels_part(better)) else better
+    return "" if not better or _refused(name, seen, labels=make("labels", better)) else better
 
 
 def _refused(name: str, seen: Sequence[Observation], **parts: object) -> str:

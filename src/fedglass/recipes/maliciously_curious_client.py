@@ -10,6 +10,7 @@ from __future__ import annotations
 from fedglass.attack.accepted import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, AttacksByRule, BestOf, GuessRule
+from fedglass.attack.defaults import path_options
 from fedglass.attack.forward.through import (
     Combination,
     OneClient,
@@ -19,7 +20,7 @@ from fedglass.attack.forward.through import (
     SupposedTrimmedMean,
     Through,
 )
-from fedglass.attack.images.latent import NONE, OWN, Latent, decoder_named
+from fedglass.attack.images.latent import NONE, OWN, Latent, decoder_named, located_decoder
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.assigned import AssignedLabels
 from fedglass.attack.labels.instance_counts import LastLayerCounts
@@ -94,6 +95,7 @@ def maliciously_curious_client(
     return BestOf(tuple((name, supposing(*supposed[name])) for name in names), GuessRule(finalists=2))
 
 
+@path_options(decoder=located_decoder)
 @register(
     "attacks",
     "maliciously_curious_client_published",
