@@ -17,6 +17,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -97,10 +98,13 @@ class Entry:
 class _Registration:
     entry: Entry
     module: str
+    place: int
+    """In the order of all registrations, which within a module is that of its lines."""
 
 
 _REGISTERED: dict[str, dict[tuple[str, str], _Registration]] = {}
 """By kind; then by module and name, since another package may use a name that is built in."""
+_PLACES = itertools.count()
 
 
 def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable[[T], T]:
@@ -119,14 +123,14 @@ def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable
                 f"{module} registers the {KINDS[kind].noun} {name!r}, which is built in already: rename it."
             )
         entry = Entry(kind, name, value, summary, paper, origin)
-        known[module, name] = _Registration(entry, module)
+        known[module, name] = _Registration(entry, module, next(_PLACES))
         return value
 
     return note
 
 
 def built_in(kind: str) -> Mapping[str, Entry]:
-    """The parts of fedglass itself, in the order of their names."""
+    """The parts of fedglass itself, by module and then in the order of their definition."""
     _discover(KINDS[_checked(kind)].package)
     return {entry.name: entry for entry in _registered(kind) if entry.built_in}
 
