@@ -287,7 +287,7 @@ def _discover(package: str) -> None:
 
 
 def _registered(kind: str) -> list[Entry]:
-    found = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.entry.name, r.module))
+    found = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.module, r.place))
     return [registration.entry for registration in found]
 
 
