@@ -265,8 +265,8 @@ def _own(kind: str, name: str) -> Entry | None:
 def _called_like(name: str, package: str) -> Iterator[str]:
     """The modules of a package with whose names a name begins, the longest first.
 
-    >>> list(_called_like("idlg_adam", "fedglass.recipes")), list(_called_like("my.module:idlg", "fedglass.recipes"))
-    (['fedglass.recipes.dlg', 'fedglass.recipes.dlg'], [])
+    >>> list(_called_like("dlg_adam", "fedglass.recipes")), list(_called_like("my.module:dlg", "fedglass.recipes"))
+    (['fedglass.recipes.dlg'], [])
     """
     if not name.isidentifier() or name.startswith("_") or importlib.util.find_spec(package) is None:
         return
