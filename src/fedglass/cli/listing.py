@@ -18,7 +18,7 @@ OWN = {
         "called with what it takes of split, size and path (named as package.module:name:PATH), returns a "
         "fedglass.data.dataset.Dataset"
     ),
-    "metrics": "a fedglass.metrics.images.Metric",
+    "metrics": "a fedglass.Metric",
 }
 """What `package.module:name` must name; of the other kinds a function or a class that makes the part."""
 NAMED = tuple(name for name, kind in KINDS.items() if kind.in_plans)

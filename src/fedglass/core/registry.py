@@ -17,6 +17,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -98,10 +99,13 @@ class Entry:
 class _Registration:
     entry: Entry
     module: str
+    place: int
+    """In the order of all registrations, which within a module is that of its lines."""
 
 
 _REGISTERED: dict[str, dict[tuple[str, str], _Registration]] = {}
 """By kind; then by module and name, since another package may use a name that is built in."""
+_PLACES = itertools.count()
 
 
 def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable[[T], T]:
@@ -120,14 +124,14 @@ def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable
                 f"{module} registers the {KINDS[kind].noun} {name!r}, which is built in already: rename it."
             )
         entry = Entry(kind, name, value, summary, paper, origin)
-        known[module, name] = _Registration(entry, module)
+        known[module, name] = _Registration(entry, module, next(_PLACES))
         return value
 
     return note
 
 
 def built_in(kind: str) -> Mapping[str, Entry]:
-    """The parts of fedglass itself, in the order of their names."""
+    """The parts of fedglass itself, by module and then in the order of their definition."""
     _discover(KINDS[_checked(kind)].package)
     return {entry.name: entry for entry in _registered(kind) if entry.built_in}
 
@@ -262,8 +266,8 @@ def _own(kind: str, name: str) -> Entry | None:
 def _called_like(name: str, package: str) -> Iterator[str]:
     """The modules of a package with whose names a name begins, the longest first.
 
-    >>> list(_called_like("idlg_adam", "fedglass.recipes")), list(_called_like("my.module:idlg", "fedglass.recipes"))
-    (['fedglass.recipes.dlg', 'fedglass.recipes.dlg'], [])
+    >>> list(_called_like("dlg_adam", "fedglass.recipes")), list(_called_like("my.module:dlg", "fedglass.recipes"))
+    (['fedglass.recipes.dlg'], [])
     """
     if not name.isidentifier() or name.startswith("_") or importlib.util.find_spec(package) is None:
         return
@@ -284,7 +288,7 @@ def _discover(package: str) -> None:
 
 
 def _registered(kind: str) -> list[Entry]:
-    found = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.entry.name, r.module))
+    found = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.module, r.place))
     return [registration.entry for registration in found]
 
 

@@ -20,7 +20,7 @@ def names() -> dict[str, str]:
     """What `load` takes, with one line about each: sets first, then formats, which are followed by `:PATH`.
 
     >>> list(names())
-    ['glyphs', 'photos', 'cifar10', 'cifar100', 'folder', 'idx', 'leaf', 'npz']
+    ['glyphs', 'photos', 'cifar10', 'cifar100', 'npz', 'idx', 'leaf', 'folder']
     """
     usable = sorted((entry for entry in entries(KIND) if not entry.problem), key=reads_path)
     return {entry.name: entry.summary for entry in usable}
