@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +16,8 @@ from PIL import Image
 from safetensors.numpy import save
 
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.core.files import write_atomic
+from fedglass.core.files import locked, make_folder, write_atomic
 from fedglass.verdict.records import PICTURES, Picture, Record, unwritable
-
-if sys.platform != "win32":
-    import fcntl
 
 LOCK = ".lock"
 
@@ -33,28 +28,18 @@ def alone(directory: Path) -> Iterator[None]:
 
     The system lets go of the lock when its process ends, however that happens: the file itself means nothing.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise unwritable(directory, error) from error
-    try:
-        _hold(fd, directory)
+    with contextlib.ExitStack() as stack:
+        try:
+            make_folder(directory)
+            stack.enter_context(locked(directory / LOCK, wait=False))
+        except BlockingIOError as error:
+            raise UsageError(
+                f"Another command is running in the output directory {directory}: wait until it has ended, or choose "
+                "another directory with -o."
+            ) from error
+        except OSError as error:
+            raise unwritable(directory, error) from error
         yield
-    finally:
-        os.close(fd)
-
-
-def _hold(fd: int, directory: Path) -> None:
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UsageError(
-            f"Another command is running in the output directory {directory}: wait until it has ended, or choose "
-            "another directory with -o."
-        ) from error
 
 
 # What a case leaves to look at, on disk: reconstructions as safetensors, pairs and strips of pictures.
@@ -92,7 +77,7 @@ class Reconstructed:
     def save(self, directory: Path, record: Record) -> Record:
         tensors = {"images": self.found, "labels": self.found_labels, "raw": self.found_raw}
         held = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
-        write_bytes(directory / RECONSTRUCTIONS / f"{record.key}.safetensors", save(held))
+        write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", save(held))
         shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
         before = [] if self.raw is None else list(self.raw)
         raw = [store_picture(directory, f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
@@ -172,17 +157,17 @@ def _original(directory: Path, image: Array) -> str:
 
 def store_picture(directory: Path, name: str, image: Array) -> str:
     """Write one picture; its path relative to the directory."""
-    write_bytes(directory / PICTURES / name, png(image))
-    return f"{PICTURES}/{name}"
+    return write_bytes(directory, f"{PICTURES}/{name}", png(image))
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """`write_atomic` into a folder that is made where needed, with words for whoever's disk is full."""
+def write_bytes(directory: Path, name: str, data: bytes) -> str:
+    """Write a file of an output directory, whose name may lead into its subfolders, and return that name."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, data)
+        make_folder(directory)
+        write_atomic(directory / name, data, within=directory)
     except OSError as error:
         raise AuditError(
-            f"Cannot write {path}: {error.strerror}; make room or fix permissions, then run the same command "
-            "again: it continues where it stopped."
+            f"Cannot write {directory / name}: {error.strerror}; make room or fix permissions, then run the same "
+            "command again: it continues where it stopped."
         ) from error
+    return name

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
 import os
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -24,11 +21,8 @@ from pydantic import (
 )
 
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.core.files import write_atomic
+from fedglass.core.files import locked, make_folder, read_file, write_atomic
 from fedglass.verdict.doubts import Doubt
-
-if sys.platform != "win32":
-    import fcntl
 
 PLAN, CLAIM, RECORDS = "plan.toml", "audit.json", "records.jsonl"
 SUMMARY, REPORT, PICTURES = "summary.json", "report.html", "pictures"
@@ -40,6 +34,8 @@ BASE_RATE = 1e-3
 """Success in naming a record among 1,000 without the message: certificates and games are stated beside it."""
 MOST_MU = 1e9
 """Stands for every larger mu of a certificate, an infinite one too: the success is 1 to the last digit from 50 on."""
+MOST_BYTES = 2**32
+"""Of a file in an audit directory: larger ones are not read."""
 SCHEMA = 2
 """Of records and summaries: output folders of another version are refused, and their files stay."""
 
@@ -295,7 +291,7 @@ class RecordFile:
     def append(self, record: Record) -> None:
         """Add one record: a single write of a full line, on disk when this returns."""
         try:
-            with _locked(self.path) as fd:
+            with locked(self.path) as fd:  # workers may share the file
                 _repair_tail(fd)
                 _write_all(fd, record.line())
         except OSError as error:
@@ -311,7 +307,9 @@ class RecordFile:
     def history(self) -> list[Record]:
         """Every record, a failed one before its repetition too; a torn last line is left out."""
         try:
-            data = self.path.read_bytes() if self.path.exists() else b""
+            data = read_file(self.path, MOST_BYTES)
+        except FileNotFoundError:
+            return []
         except OSError as error:
             raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error
         *lines, tail = data.split(b"\n")
@@ -338,7 +336,7 @@ class RecordFile:
 def claim(directory: Path, digest: str) -> None:
     """Make the directory this plan's own, or say that it is another's or can not be written."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         _check_owner(directory, digest)
         # Written even where it is already ours: that is how we learn that we may write.
         write_atomic(directory / CLAIM, json.dumps({"schema_version": SCHEMA, "plan_digest": digest}) + "\n")
@@ -360,10 +358,12 @@ def claimed_digest(directory: Path) -> str | None:
     True
     """
     path = directory / CLAIM
-    if not path.exists():
-        return None
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path, MOST_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}; choose another directory.") from error
     except (ValueError, RecursionError):
         content = None
     digest = content.get("plan_digest") if isinstance(content, dict) else None
@@ -405,18 +405,6 @@ def _check_owner(directory: Path, digest: str) -> None:
             f"fedglass (plan digest {held[:12]}, this plan is {digest[:12]}): choose another directory with -o, or "
             "delete it to start over."
         )
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """The file opened for appending, ours alone until closed: workers may share it."""
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        if sys.platform != "win32":
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _write_all(fd: int, line: bytes) -> None:
