@@ -24,10 +24,11 @@ from fedglass.cli.options import (
     public_option,
 )
 from fedglass.core.errors import UsageError
+from fedglass.verdict.directory import RECORDS, REPORT, SUMMARY
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict
-from fedglass.verdict.records import RECORDS, REPORT, SUMMARY, Record
+from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Group
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def answer_of(result: Result, device: str) -> dict[str, object]:
 
 
 def refuse_records(directory: Path) -> None:
-    from fedglass.verdict.records import RECORDS
+    from fedglass.verdict.directory import RECORDS
 
     if (directory / RECORDS).exists():
         raise UsageError(f"{directory} holds the records of an audit already: leave out --no-resume to continue it.")
