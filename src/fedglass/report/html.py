@@ -18,11 +18,12 @@ from fedglass.report.glossary import Glossary, Label, doubts_by_question, flag_l
 from fedglass.report.page import Album, Cell, Names, Pair, Table, message_name, render, short_names, write_page
 from fedglass.report.sections import Scales, exact_lines, read_exactly, sweep_figures, whose_images
 from fedglass.report.threat import threat_model
+from fedglass.verdict.directory import PLAN, RECORDS, REPORT, SUMMARY, RecordFile, claimed_digest
 from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge, reads, serious_doubts
-from fedglass.verdict.records import PLAN, RECORDS, REPORT, SUMMARY, Picture, Record, RecordFile, claimed_digest
+from fedglass.verdict.records import Picture, Record
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_summary, scales_of
 from fedglass.verdict.texts import count, percent
 

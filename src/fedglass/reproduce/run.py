@@ -23,8 +23,8 @@ from fedglass.reproduce.cases import Cell, Trial, TrialCase, cases_of
 from fedglass.reproduce.messages import Message, Played, TrainedNetwork, federation_of, members, network_of
 from fedglass.reproduce.paper import Setup, WarmUp
 from fedglass.reproduce.populations import Population
-from fedglass.verdict.directory import alone, write_bytes
-from fedglass.verdict.records import RECORDS, Record, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile, alone, write_bytes
+from fedglass.verdict.records import Record
 
 # Networks that are trained before the round that is attacked, each once in a directory.
 

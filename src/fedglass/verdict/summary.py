@@ -15,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedglass.core.errors import AuditError, FedglassError
 from fedglass.core.files import read_file, write_atomic
 from fedglass.core.scale import Scale
+from fedglass.verdict.directory import MOST_BYTES, refuse_other_version, version_in
 from fedglass.verdict.gate import Gate, attacks_in, known_scales
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge
-from fedglass.verdict.records import MOST_BYTES, Picture, Record, refuse_other_version, version_in
+from fedglass.verdict.records import Picture, Record
 
 T = TypeVar("T")
 RESAMPLES = 2000
