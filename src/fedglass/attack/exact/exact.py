@@ -11,8 +11,8 @@ from torch import Tensor
 from fedglass.attack.attack import check_counted, check_observation
 from fedglass.attack.exact.method import ExactMethod, SearchBudget, Solution
 from fedglass.attack.exact.verify import explains
-from fedglass.attack.own import others_alone
-from fedglass.attack.parts import Progress, silent
+from fedglass.attack.participant import without_own_update
+from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction
@@ -43,7 +43,7 @@ class ExactAttack:
         """Refuse what every attack refuses. If no method applies, the attack runs and reads nothing."""
         check_counted(observation)
 
-    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
         try:
             check_observation(observation)
         except UsageError as error:  # every audit runs this attack, whatever the adversary knows
@@ -79,7 +79,7 @@ class ExactAttack:
 
 def _first_message(observation: Observation) -> Observation:
     """Return the first round's message, without the adversary's own part in it."""
-    return others_alone(replace(observation, also=()))
+    return without_own_update(replace(observation, also=()))
 
 
 def _is_final(message: Observation, solution: Solution) -> bool:

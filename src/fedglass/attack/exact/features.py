@@ -25,7 +25,7 @@ from fedglass.attack.exact.linear import is_affine, smoothest_images
 from fedglass.attack.exact.method import Details, SearchBudget, Solution, once
 from fedglass.attack.exact.rows import entry_error, fit_rank_one, stack_update
 from fedglass.attack.exact.verify import message_of
-from fedglass.attack.parts import Problem, silent
+from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.core.registry import register
@@ -176,7 +176,7 @@ def invert_features(observation: Observation, layer: str, features: Tensor, sear
     for coarser, steps, rate in STAGES:
         problem = _coarse_problem(energy, images, coarser, (low, high))
         solver = Adam(rate, math.ceil(affordable * steps), CosineDecay(), betas=(0.9, 0.99))
-        images = _upsample(solver.minimise(problem, silent).tensors[0].detach(), knows.shape)
+        images = _upsample(solver.minimise(problem, no_progress).tensors[0].detach(), knows.shape)
     return knows.whitening.unwhiten(images)
 
 
