@@ -32,11 +32,11 @@ from fedglass.execution.executor import Executor, InProcess, blaming, kept
 from fedglass.execution.machine import one_thread
 from fedglass.metrics.catalogue import USUAL, metric, why_not
 from fedglass.recipes import recipe
-from fedglass.verdict.directory import alone
+from fedglass.verdict.directory import PLAN, RECORDS, SUMMARY, RecordFile, alone, claim
 from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
-from fedglass.verdict.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
+from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Summary, summarise
 
 # How much an audit does beyond what decides quickly.
