@@ -12,7 +12,7 @@ from torch import Tensor
 from fedglass.attack.attack import Attack
 from fedglass.attack.best_of import AnyAttack, Guess, Guesses
 from fedglass.attack.forward.target import learning_rate
-from fedglass.attack.forward.unroll import whole_batches
+from fedglass.attack.forward.unroll import full_batch_training
 from fedglass.attack.needs import check_needs
 from fedglass.attack.parts import Progress
 from fedglass.attack.stages import energy_rank
@@ -73,7 +73,7 @@ class SearchByOwnImages(Guesses[AnyAttack, tuple[Trial, ...]]):
         return [Guess(tuple(trials) if len(trials) > 1 else (), attack, supposed)]
 
     def annotate(self, reconstruction: Reconstruction, guess: Guess[tuple[Trial, ...]]) -> Reconstruction:
-        return replace(reconstruction, supposed=whole_batches(guess.observation), tried=guess.value)
+        return replace(reconstruction, supposed=full_batch_training(guess.observation), tried=guess.value)
 
     def recall(
         self, attack: AnyAttack, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction

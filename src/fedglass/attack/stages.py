@@ -30,8 +30,8 @@ from fedglass.core.types import Candidate, Observation, Reconstruction
 
 HALVINGS = (0.25, 0.5)
 """Shares of the way at which the worse half of the starts is stopped: eight starts cost four complete runs. Measured
-with Inverting Gradients on LeNet5, eight starts for each of four messages: the lowest energies up to 1/16, 1/8, 1/4 and 1/2
-of the way have rank correlations of 0.2, 0.3, 0.6 and 0.9 with those at the end."""
+with Inverting Gradients on LeNet5, eight starts for each of four messages: the lowest energies up to 1/16, 1/8, 1/4 and
+1/2 of the way have rank correlations of 0.2, 0.3, 0.6 and 0.9 with those at the end."""
 
 Run = Callable[[int, Progress], PausableRun[Reconstruction]]
 """A run from the start of a seed."""
