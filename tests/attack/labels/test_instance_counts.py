@@ -15,8 +15,8 @@ from fedglass.attack.labels.instance_counts import (
     InstanceCounts,
     LastLayerCounts,
     OwnCounts,
-    class_answers,
-    solved_counts,
+    predictions_by_class,
+    solve_counts,
 )
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
@@ -51,7 +51,7 @@ def test_the_solution_is_that_of_a_slow_search(toy: Any) -> None:
     """Least squares over all counts at once, by a general minimiser."""
     seen = seen_of(toy, Training(0.01))
     gradient = (-seen.update["3.bias"] / 0.01).double()
-    answers = class_answers(seen, gradient)
+    answers = predictions_by_class(seen, gradient)
 
     def misfit(n: Any) -> float:
         counts = torch.tensor(n)
@@ -59,7 +59,7 @@ def test_the_solution_is_that_of_a_slow_search(toy: Any) -> None:
         return float((counts.sum() - 6) ** 2 + rows.square().sum())
 
     slow = minimize(misfit, [1.2] * 5, method="BFGS", options={"gtol": 1e-10}).x
-    fast = solved_counts(answers, gradient, 6)
+    fast = solve_counts(answers, gradient, 6)
     torch.testing.assert_close(fast, torch.tensor(slow).clamp(min=0), rtol=1e-3, atol=1e-3)
 
 
