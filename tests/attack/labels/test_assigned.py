@@ -10,7 +10,7 @@ from torch import nn
 
 from fedglass.attack.forward.through import Combination, SupposedMedian, SupposedTrimmedMean, Through
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels, lowest_assignment, substitute_images
-from fedglass.attack.labels.instance_counts import LastLayerCounts
+from fedglass.attack.labels.counts import LastLayerCounts
 from fedglass.attack.participant import KeepOwnUpdate
 from fedglass.attack.terms.distance import Cosine
 from fedglass.core.errors import UsageError
@@ -103,7 +103,9 @@ def test_no_more_are_compared_than_asked_for(trials: int) -> None:
 
 
 def test_an_energy_that_is_no_number_wins_nothing() -> None:
-    assert lowest_assignment(lambda labels: float("nan") if 1 in labels else float(labels[0]), [(2,)], (1,), 3, 50) == (0,)
+    assert lowest_assignment(lambda labels: float("nan") if 1 in labels else float(labels[0]), [(2,)], (1,), 3, 50) == (
+        0,
+    )
 
 
 def test_the_own_pictures_stand_in_or_noise(toy: Any) -> None:

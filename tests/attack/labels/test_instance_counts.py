@@ -10,12 +10,13 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from fedglass.attack.labels.counts import InterpolatedCounts, round_to_sum
-from fedglass.attack.labels.instance_counts import (
+from fedglass.attack.labels.counts import (
     InstanceCounts,
+    InterpolatedCounts,
     LastLayerCounts,
     OwnCounts,
     predictions_by_class,
+    round_to_sum,
     solve_counts,
 )
 from fedglass.attack.parts import Labels
@@ -80,9 +81,9 @@ def test_a_class_without_gradient_does_not_spoil_the_rest(toy: Any) -> None:
 def test_a_last_layer_without_bias_is_refused_and_counted_otherwise(toy: Any) -> None:
     layers = nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 5, bias=False)
     seen = seen_of(toy, Training(0.01), toy.seeded(nn.Sequential(*layers)))
-    with pytest.raises(UsageError, match="need a last layer that has one"):
+    with pytest.raises(UsageError, match="need a last layer with a bias"):
         found(InstanceCounts(), seen)
-    with pytest.raises(UsageError, match="need a last layer that has one"):
+    with pytest.raises(UsageError, match="need a last layer with a bias"):
         InstanceCounts().check(seen)
     assert torch.equal(found(LastLayerCounts(), seen), found(InterpolatedCounts(), seen))  # no images of its own
     with_bias = seen_of(toy, Training(0.01))

@@ -81,8 +81,8 @@ class StoredDecoder:
         if network.shape != knows.shape:
             drawn, expected = (" x ".join(map(str, shape)) for shape in (network.shape, knows.shape))
             raise UsageError(
-                f"The autoencoder {self.name!r} draws images of {drawn} (channels, height, width), these are {expected}: "
-                f"{AUTOENCODER.train}."
+                f"The autoencoder {self.name!r} draws images of {drawn} (channels, height, width), these are "
+                f"{expected}: {AUTOENCODER.train}."
             )
         return network.latent_shape
 

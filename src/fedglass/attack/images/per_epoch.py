@@ -47,7 +47,7 @@ class BoundedEpochPixels:
 class OrderedEpochPixels:
     """`BoundedEpochPixels` for labels that are known batch by batch, in a separate order for each epoch.
 
-    The previous stage's images are in the order of the first epoch: in later epochs an image is placed where its label is.
+    The previous stage's images are in the order of the first epoch: later epochs place each image at its label.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.BATCH_LABELS})

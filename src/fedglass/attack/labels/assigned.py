@@ -22,6 +22,7 @@ from fedglass.core.registry import register
 from fedglass.core.text import DLG
 from fedglass.core.types import Candidate, Observation, Unknown
 
+
 @register("labels", "joint", summary="free logits, optimised together with the images", paper=DLG)
 @dataclass(frozen=True)
 class JointLabels:

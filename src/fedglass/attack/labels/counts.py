@@ -7,7 +7,7 @@ unknown x_j in p and O [Geng et al., 2021], or those of a participant. With a bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import head_of, head_weight, local_steps, network_of, step_length
+from fedglass.attack.images.pixels import like
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
@@ -196,14 +197,16 @@ def head_statistics(
     observation: Observation, generator: torch.Generator, share: float, images: int = RANDOM_IMAGES
 ) -> tuple[Tensor, Tensor]:
     """Return mean softmax and mean sum of the last hidden activations over random images.  # (classes,), ()"""
+    sizes, shape = [min(CHUNK, images)] * max(1, images // CHUNK), observation.knows.shape
+    return _mean_statistics(observation, share, (torch.randn(n, *shape, generator=generator) for n in sizes))
+
+
+def _mean_statistics(observation: Observation, share: float, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return mean softmax and mean sum of the last hidden activations over whitened images.  # (classes,), ()"""
     network = network_of(observation)
     weights = [observation.before[name] + share * observation.update[name] for name in network.names]
-    sizes = [min(CHUNK, images)] * max(1, images // CHUNK)
     with torch.no_grad():
-        parts = [
-            network.features(weights, torch.randn(n, *observation.knows.shape, generator=generator).to(weights[0]))
-            for n in sizes
-        ]
+        parts = [network.features(weights, batch.to(weights[0])) for batch in batches]
     probability = torch.cat([logits for logits, _ in parts]).softmax(-1).mean(0)
     activation = torch.cat([hidden for _, hidden in parts]).flatten(1).sum(1).mean()
     return probability, activation
@@ -244,3 +247,100 @@ def mean_bias_gradient(observation: Observation) -> Tensor:
     if travel is None or is_clipped(observation):
         raise refusal("Counting labels", [Fact.SIZE])
     return observation.update[bias] / -travel
+
+
+MA = (
+    "Ma, Sun, Cui, Li, Guan, Liu: Instance-wise Batch Label Restoration via Gradients in Federated Learning, "
+    "ICLR 2023, https://openreview.net/forum?id=FIrQfNSOoTr"
+)
+
+
+@register("labels", "instance_counts", summary="label counts from the last layer's weights and bias (iLRG)", paper=MA)
+@dataclass(frozen=True)
+class InstanceCounts:
+    """Counts n that solve sum_j n_j = N and sum_j p_j[i] n_j - n_i = N b_i for every class i [Ma et al., 2023].
+
+    b is the mean gradient of the last layer's bias and G that of its weights; e_j = G_j / b_j estimates the features
+    of the examples of class j, and p_j = softmax(W e_j + bias) the network's answer to them. Solved by least squares,
+    then rounded to the right sum: the release's rounding is wrong where the rounded counts add up to less. Of several
+    local steps the mean is taken for one gradient.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
+    def check(self, observation: Observation) -> None:
+        """Refuse what `bind` would refuse of this network, without its work."""
+        mean_bias_gradient(observation)
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        n, bias_gradient = observation.knows.examples, mean_bias_gradient(observation)
+        counts = solve_counts(predictions_by_class(observation, bias_gradient), bias_gradient.double(), n)
+        return labels_from_counts(counts, observation, generator)
+
+
+def predictions_by_class(observation: Observation, bias_gradient: Tensor) -> Tensor:
+    """Return p_j, the softmax for the examples of class j, one row for each class.  # (classes, classes), double"""
+    weight, bias = head_of(observation, network_of(observation))
+    assert bias is not None, "the gradient of the bias was computed before"
+    travel = observation.knows.travel
+    assert travel is not None, "the size of the bias's gradient was known before"
+    gradient = observation.update[weight].double() / -travel  # (classes, features)
+    features = gradient / bias_gradient.double()[:, None]
+    # A class without any gradient shows nothing of its examples' features: the median of all classes is used.
+    sound = features.isfinite().all(1)
+    middle = features[sound].median(0).values if bool(sound.any()) else torch.zeros_like(features[0])
+    features = torch.where(sound[:, None], features, middle)
+    logits = features @ observation.before[weight].double().T + observation.before[bias].double()
+    return logits.softmax(-1)
+
+
+def solve_counts(answers: Tensor, bias_gradient: Tensor, examples: int) -> Tensor:
+    """Return the counts before rounding, none of them negative.  # (classes, classes), (classes,) -> (classes,)
+
+    >>> answers = torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    >>> gradient = torch.tensor([1 / 3 - 1 / 2, 1 / 3 - 1 / 2, 1 / 3], dtype=torch.float64)  # labels 0 and 1
+    >>> solve_counts(answers, gradient, 2).round(decimals=6) + 0.0
+    tensor([1., 1., 0.], dtype=torch.float64)
+    """
+    classes = len(answers)
+    total = torch.ones(1, classes, dtype=answers.dtype, device=answers.device)
+    rows = torch.cat([total, answers.T - torch.eye(classes, dtype=answers.dtype, device=answers.device)])
+    right = torch.cat([bias_gradient.new_ones(1), bias_gradient]) * examples
+    counts: Tensor = torch.linalg.lstsq(rows.cpu(), right.cpu()[:, None], driver="gelsd").solution[:, 0]
+    return counts.clamp(min=0).to(answers.device)
+
+
+@register("labels", "own_counts", summary="label counts from the last layer, a participant's own images standing in")
+@dataclass(frozen=True)
+class OwnCounts(Counts):
+    """`InterpolatedCounts` with the adversary's own images instead of noise, where it is a participant.
+
+    Mean softmax p and mean sum of activations O are then those of pictures like the unknown ones; noise excites the
+    hidden units more than photographs do, which makes every count too small. No bias is needed.
+    """
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        contribution = observation.own
+        if contribution is None or not len(contribution.labels):
+            return InterpolatedCounts().bind(observation, generator)
+        return labels_from_counts(counts_by_own_images(contribution.images, observation), observation, generator)
+
+
+@register("labels", "last_layer", summary="instance_counts where the last layer has a bias, else own_counts")
+@dataclass(frozen=True)
+class LastLayerCounts(Counts):
+    """`InstanceCounts` where the last layer has a bias, `OwnCounts` where it has none."""
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        _, bias = head_of(observation, network_of(observation))
+        part = OwnCounts() if bias is None else InstanceCounts()
+        return part.bind(observation, generator)
+
+
+def counts_by_own_images(images: Tensor, observation: Observation) -> Tensor:
+    """Return the mean of N p - N dW / (T O) over the way from the weights before to those after.  # (classes,)"""
+    steps = required_steps(observation)
+    inputs = observation.knows.whitening.whiten(images.to(like(observation)))
+    before, after = (_mean_statistics(observation, share, [inputs]) for share in (0.0, 1.0))
+    shares = [i / steps for i in range(steps)]
+    return mean_counts(observation, before, after, shares, steps, "the adversary's own images")

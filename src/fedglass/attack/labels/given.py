@@ -18,6 +18,7 @@ from fedglass.core.facts import Fact, refusal
 from fedglass.core.registry import register
 from fedglass.core.types import Observation, Training
 
+
 def fixed_labels(labels: Tensor) -> Bound:
     """Return a binding without unknowns, for labels that are fixed before the images are sought."""
     return Bound((), lambda tensors: labels)

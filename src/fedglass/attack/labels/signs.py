@@ -1,7 +1,8 @@
 """Labels from the signs of the last layer's gradient: they suppose activations of one sign.
 
-Where activations have both signs, counting does better. Of 336 labels behind one local step of six networks, 40 that the signs gave were wrong, and none that was counted; with
-activations of one sign they were right where counts were not.
+Where activations have both signs, counting does better. Of 336 labels behind one local step of six networks, 40 that
+the signs gave were wrong, and none that was counted; with activations of one sign they were right where counts were
+not.
 """
 
 from __future__ import annotations
