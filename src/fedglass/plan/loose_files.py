@@ -21,7 +21,7 @@ from fedglass.federation.transcript import Message, Participant, Round, Terms, T
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.models.catalogue import build
-from fedglass.models.fixed import lost
+from fedglass.models.fixed import exceeds_precision
 from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.recording_tables import RecordingTable
 from fedglass.plan.schema import AdversaryTable
@@ -45,7 +45,7 @@ def check_not_lost(field: str, path: Path, update: Params, before: Path | None =
     with _readable(field, path), open_tensors(path) as file:
         for name in still:
             own = file.get_tensor(name)
-            if bool(own.any()) if before is None else lost(own, torch.float32, _raw(field, before, name)):
+            if bool(own.any()) if before is None else exceeds_precision(own, torch.float32, _raw(field, before, name)):
                 raise UpdateError(
                     f"{field}: {path}: {name!r} moved by less than a weight in single precision can hold: give the "
                     "difference as recording.update, or the weights as the model had them."

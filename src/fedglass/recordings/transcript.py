@@ -14,7 +14,7 @@ from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtra
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Start
 from fedglass.fl.aggregate.rule import WeightedMean
-from fedglass.models.fixed import lost
+from fedglass.models.fixed import exceeds_precision
 from fedglass.models.names import Names, names_of
 from fedglass.recordings.format import FactSheet, Held, MessageFacts, RoundFacts, best, sheet
 from fedglass.recordings.observed import MEANS, State, change, facts_with_measured
@@ -271,7 +271,7 @@ class Reading:
         got, came = (self._names(each).applied(self.bundle.arrays(each)) for each in (held, sent))
         for name in (name for name in still if name in got):
             whole = held.form == "state"
-            if lost(got[name], update[name].dtype, came.get(name)) if whole else bool(got[name].any()):
+            if exceeds_precision(got[name], update[name].dtype, came.get(name)) if whole else bool(got[name].any()):
                 raise UpdateError(
                     f"{self.bundle.folder / held.file}: {name!r} moved by less than {update[name].dtype} can hold, in "
                     "which the model is: record the message in the model's own type, or as an update."
