@@ -17,11 +17,11 @@ from fedglass.audit.cases import Case
 from fedglass.cli.options import plain
 from fedglass.core.scale import scale_of
 from fedglass.verdict.directory import REPORT
+from fedglass.verdict.flags import flag as flag_of
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import Record
-from fedglass.verdict.texts import flag as flag_of
 
 if TYPE_CHECKING:
     from rich.console import Console
