@@ -128,7 +128,7 @@ def test_a_doubt_is_explained_once_and_labelled_at_each_case(tmp_path: Path, mak
     ]
     html = written(tmp_path, *records)
     assert html.count("than the images that the search found") == 1
-    assert "(energy 0.01) than what the search found (0.1 to 0.3)" in html
+    assert "(energy 0.01) than the images that the search found (0.1 to 0.3)" in html
     assert section(html, "evidence").count('href="#doubt-search-failed">optimiser failed</a>') == 3
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.needs import needs_of
 from fedglass.audit.cases import AuditProgress, Case, MessageProbe, Place, Silent, enumerate_cases
 from fedglass.audit.check_message import CheckMessage

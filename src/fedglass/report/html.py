@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedglass.core.errors import UsageError
+from fedglass.core.files import open_file
 from fedglass.core.scale import Scale
 from fedglass.report import evidence as certificates
 from fedglass.report import evidence as singling_out
@@ -34,11 +35,11 @@ LONGEST_PLAN = 2**20
 
 def plan_text(directory: Path) -> str | None:
     """The plan as it was kept beside the records, or None."""
-    path = directory / PLAN
-    if not path.is_file():
+    try:
+        with open_file(directory / PLAN) as file:
+            return file.read(LONGEST_PLAN).decode("utf-8", errors="replace")
+    except OSError:
         return None
-    with path.open("rb") as file:
-        return file.read(LONGEST_PLAN).decode("utf-8", errors="replace")
 
 
 def title_of(plan: str | None) -> str:

@@ -63,7 +63,7 @@ def trained_network(
         if not path.is_file():
             done, weights = _shorter(trial, directory)
             model = warmed_up(setup, population, seed, progress, done, weights, answers)
-            write_bytes(path, save(model.state_dict()))
+            write_bytes(directory, f"{TRAINED}/{path.name}", save(model.state_dict()))
         data = population.dataset()
         share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample(data, seed))
     return TrainedNetwork(str(path), share)

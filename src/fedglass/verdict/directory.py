@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +24,13 @@ from pydantic import ValidationError
 from safetensors.numpy import save
 
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.core.files import write_atomic
+from fedglass.core.files import locked, make_folder, read_file, write_atomic
 from fedglass.verdict.records import SCHEMA, Picture, Record
-
-if sys.platform != "win32":
-    import fcntl
 
 PLAN, CLAIM, RECORDS, LOCK = "plan.toml", "audit.json", "records.jsonl", ".lock"
 SUMMARY, REPORT, PICTURES, RECONSTRUCTIONS = "summary.json", "report.html", "pictures", "reconstructions"
+MOST_BYTES = 2**32
+"""Of a file in an audit directory: larger ones are not read."""
 IN_A_STRIP, GAP = 16, 2
 """Images in a strip, as in SME's figures, and the white pixels between them."""
 Array = NDArray[Any]
@@ -47,7 +45,7 @@ class RecordFile:
     def append(self, record: Record) -> None:
         """Append one record with a single write; it is on disk when this returns."""
         try:
-            with _locked(self.path) as fd:
+            with locked(self.path) as fd:  # workers may share the file
                 _repair_tail(fd)
                 _write_all(fd, record.line())
         except OSError as error:
@@ -63,7 +61,9 @@ class RecordFile:
     def history(self) -> list[Record]:
         """Return every record, also a failed one before its repetition, but not a torn last line."""
         try:
-            data = self.path.read_bytes() if self.path.exists() else b""
+            data = read_file(self.path, MOST_BYTES)
+        except FileNotFoundError:
+            return []
         except OSError as error:
             raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error
         *lines, tail = data.split(b"\n")
@@ -90,7 +90,7 @@ class RecordFile:
 def claim(directory: Path, digest: str) -> None:
     """Make this plan the owner of the directory; refuse one of another plan, or one that cannot be written."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         _check_owner(directory, digest)
         # Written even if it is already ours: this tests that we may write.
         write_atomic(directory / CLAIM, json.dumps({"schema_version": SCHEMA, "plan_digest": digest}) + "\n")
@@ -112,10 +112,12 @@ def claimed_digest(directory: Path) -> str | None:
     True
     """
     path = directory / CLAIM
-    if not path.exists():
-        return None
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path, MOST_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}; choose another directory.") from error
     except (ValueError, RecursionError):
         content = None
     digest = content.get("plan_digest") if isinstance(content, dict) else None
@@ -159,18 +161,6 @@ def _check_owner(directory: Path, digest: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Open the file for appending and lock it until it is closed: workers may share it."""
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        if sys.platform != "win32":
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _write_all(fd: int, line: bytes) -> None:
     end = os.fstat(fd).st_size
     if os.write(fd, line) != len(line):
@@ -209,28 +199,18 @@ def alone(directory: Path) -> Iterator[None]:
 
     The operating system releases the lock when the process ends. The file itself means nothing.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise unwritable(directory, error) from error
-    try:
-        _hold(fd, directory)
+    with contextlib.ExitStack() as stack:
+        try:
+            make_folder(directory)
+            stack.enter_context(locked(directory / LOCK, wait=False))
+        except BlockingIOError as error:
+            raise UsageError(
+                f"Another command is running in the output directory {directory}: wait until it has ended, or choose "
+                "another directory with -o."
+            ) from error
+        except OSError as error:
+            raise unwritable(directory, error) from error
         yield
-    finally:
-        os.close(fd)
-
-
-def _hold(fd: int, directory: Path) -> None:
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UsageError(
-            f"Another command is running in the output directory {directory}: wait until it has ended, or choose "
-            "another directory with -o."
-        ) from error
 
 
 class Evidence(Protocol):
@@ -259,7 +239,7 @@ class Reconstructed:
     def save(self, directory: Path, record: Record) -> Record:
         tensors = {"images": self.images, "labels": self.recovered_labels, "raw": self.images_raw}
         stored = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
-        write_bytes(directory / RECONSTRUCTIONS / f"{record.key}.safetensors", save(stored))
+        write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", save(stored))
         shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
         before = [] if self.raw is None else list(self.raw)
         raw = [store_picture(directory, f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
@@ -339,17 +319,17 @@ def _original(directory: Path, image: Array) -> str:
 
 def store_picture(directory: Path, name: str, image: Array) -> str:
     """Write one picture, and return its path relative to the directory."""
-    write_bytes(directory / PICTURES / name, png(image))
-    return f"{PICTURES}/{name}"
+    return write_bytes(directory, f"{PICTURES}/{name}", png(image))
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically, create its folder if needed, and explain a full disk."""
+def write_bytes(directory: Path, name: str, data: bytes) -> str:
+    """Write a file into an output directory or one of its subfolders, and return its name."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, data)
+        make_folder(directory)
+        write_atomic(directory / name, data, within=directory)
     except OSError as error:
         raise AuditError(
-            f"Cannot write {path}: {error.strerror}; make room or fix permissions, then run the same command "
-            "again: it continues where it stopped."
+            f"Cannot write {directory / name}: {error.strerror}; make room or fix permissions, then run the same "
+            "command again: it continues where it stopped."
         ) from error
+    return name
