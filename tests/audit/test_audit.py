@@ -212,9 +212,9 @@ def test_oracle_use_is_marked_by_what_an_attack_uses(make_job: Make, tmp_path: P
     told, dlg = run(job, tmp_path).searches
     assert told.oracle
     assert Kind.ORACLE_USED in [each.kind for each in told.doubts]
-    assert "oracle" in told.knows["labels"]
+    assert told.knows["labels"].oracle
     assert not dlg.oracle
-    assert dlg.knows["labels"] == "not known"
+    assert dlg.knows["labels"].text == "not known"
 
 
 def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:

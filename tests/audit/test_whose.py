@@ -37,7 +37,7 @@ def test_names_and_owners(
     attacks = {"inverting_gradients": recipe("inverting_gradients", iterations=2)}
     source = Simulated(make_federation(clients=3, examples=2), views=(view,), name="ours")
     (record,) = run(Job([source], attacks, metrics=("psnr",)), tmp_path).searches
-    assert (record.view_name, record.standpoint, record.behind) == (name, standpoint, behind)
+    assert (record.view_name, record.standpoint, record.contributors) == (name, standpoint, behind)
     assert record.owners == [client for client in behind for _ in range(2)]
     assert len(record.owners) == len(record.metrics["psnr"])
     assert record.finished is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedglass.audit.knowledge import knowledge_in_words
+from fedglass.audit.knowledge import adversary_sections, sights_of
 from fedglass.audit.public import Public
 from fedglass.audit.target import Said, Section, Target, TargetInfo, further, infos_of, target_of
 from fedglass.checks.consistency import Heard
@@ -186,16 +186,9 @@ class Recorded:
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
         lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         lines += list(self._untrained())
-        seen = next(iter(self.rehearse())).observation
-        facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
-        facts += [] if self.public is None else [self.public.words]
-        sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
-        told = [
-            Section(f"Recording{named}", lines),
-            Section("What the adversary sees", sees),
-            Section("What it knows beside", facts),
-        ]
-        return [*told, Section("What is not as it was said", self.doubted())] if self.doubts else told
+        more = [] if self.public is None else [self.public.words]
+        sections = [Section(f"Recording{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
+        return [*sections, Section("Contradictions", self.doubted())] if self.doubts else sections
 
     def _personalised(self) -> Iterator[str]:
         """Whose messages add to another model than the round's, in words."""

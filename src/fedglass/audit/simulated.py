@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedglass.audit.knowledge import knows_in_words, training_in_words
+from fedglass.audit.knowledge import adversary_sections, sights_of, training_in_words
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
 from fedglass.audit.public import Public, accuracy, after
 from fedglass.audit.recorded import Recorded
@@ -24,9 +24,6 @@ from fedglass.federation.transcript import Message, Round, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import Knows, Seen, ServerView, View
 from fedglass.fl.release import Protection
-
-SHOWN = 6
-"""Views that the threat model lists one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,19 +175,8 @@ class Simulated:
             *(together(self.protection()) or ["No defence."]),
             *f.terms.behaviours,
         ]
-        sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
-        more = [f"... and {len(sees) - SHOWN + 1} more of this kind."]
-        return [
-            Section(f"Federation{named}", lines),
-            Section(
-                f"What the adversary sees{named and ' of' + named}",
-                sees if len(sees) <= SHOWN else [*sees[: SHOWN - 1], *more],
-            ),
-            Section(
-                f"What it knows beside{named and ' of' + named}",
-                [*knows_in_words(self.knows), *([] if self.public is None else [self.public.words])],
-            ),
-        ]
+        more = [] if self.public is None else [self.public.words]
+        return [Section(f"Federation{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
 
 
 def _trainings(federation: Federation) -> dict[str, Training]:
