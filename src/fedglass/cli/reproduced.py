@@ -14,7 +14,8 @@ from fedglass.audit.play import unfinished
 from fedglass.cli.reproduce import of_printed, of_table
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import Line, measures_of, spread_in_words
-from fedglass.reproduce.page import data_in_words, duration, in_words, remarks, seconds_of
+from fedglass.reproduce.cost import describe_cost, duration, experiment_seconds
+from fedglass.reproduce.page import data_in_words, remarks
 from fedglass.reproduce.run import untrained
 from fedglass.reproduce.tables import Figure, Table
 from fedglass.verdict.records import RECORDS, Record
@@ -29,7 +30,7 @@ def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: i
         console.print(Text(words, style="yellow" if words.startswith("STAND-IN") else ""), soft_wrap=True)
     for words in absent:
         console.print(Text(words, style="yellow"), soft_wrap=True)
-    console.print(Text(in_words(todo, workers, untrained(todo, directory))), soft_wrap=True)
+    console.print(Text(describe_cost(todo, workers, untrained(todo, directory))), soft_wrap=True)
 
 
 def say_plan(of: Table, cells: Sequence[Cell], directory: Path) -> None:
@@ -73,7 +74,7 @@ def answer_of_plan(
     return {
         **_asked(asked, of, cells),
         "runs": {"planned": whole, "done": whole - len(todo)},
-        "seconds_on_one_core": round(sum(seconds_of(case.subject.experiment) for case in todo), 1),
+        "seconds_on_one_core": round(sum(experiment_seconds(case.subject.experiment) for case in todo), 1),
         "workers": workers,
         "remarks": [*absent, *remarks(of, cells, {})],
     }

@@ -20,7 +20,7 @@ from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import Batch, MeanGradient, Step
 from fedglass.models.network import Network
 from fedglass.reproduce.compare import Lines
-from fedglass.reproduce.cost import Load
+from fedglass.reproduce.cost import Workload
 from fedglass.reproduce.probes.geometry import local_path
 
 # How far one super-client's update is from the mean of several clients' [Wilson et al., 2024, Appendix A].
@@ -226,7 +226,7 @@ class Divergence:
                 ways[name] = divergences(network, before, list(zip(images, classes, strict=True)), place.lr, longest)
             tally.add(ways[name][place.steps])
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         places = {(p.lr, p.clients, p.examples): p.steps for p in self.sweep.places}
         steps = sum(2 * longest * load.gradient(examples) for (_, _, examples), longest in places.items())
         return DOUBLE * (self.draws * steps + 3 * load.examples * load.gradient(1))

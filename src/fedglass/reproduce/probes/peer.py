@@ -25,7 +25,7 @@ from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.catalogue import score
 from fedglass.metrics.matching import Matching, label_errors, match
-from fedglass.reproduce.cost import SECOND_ORDER, Load, attack_seconds
+from fedglass.reproduce.cost import SECOND_ORDER, Workload, attack_seconds
 from fedglass.reproduce.messages import ACCURACY
 from fedglass.reproduce.probes.probe import of_attack
 from fedglass.verdict.directory import Strips
@@ -68,7 +68,7 @@ class Peer:
         told = {**fields, "metrics": values, "extra": extra}
         return Finding(told, Strips(truth.private.images.numpy(), shown.numpy()))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
 
 
@@ -94,7 +94,7 @@ class WrongRate:
         scaled = {name: step / self.guess for name, step in seen.update.items()}
         return self.probe.measure(replace(target, observation=replace(seen, update=scaled)), seed, progress)
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return self.probe.seconds(load)
 
 
@@ -151,7 +151,7 @@ class Guessed:
         extra = {"measures": _means(values), "skipped": skipped}
         return Finding({"metrics": values, "extra": extra}, Strips(private.images.numpy(), shown.numpy()))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return 1.0
 
 
@@ -245,7 +245,7 @@ class Accuracy:
         measures = {"accuracy": points[last], **{f"accuracy_{at}": value for at, value in points.items()}}
         return Finding({"extra": {"measures": measures}})
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return 1.0
 
 
@@ -322,7 +322,7 @@ class Read:
         shown = private.apply(final)
         return Finding(told, Strips(truth.private.images[:SHOWN].numpy(), shown[:SHOWN].numpy()))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         size = min(load.training.batch_size or load.examples, load.examples)
         return self.iterations * load.clients * load.steps * SECOND_ORDER * load.gradient(size)
 

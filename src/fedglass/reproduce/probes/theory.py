@@ -47,7 +47,7 @@ from fedglass.federation.views import Knows
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.metrics.matching import Matching, match
 from fedglass.reproduce.compare import Lines
-from fedglass.reproduce.cost import SECOND_ORDER, Load
+from fedglass.reproduce.cost import SECOND_ORDER, Workload
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class Theorem1:
         count = sum(w.numel() for w in seen.before.values())
         return Federated(training.lr, len(sizes), min(sizes), count, self.clip, self.noise)
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         plain = SECOND_ORDER * load.clients * load.gradient(load.examples)
         return len(self.audited) * self.iterations * plain + self.audited[-1] * load.clients * load.training_seconds()
 
