@@ -17,8 +17,7 @@ from fedglass.core.rng import derive
 from fedglass.core.types import Training
 from fedglass.defend.dpsgd import GhostDPSGD
 from fedglass.execution.processes import executor_for
-from fedglass.federation.behaviour.behaviour import Honest
-from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.behaviours import Honest, SignFlip
 from fedglass.federation.views import Knows
 from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.fl.aggregate.selection import DnC, Krum

@@ -208,7 +208,7 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
 
 
 def _check_storable(past: Round, index: int) -> None:
-    others = past.sent_their_own([message.client for message in past.messages])
+    others = past.clients_with_own_model([message.client for message in past.messages])
     if others:
         raise UsageError(
             f"A saved transcript has one model for each round, and {others[0]!r} was sent one of its own in round "

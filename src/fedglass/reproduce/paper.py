@@ -16,7 +16,7 @@ from fedglass.attack.attack import Attack
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import LATER
 from fedglass.core.types import Training
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
+from fedglass.federation.behaviours import Behaviour, Honest
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import AggregateView, Knows, ServerView, View
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean

@@ -18,7 +18,7 @@ from fedglass.core.rng import derive
 from fedglass.execution.client_training import answers_of
 from fedglass.execution.executor import Executor, kept
 from fedglass.execution.machine import device_named, one_thread
-from fedglass.federation.client import Answers, Client, one_by_one
+from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, Trial, TrialCase, cases_of
 from fedglass.reproduce.messages import Message, Played, TrainedNetwork, federation_of, members, network_of
 from fedglass.reproduce.paper import Setup, WarmUp
@@ -52,7 +52,7 @@ def untrained(cases: Sequence[TrialCase], directory: Path) -> list[TrialCase]:
 
 
 def trained_network(
-    trial: Trial, directory: Path, progress: Said, answers: Answers = one_by_one
+    trial: Trial, directory: Path, progress: Said, answers: TrainClients = train_sequentially
 ) -> TrainedNetwork | None:
     """The network after the trial's warm-up, which is trained here where it has no file yet; none without a warm-up."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
@@ -76,7 +76,7 @@ def warmed_up(
     progress: Said,
     done: int = 0,
     weights: str | None = None,
-    answers: Answers = one_by_one,
+    answers: TrainClients = train_sequentially,
 ) -> nn.Module:
     """The network after the rounds of the setup's warm-up, some of which may be `done` and have left `weights`."""
     model, warm_up = network_of(setup, seed, weights), setup.warm_up
@@ -88,7 +88,7 @@ def warmed_up(
     for index in range(done, warm_up.rounds):
         # One round at a time, each with a seed of its own: it does not matter where a shorter warm-up has ended.
         federation = federation_of(plan, model, clients, derive(seed, "warm-up", index), share)
-        model.load_state_dict(dict(federation.run(answers=answers).rounds[0].after), strict=False)
+        model.load_state_dict(dict(federation.run(train_clients=answers).rounds[0].after), strict=False)
         progress(index + 1, warm_up.rounds)
     return model
 
@@ -131,7 +131,7 @@ def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Au
 
 
 def _networks(
-    cases: Sequence[TrialCase], directory: Path, progress: AuditProgress, answers: Answers
+    cases: Sequence[TrialCase], directory: Path, progress: AuditProgress, answers: TrainClients
 ) -> dict[Path | None, TrainedNetwork | None]:
     """By file the networks that the cases start from, which are trained before, since the cases share them."""
     found: dict[Path | None, TrainedNetwork | None] = {None: None}

@@ -11,8 +11,7 @@ from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.rules import TryRules
 from fedglass.core.types import Training
 from fedglass.defend.dpsgd import GhostDPSGD
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
-from fedglass.federation.behaviour.poison import Backdoor, Gaussian, SignFlip
+from fedglass.federation.behaviours import Backdoor, Behaviour, Gaussian, Honest, SignFlip
 from fedglass.federation.views import Knows
 from fedglass.fl.aggregate.clustering import FreqFed
 from fedglass.fl.aggregate.coordinates import Median

@@ -6,8 +6,7 @@ from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Training
 from fedglass.defend import accounting as opacus
 from fedglass.defend.accounting import Mechanism, clt_epsilon, clt_uniform_epsilon, prv_epsilon, rdp_epsilon
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
-from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.behaviours import Behaviour, Honest, SignFlip
 from fedglass.federation.views import Knows
 from fedglass.recipes.maliciously_curious_client import maliciously_curious_client
 from fedglass.reproduce.compare import number

@@ -37,7 +37,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params, flatten
 from fedglass.core.types import Observation, Training
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
+from fedglass.federation.behaviours import Behaviour, Honest
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
