@@ -18,7 +18,8 @@ from fedglass.reproduce.cost import describe_cost, duration, experiment_seconds
 from fedglass.reproduce.page import data_in_words, remarks
 from fedglass.reproduce.run import untrained
 from fedglass.reproduce.tables import Figure, Table
-from fedglass.verdict.records import RECORDS, Record
+from fedglass.verdict.directory import RECORDS
+from fedglass.verdict.records import Record
 
 
 def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str] = ()) -> None:

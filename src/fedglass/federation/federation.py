@@ -73,7 +73,7 @@ class Server:
         aggregated = self._aggregated(rows if bool(sound.all()) else rows[sound], context)
         self.state, self.previous = aggregated.state, aggregated.step
         step, drift = _split(aggregated.step, weights, _floating(buffers))
-        names = {p.name for p, is_kept in zip(senders, aggregated.kept.tolist(), strict=True) if is_kept}
+        names = {p.name for p, passed in zip(senders, aggregated.accepted.tolist(), strict=True) if passed}
         accepted = [message for message in messages if message.client in names]
         counters = (accepted or list(messages))[0].buffers
         self.weights = add(weights, step)
