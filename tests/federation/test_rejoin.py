@@ -69,10 +69,10 @@ def names(round_: Any) -> list[str]:
 
 def test_who_is_banished_stays_out_until_it_has_a_new_name(toy: Any) -> None:
     stays = federation(toy, None).run(4).rounds
-    assert ["client 0" in stays[i].kept for i in range(4)] == [False] * 4
+    assert ["client 0" in stays[i].accepted for i in range(4)] == [False] * 4
     back = federation(toy, 2).run(4).rounds
     assert [names(back[i])[0] for i in range(4)] == ["client 0", "client 0", "newcomer 1", "newcomer 1"]
-    assert ["client 0" in back[i].kept for i in range(4)] == [False, False, True, True]
+    assert ["client 0" in back[i].accepted for i in range(4)] == [False, False, True, True]
 
 
 def test_it_keeps_changing_names_while_it_is_rejected(toy: Any) -> None:

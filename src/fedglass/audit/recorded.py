@@ -90,7 +90,12 @@ class Recorded:
         for index, past in sorted(said.rounds.items()):
             sent = (p for m in past.messages for p in (m.update, m.buffers))
             params = [past.before, past.buffers, past.step, *sent, past.buffers_after]
-            facts += [str(index), identity_text(past.participants), identity_text(past.kept), *map(of_params, params)]
+            facts += [
+                str(index),
+                identity_text(past.participants),
+                identity_text(past.accepted),
+                *map(of_params, params),
+            ]
             for m in past.messages:
                 if m.start is not None:
                     facts += [m.client, of_params(m.start.before), of_params(m.start.buffers)]

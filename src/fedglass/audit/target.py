@@ -236,7 +236,7 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         defences=None if protected is None else tuple(together(protected)),
         behind=seen.clients,
         participants=tuple(p.name for p in past.participants),
-        kept=past.kept,
+        kept=past.accepted,
         behaviours=(*terms.behaviours, *_come_back(past, view.rounds()[-1])),
         batch_statistics=_batch_statistics(seen, [p for p in past.participants if p.name in seen.clients]),
     )

@@ -220,7 +220,7 @@ class Federation:
         names = ServerNames.of((client.name, client.behaviour) for client in self.clients)
         for index in range(rounds):
             round_ = self._round(server, index, names.renamed, train_clients)
-            names = names.after((p.name for p in round_.participants), round_.kept)
+            names = names.after((p.name for p in round_.participants), round_.accepted)
             yield round_
             if progress is not None:
                 progress(index + 1, rounds)

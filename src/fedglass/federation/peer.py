@@ -39,7 +39,7 @@ class PeerView:
         self.check(transcript.participants_by_round)
         round_, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
         peers, itself = _accepted(name, round_)
-        check_common_model(round_, self.round, (*round_.kept, name))
+        check_common_model(round_, self.round, (*round_.accepted, name))
         own = replace(_own(name, self.round, round_, truths), share=_share(transcript, peers, itself, knows))
         builder = ViewBuilder(transcript, self.round, (*peers, *itself), round_.step, round_.buffers_after)
         if not knows.kept:
@@ -60,7 +60,7 @@ class PeerView:
 
 def _accepted(name: str, round_: Round) -> tuple[tuple[Participant, ...], tuple[Participant, ...]]:
     """Return the other clients that the rule accepted, and the peer itself if it was accepted."""
-    accepted = [p for p in round_.participants if p.name in round_.kept]
+    accepted = [p for p in round_.participants if p.name in round_.accepted]
     peers = tuple(p for p in accepted if p.name != name)
     if not accepted:
         raise UsageError(

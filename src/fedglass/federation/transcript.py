@@ -75,7 +75,7 @@ class Round:
     """The aggregate that the rule computed from the updates."""
     buffers_after: Params
     """Empty if they were not recorded."""
-    kept: tuple[str, ...]
+    accepted: tuple[str, ...]
     """The clients with updates that the rule accepted."""
 
     @property

@@ -246,10 +246,10 @@ class AggregateView:
     def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> ViewResult:
         self.check(transcript.participants_by_round)
         round_ = transcript.rounds[self.round]
-        accepted = tuple(p for p in round_.participants if p.name in round_.kept)
+        accepted = tuple(p for p in round_.participants if p.name in round_.accepted)
         if not accepted:
             raise UsageError(f"The rule rejected all updates of round {self.round}: choose another round.")
-        check_common_model(round_, self.round, round_.kept)
+        check_common_model(round_, self.round, round_.accepted)
         builder = ViewBuilder(transcript, self.round, accepted, round_.step, round_.buffers_after)
         return ViewResult(builder.observation(knows, truths), tuple(p.name for p in accepted))
 

@@ -174,7 +174,7 @@ class Manifest(_Table):
 def facts_of(index: int, past: Round, models: Held, messages: dict[str, Held]) -> RoundFacts:
     """One round of a manifest."""
     people = [ParticipantFacts.of(p) for p in past.participants]
-    return RoundFacts(index=index, models=models, participants=people, messages=messages, kept=list(past.kept))
+    return RoundFacts(index=index, models=models, participants=people, messages=messages, kept=list(past.accepted))
 
 
 # Transcripts and truths on disk: safetensors and JSON, no pickle, every file with its hash in the manifest.

@@ -151,7 +151,7 @@ def federation_of_course(setup: Setup, population: Population, index: int, seed:
 
 def _readable(federation: Federation, past: Round) -> bool:
     """Whether anything of others than the adversary is in the step."""
-    return any(name != federation.clients[0].name for name in past.kept)
+    return any(name != federation.clients[0].name for name in past.accepted)
 
 
 def _course(setup: Setup) -> Course:
