@@ -15,13 +15,13 @@ from fedglass.core.types import Training
 from fedglass.execution.executor import InProcess
 from fedglass.execution.processes import Processes
 from fedglass.reproduce.cases import Cell, Trial, cases_of, cells
-from fedglass.reproduce.compare import Line, lines, number, spread_in_words, summarised
+from fedglass.reproduce.compare import ComparedCell, compare_cells, describe_spread, mean_over_clients, number, remarks
 from fedglass.reproduce.cost import describe_cost, experiment_seconds
-from fedglass.reproduce.page import remarks, write_recreation
+from fedglass.reproduce.page import write_recreation
 from fedglass.reproduce.paper import WarmUp
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.run import TRAINED, run, untrained
+from fedglass.reproduce.run import TRAINED, cases_without_network, run
 from fedglass.reproduce.tables import Printed, Request, figure, table
 from fedglass.verdict.directory import RECORDS, RecordFile, alone
 from fedglass.verdict.records import Record
@@ -135,7 +135,7 @@ def test_failures_are_recorded_shown_and_tried_again(tmp_path: Path) -> None:
     )
     RecordFile(tmp_path / RECORDS).append(record)
     assert [c.key for c in unfinished(cases_of([broken]), tmp_path)] == [case.key]
-    found = lines(table("sme-figure6"), [broken], {case.key: record})
+    found = compare_cells(table("sme-figure6"), [broken], {case.key: record})
     assert (found[0].done, found[0].failed, found[0].measured["psnr"]) == (0, 1, "-")
     path = write_recreation(tmp_path, figure("sme-figure6"), table("sme-figure6"), [broken], {case.key: record}, "")
     assert "it broke" in path.read_text()
@@ -152,14 +152,14 @@ def test_records_do_not_depend_on_the_number_of_workers(
 
 def test_spreads_are_of_the_papers_kind() -> None:
     error, deviation = table("sme-table2"), table("sme-table1")
-    assert summarised([1.0, 3.0], error) == Printed(2.0, 1.0)
-    assert summarised([1.0, 3.0], deviation) == Printed(2.0, pytest.approx(2**0.5))
-    assert summarised([1.0], error) == Printed(1.0)
-    assert summarised([], error) is None
+    assert mean_over_clients([1.0, 3.0], error) == Printed(2.0, 1.0)
+    assert mean_over_clients([1.0, 3.0], deviation) == Printed(2.0, pytest.approx(2**0.5))
+    assert mean_over_clients([1.0], error) == Printed(1.0)
+    assert mean_over_clients([], error) is None
     several, one = chosen("sme-table2", [1], ["ig"], 2), chosen("sme-table2", [1], ["ig"], 1)
-    assert spread_in_words(deviation, several) == "± standard deviation over clients"
-    assert spread_in_words(table("dlfa-table1"), several) == "± standard error over clients"
-    assert spread_in_words(error, one) == "of a single client, which has no spread"
+    assert describe_spread(deviation, several) == "± standard deviation over clients"
+    assert describe_spread(table("dlfa-table1"), several) == "± standard error over clients"
+    assert describe_spread(error, one) == "of a single client, which has no spread"
     assert number("ReLU()", 0) == "ReLU()"
 
 
@@ -169,7 +169,7 @@ def test_hours_and_memory_come_from_the_record(
     _, asked, records, _ = recreated
     record = records[asked[0].cases[0].key]
     own = {**records, record.key: record.model_copy(update={"seconds": 36.0, "peak_mib": 1000.0})}
-    line: Line = lines(table("sme-table3"), asked[:1], own)[0]
+    line: ComparedCell = compare_cells(table("sme-table3"), asked[:1], own)[0]
     assert (line.measured["hours"], line.measured["gigabytes"]) == ("1.00", "1.0")
 
 
@@ -239,9 +239,9 @@ def test_later_rounds_say_how_far_the_network_was_trained(tmp_path: Path) -> Non
     trial = replace(cell.cases[0].subject, experiment=experiment)
     case = replace(cell.cases[0], key="short", probe=experiment.probe, subject=trial)
     short = [replace(cell, experiment=experiment, cases=[case])]
-    assert untrained([case], tmp_path) == [case]
+    assert cases_without_network([case], tmp_path) == [case]
     records = run(short, tmp_path, InProcess(), Heard())
-    assert untrained([case], tmp_path) == []
+    assert cases_without_network([case], tmp_path) == []
     refuse_damaged(short, tmp_path)
     accuracy = records["short"].utility["accuracy"]
     assert accuracy is not None

@@ -108,7 +108,7 @@ def experiment_seconds(experiment: Experiment, timer: GradientTimer = time_gradi
     setup, training = experiment.setup, experiment.supposed or experiment.setup.training
     load = Workload(setup.network, setup.data, training, setup.examples, setup.clients, timer)
     # Of clients that train for many rounds all are simulated, of a message those behind it.
-    trainings = 1 if setup.course is None else setup.course.rounds * setup.clients
+    trainings = 1 if setup.federation_run is None else setup.federation_run.rounds * setup.clients
     return trainings * load.training_seconds() + experiment.probe.seconds(load)
 
 

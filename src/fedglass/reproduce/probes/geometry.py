@@ -18,7 +18,7 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Training
 from fedglass.fl.local import Batch, MeanGradient, Step, path, schedule
 from fedglass.models.network import Network
-from fedglass.reproduce.compare import Curve
+from fedglass.reproduce.charts import Curve
 from fedglass.reproduce.cost import Workload
 
 # How much of the gradients of a local training lies in one plane [Zhu, Yao, Blaschko, 2023, Sec. 5.1].

@@ -36,7 +36,7 @@ TRACED = (1, 10, 20, 30, 76, 99)
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerImages:
     """Mean LPIPS, PSNR and SSIM of the peers' images, the adversary's own left out; pixels clipped to [0, 1].
 
     All images behind the step are matched, so that what shows the adversary's own is not held against the others.
@@ -62,7 +62,7 @@ class Peer:
         measures |= _of_first_peer(values, target.observation)
         measures |= _of_refinement(measures, final, truth, matching) if self.attack.refine else {}
         measures |= _of_search(found, target.observation, len(truth.labels), int(fields["label_errors"]))
-        measures |= {"back": 100 * back(final, truth, matching), "own_psnr": own_psnr(final, target.observation)}
+        measures |= {"back": 100 * share_back(final, truth, matching), "own_psnr": own_psnr(final, target.observation)}
         extra = {**fields["extra"], "measures": measures, "skipped": skipped}
         shown = matching.apply(final)[: len(truth.private.labels)]
         told = {**fields, "metrics": values, "extra": extra}
@@ -82,7 +82,7 @@ class WrongRate:
 
     accelerated: ClassVar[bool] = True
 
-    probe: Peer
+    probe: PeerImages
     guess: float
 
     @property
@@ -136,7 +136,7 @@ class Reduced:
 
 
 @dataclass(frozen=True)
-class Guessed:
+class GuessedImages:
     """The same figures of images that no attack has found."""
 
     accelerated: ClassVar[bool] = False
@@ -172,7 +172,7 @@ def repeated(images: Tensor, factor: int) -> Tensor:
     return small.repeat_interleave(factor, -1).repeat_interleave(factor, -2).clamp(0, 1)
 
 
-def back(found: Tensor, truth: Truth, matching: Matching) -> float:
+def share_back(found: Tensor, truth: Truth, matching: Matching) -> float:
     """The share of private images that came back: what was matched is nearer to them than to any other image of
     the message, and nearer than plain grey is."""
     shown, private = matching.apply(found), truth.private.images
@@ -277,7 +277,7 @@ GUESSED = {
 
 
 @dataclass(frozen=True)
-class Read:
+class PeerRmse:
     """RMSE over all private images and pixels after optimal assignment [Yue et al., 2025, Eq. 14], in [0, 1].
 
     Beside it what guesses reach without the message; an attack is to be below the lowest of them. The class means are
@@ -301,9 +301,9 @@ class Read:
         blind = _blind(seen, truth, target, self.reader)
         tested = accuracies(target.utility)
         measures = {
-            "rmse": together(scores.values["rmse"]),
+            "rmse": joint_rmse(scores.values["rmse"]),
             "psnr": statistics.fmean(scores.values["psnr"]),
-            "back": 100 * back(final, truth, matching),
+            "back": 100 * share_back(final, truth, matching),
             "guess": min(blind.values()),
             **blind,
             "accuracy": tested[max(tested)],
@@ -327,10 +327,10 @@ class Read:
         return self.iterations * load.clients * load.steps * SECOND_ORDER * load.gradient(size)
 
 
-def together(values: Sequence[float]) -> float:
+def joint_rmse(values: Sequence[float]) -> float:
     """The RMSE over several images of equal size from that of each.
 
-    >>> together([3.0, 4.0]) == math.sqrt(12.5)
+    >>> joint_rmse([3.0, 4.0]) == math.sqrt(12.5)
     True
     """
     return math.sqrt(statistics.fmean(value**2 for value in values))
@@ -339,4 +339,4 @@ def together(values: Sequence[float]) -> float:
 def _blind(seen: Observation, truth: Truth, target: Target, reader: AnyAttack) -> Mapping[str, float]:
     """The RMSE of guesses that need no message."""
     found = scored_guesses(seen, truth, truth.labels, ("rmse",), target.public, reader)
-    return {GUESSED[name]: together(reached["rmse"]) for name, reached in found.items()}
+    return {GUESSED[name]: joint_rmse(reached["rmse"]) for name, reached in found.items()}

@@ -25,7 +25,7 @@ from fedglass.core.types import Candidate, Observation, Reconstruction, Training
 from fedglass.metrics.catalogue import score, share_above
 from fedglass.metrics.images import psnr
 from fedglass.metrics.matching import Matching, label_errors, match, match_by_psnr
-from fedglass.reproduce.compare import Lines
+from fedglass.reproduce.charts import LogPlot
 from fedglass.reproduce.cost import Workload, attack_seconds, iterations_of_stages
 from fedglass.reproduce.probes.geometry import cosine, sparsity
 from fedglass.reproduce.probes.probe import of_attack
@@ -222,7 +222,7 @@ NEAR = 1.25
 
 
 @dataclass(frozen=True)
-class FindOut:
+class SearchUnknowns:
     """What the search takes for the learning rate and the number of images, beside what they are.
 
     The search looks at no image of another client; the truth is for the score alone.
@@ -256,7 +256,7 @@ class FindOut:
         return tries * attack_seconds(self.search.probe, load)
 
 
-def _drawn(found: Reconstruction) -> list[Lines]:
+def _drawn(found: Reconstruction) -> list[LogPlot]:
     """The error of the adversary's own images under each guess, over what was unknown."""
     error, drawn = "error of its own images", []
     for axis, of in (("learning rate", lambda trial: trial.lr), ("images", lambda trial: float(trial.examples))):
@@ -265,5 +265,5 @@ def _drawn(found: Reconstruction) -> list[Lines]:
             best[of(trial)] = min(trial.error, best.get(of(trial), trial.error))
         points = [(place, value) for place, value in best.items() if value > 0]
         if len(points) > 1:
-            drawn.append(Lines(error, axis, {"guesses": points}))
+            drawn.append(LogPlot(error, axis, {"guesses": points}))
     return drawn
