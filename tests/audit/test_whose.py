@@ -47,7 +47,7 @@ def test_names_and_owners(
 def test_owners_follow_the_examples(make_federation: Make) -> None:
     """The images under a name are that client's, and the adversary's own have no place among them."""
     truths = make_federation(clients=3, examples=2).truths((0,))
-    truth = truths.behind(("client 2", "client 0"), 0, own="client 1").private
+    truth = truths.truth_of(("client 2", "client 0"), 0, own_client="client 1").private
     for name in OTHERS:
         rows = [i for i, owner in enumerate(truth.owners) if owner == name]
         assert torch.equal(truth.images[rows], truths.of(name, 0).images)
