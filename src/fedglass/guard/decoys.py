@@ -1,4 +1,4 @@
-"""Decoys: pictures of the adversary's own, with which it tries out what it does, or made-up ones."""
+"""Decoys: pictures that the client did not train on, given by the user or generated."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge
 
 LEAVES = 60
-"""Discs in a made-up picture."""
+"""Discs in a generated picture."""
 SMALLEST, LARGEST = 0.06, 0.6
 """Their radii, as shares of the picture's longer side."""
 TINT = 0.4
-"""How far the channels of a disc's colour differ, beside how far the discs' brightness does."""
+"""Spread of the channels of a disc's colour, relative to that of the discs' brightness."""
 
 
 def decoy_images(knows: Knowledge, pictures: Tensor | None, seed: int) -> Tensor:
-    """As many as stand behind the message: drawn from the given ones, mirrored where these are too few, or made up.
+    """Return one decoy for each example: drawn from the pictures, mirrored where these are too few, or generated.
 
     # (n, c, h, w), pixels
     """
     count, draws = knows.examples, stream(seed, "decoys", "images")
-    given = torch.zeros(0, *knows.shape) if pictures is None else pictures.detach().cpu()
-    chosen = given[torch.randperm(len(given), generator=draws)]
+    available = torch.zeros(0, *knows.shape) if pictures is None else pictures.detach().cpu()
+    chosen = available[torch.randperm(len(available), generator=draws)]
     several = torch.cat([chosen, chosen.flip(-1), chosen.flip(-2), chosen.flip(-2, -1)])[:count]
     return torch.cat([several, dead_leaves(knows, count - len(several), draws)])
 
 
 def dead_leaves(knows: Knowledge, count: int, generator: torch.Generator) -> Tensor:
-    """Discs that hide each other, their radii r drawn from a density that falls as r^-3.
+    """Draw discs that hide each other, with radii r from a density that falls as r^-3.
 
     Such pictures have edges and the power spectrum of photographs, and none of their objects
     [Lee, Mumford and Huang, 2001].  # (count, c, h, w), pixels
