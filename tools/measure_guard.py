@@ -31,7 +31,7 @@ from fedglass.guard import Guard
 from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.quick_attack import one_run
 from fedglass.guard.report import Clock
-from fedglass.guard.runners import Here
+from fedglass.guard.runners import InlineRunner
 from fedglass.models.network import Network
 from fedglass.verdict.gate import Gate
 
@@ -143,7 +143,7 @@ def line(kind: Kind, out: Outbound, spent: float) -> dict[str, Any]:
             noise_multiplier=declared.noise_multiplier,
             dpsgd=declared.dpsgd,
             whitening=PHOTOS.whitening,
-            runner=Here(),
+            runner=InlineRunner(),
             **options,  # type: ignore[arg-type] # one float
         )
         start = time.process_time()

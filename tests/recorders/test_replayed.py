@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass import recording
-from fedglass.checks.replay import Declared, Part, Replay, replay
+from fedglass.checks.claim import Claim, ClientClaim
+from fedglass.checks.replay import Replay, replay
 from fedglass.core.types import Training, Whitening
 from fedglass.recordings.reader import read_bundle
 from fedglass.recordings.transcript import Reading
@@ -71,9 +72,9 @@ def replayed(
         return None, None
     truths = truths_beside(folder / "b-truth", bundle.clients, 1)
     own = truths.of("a", 0)
-    part = Part(own.images, own.labels, training, order=truths.batches("a", 0))
+    client = ClientClaim(training, own, order=truths.batches("a", 0))
     whitening = Whitening((0.4,), (0.3,))
-    return training, replay(Declared(network(), past.before, past.buffers, message.update, whitening, (part,)))
+    return training, replay(Claim(network(), past.before, past.buffers, message.update, whitening, (client,)))
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

@@ -10,12 +10,13 @@ from torch import Tensor
 from fedglass.attack.own import others_alone
 from fedglass.attack.parts import Progress
 from fedglass.audit.cases import Finding
-from fedglass.audit.certificate import total_std
 from fedglass.audit.play_attack import state_of
 from fedglass.audit.target import Target
 from fedglass.checks.candidates import ENOUGH, LEAST, Pool
+from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.checks.message_scores import Message
-from fedglass.checks.replay import Declared, Part, message_of, too_long
+from fedglass.checks.noise import total_std
+from fedglass.checks.replay import message_of, too_long
 from fedglass.checks.singling_out import Counterfactual, GameResult, play
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive
@@ -48,27 +49,27 @@ class PlayGame:
             return _finding(doubt(unsound))
         if target.truth is None:
             return _finding(doubt(Kind.NO_TRUTH))
-        if target.declared is None:
+        if target.claim is None:
             return _finding(doubt(Kind.GAME_NOT_PLAYED, why=NO_TRAINING))
         candidates = 0 if target.pool is None else len(target.pool.labels)
         if target.pool is None or candidates < LEAST:
             return _finding(doubt(Kind.NO_CANDIDATES, found=candidates, least=LEAST))
         try:
-            result = self._play(target, target.declared, target.pool, seed)
+            result = self._play(target, target.claim, target.pool, seed)
         except UsageError as error:
             return _finding(doubt(Kind.GAME_NOT_PLAYED, why=str(error)))
-        return _finding(*_doubts(result, target), game=_stored(result, self.messages))
+        return _finding(*_doubts(result, target.claim), game=_stored(result, self.messages))
 
-    def _play(self, target: Target, claim: Declared, pool: Examples, seed: int) -> GameResult:
+    def _play(self, target: Target, claim: Claim, pool: Examples, seed: int) -> GameResult:
         assert target.truth is not None, "asked before"
         seen, private = others_alone(replace(target.observation, also=())), target.truth.private
-        others = replace(claim, parts=claim.parts[: len(claim.parts) - claim.own], own=0)
+        others = replace(claim, clients=claim.private, own=0)
         message = Message(
             seen.model,
             seen.before,
             seen.buffers,
             seen.update,
-            claim.parts[0].training,
+            claim.clients[0].training,
             claim.whitening,
             total_std(others) or 0.0 if claim.combined_by_mean else 0.0,
         )
@@ -77,22 +78,23 @@ class PlayGame:
             Examples(private.images, private.labels),
             Pool(pool.images, pool.labels),
             messages=self.messages,
-            counterfactual=None if target.dishonest or too_long(others) else _replayed(others, seed),
+            counterfactual=None if not claim.honest or too_long(others) else _replayed(others, seed),
             seed=seed,
         )
 
 
-def _replayed(claim: Declared, seed: int) -> Counterfactual:
+def _replayed(claim: Claim, seed: int) -> Counterfactual:
     """Return what the same clients would have sent if they had trained on some of their records alone."""
 
     def counterfactual(rows: Tensor) -> Params:
-        wanted, start, parts = set(rows.tolist()), 0, list[Part]()
-        for part in claim.parts:
-            kept = [i for i in range(len(part.labels)) if start + i in wanted]
-            start += len(part.labels)
-            if kept:
-                parts.append(replace(part, images=part.images[kept], labels=part.labels[kept], order=None, weight=None))
-        sent = message_of(replace(claim, parts=tuple(parts)), 0, derive(seed, "counterfactual", int(rows.sum())))
+        wanted, start, clients = set(rows.tolist()), 0, list[ClientClaim]()
+        for client in claim.clients:
+            places = [i for i in range(len(client.labels)) if start + i in wanted]
+            start += len(client.labels)
+            if places:
+                reduced = client.with_examples(client.images[places], client.labels[places])
+                clients.append(replace(reduced, order=None, weight=None))
+        sent = message_of(replace(claim, clients=tuple(clients)), 0, derive(seed, "counterfactual", int(rows.sum())))
         pairs = zip(claim.before.items(), sent, strict=True)
         return {name: tensor.to(before.dtype) for (name, before), tensor in pairs}
 
@@ -105,11 +107,11 @@ def _stored(result: GameResult, messages: int) -> Game:
     return Game.model_validate({**told, "messages": messages})
 
 
-def _doubts(result: GameResult, target: Target) -> list[Doubt]:
+def _doubts(result: GameResult, claim: Claim) -> list[Doubt]:
     found = {
         "few_candidates": doubt(Kind.FEW_CANDIDATES, found=result.candidates, least=ENOUGH),
         "other_domain": doubt(Kind.OTHER_DOMAIN),
-        "no_control": doubt(Kind.NO_CONTROL, why=DISHONEST if target.dishonest else ""),
+        "no_control": doubt(Kind.NO_CONTROL, why="" if claim.honest else DISHONEST),
         "low_power": doubt(Kind.LOW_POWER, public=result.public),
     }
     return [found[name] for name in result.doubts if name in found]

@@ -15,11 +15,19 @@ from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.guard.checks import Errand
+from fedglass.guard.checks import CheckRequest
 from fedglass.guard.names import under_own_names, unwrapped
-from fedglass.guard.outbound import Clip, Outbound, Protected, at_a_glance, finer, misfit, too_long_to_replay
+from fedglass.guard.outbound import (
+    Clip,
+    Outbound,
+    Protected,
+    exceeds_clip,
+    has_wrong_layout,
+    loses_precision,
+    static_checks,
+)
 from fedglass.guard.report import Counts, GuardReport, Memory, Policy, Reason
-from fedglass.guard.runners import Apart, Runner, failed
+from fedglass.guard.runners import Runner, SubprocessRunner, failed
 from fedglass.guard.watched import trained
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
@@ -64,7 +72,7 @@ class Guard:
     gate: Gate = field(default_factory=Gate)
     whitening: Whitening | None = None
     """Between pixels and the network's inputs; None takes each channel's range."""
-    runner: Runner = field(default_factory=Apart)
+    runner: Runner = field(default_factory=SubprocessRunner)
     seed: int = 0
     memory: Memory = field(default_factory=Memory, repr=False)
 
@@ -117,14 +125,14 @@ class Guard:
                 raise UsageError("Guard.check needs either `after` or `update`.")
             leaving = after if update is None else update
             assert leaving is not None, "one of both is given"
-            if update is not None and not misfit(before, update):  # what does not fit is refused as it is
+            if update is not None and not has_wrong_layout(before, update):  # what does not fit is refused as it is
                 leaving = {name: before[name] + tensor for name, tensor in update.items()}
             rows = None if batches is None else tuple(tuple(int(i) for i in rows) for rows in batches)
             return Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
 
         try:
             out = made()
-            if update is not None and not misfit(before, update) and finer(out, update):
+            if update is not None and not has_wrong_layout(before, update) and loses_precision(out, update):
                 report = GuardReport(self.policy, (Reason.NOT_EXPLAINED,))
             else:
                 report = self._checked(out, distinct, start)
@@ -208,7 +216,7 @@ class Guard:
         return report
 
     def _checked(self, out: Outbound, distinct: int | None, start: float) -> GuardReport:
-        glance = at_a_glance(out)
+        glance = static_checks(out)
         if glance:
             return GuardReport(self.policy, glance)
         out = out.without_untrained()
@@ -219,15 +227,15 @@ class Guard:
         reasons += [Reason.TOO_LARGE] * (len(out.labels) > self.max_examples)
         if self.clip is not None and not self.noise_multiplier:
             # With noise on top, what is clipped is told by the replay.
-            reasons += [Reason.CLIPPING] * too_long_to_replay(out, self.clip)
+            reasons += [Reason.CLIPPING] * exceeds_clip(out, self.clip)
         if reasons:
             return replace(report, reasons=tuple(reasons))
         # Another seed in each round: a message that one start does not read, the next may.
         seed = self.seed + self.counts.checked
-        errand = Errand(
+        request = CheckRequest(
             out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, seed, self.memory.sent
         )
-        examined = self.runner.run(errand, self.budget_seconds - (time.monotonic() - start))
+        examined = self.runner.run(request, self.budget_seconds - (time.monotonic() - start))
         return replace(report, reasons=examined.reasons, examined=examined)
 
 

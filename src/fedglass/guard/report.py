@@ -137,7 +137,7 @@ class GuardRefusal(FedglassError):
 
 
 @dataclass(frozen=True)
-class Examined:
+class CheckResult:
     """What the checks found that take time: they run apart from the client, and may be stopped."""
 
     reasons: tuple[Reason, ...] = ()
@@ -179,7 +179,7 @@ class GuardReport:
     """Distinct examples behind the message."""
     norm: float | None = None
     """Of all that would leave, beside what was there before."""
-    examined: Examined = field(default_factory=Examined)
+    examined: CheckResult = field(default_factory=CheckResult)
     seconds: float = 0.0
 
     @property

@@ -20,55 +20,55 @@ from typing import Protocol
 import torch
 
 from fedglass.execution.fork_server import context, warm
-from fedglass.guard.checks import Errand, examine
-from fedglass.guard.report import Clock, Examined, Reason
+from fedglass.guard.checks import CheckRequest, run_checks
+from fedglass.guard.report import CheckResult, Clock, Reason
 
 MARGIN = 0.05
 """The share of the time that a process is given to say what it has found, before it is ended."""
 
 
 class Runner(Protocol):
-    """Runs an errand within a time."""
+    """Runs an request within a time."""
 
-    def run(self, errand: Errand, seconds: float) -> Examined: ...
+    def run(self, request: CheckRequest, seconds: float) -> CheckResult: ...
 
 
 @dataclass(frozen=True)
-class Here:
+class InlineRunner:
     """In this process. The time is a wish: it is looked at between the iterations of an attack and between replays."""
 
-    def run(self, errand: Errand, seconds: float) -> Examined:
-        return examine(replace(errand, out=errand.out.on_cpu()), seconds)
+    def run(self, request: CheckRequest, seconds: float) -> CheckResult:
+        return run_checks(replace(request, out=request.out.on_cpu()), seconds)
 
 
 @dataclass(frozen=True)
-class Apart:
-    """In a process of its own, which is killed when the time is over: the limit holds whatever the errand does.
+class SubprocessRunner:
+    """In a process of its own, which is killed when the time is over: the limit holds whatever the request does.
 
-    The model and the attacks must be defined in a module that can be imported there. The first errand of a client's
+    The model and the attacks must be defined in a module that can be imported there. The first request of a client's
     process waits until torch is imported, a few seconds, which count.
     """
 
-    def run(self, errand: Errand, seconds: float) -> Examined:
-        clock, answers = Clock(seconds), Queue[Examined]()
-        packed = pickle.dumps(replace(errand, out=errand.out.on_cpu()))
+    def run(self, request: CheckRequest, seconds: float) -> CheckResult:
+        clock, answers = Clock(seconds), Queue[CheckResult]()
+        packed = pickle.dumps(replace(request, out=request.out.on_cpu()))
         # In a thread, since a process is started only after what it is forked from has imported all it needs.
         Thread(target=_sent, args=(packed, clock, answers), daemon=True).start()
         try:
             return answers.get(timeout=max(0.0, clock.left))
         except Empty:
-            return Examined(reasons=(Reason.OUT_OF_TIME,))
+            return CheckResult(reasons=(Reason.OUT_OF_TIME,))
 
 
-def _sent(packed: bytes, clock: Clock, answers: Queue[Examined]) -> None:
+def _sent(packed: bytes, clock: Clock, answers: Queue[CheckResult]) -> None:
     try:
         answers.put(_asked(packed, clock))
     except Exception as error:  # noqa: BLE001 # whatever it is, the update must not leave
         answers.put(failed(error))
 
 
-def _asked(packed: bytes, clock: Clock) -> Examined:
-    """What a new process says of an errand before the time is over; it is ended in any case."""
+def _asked(packed: bytes, clock: Clock) -> CheckResult:
+    """What a new process says of an request before the time is over; it is ended in any case."""
     warm(__name__)
     start = context()
     ours, theirs = start.Pipe()
@@ -79,8 +79,8 @@ def _asked(packed: bytes, clock: Clock) -> Examined:
         ours.send_bytes(pickle.dumps(max(0.0, clock.left) * (1 - MARGIN)))
         ours.send_bytes(packed)
         if not ours.poll(max(0.0, clock.left)):
-            return Examined(reasons=(Reason.OUT_OF_TIME,))
-        found: Examined = pickle.loads(ours.recv_bytes())
+            return CheckResult(reasons=(Reason.OUT_OF_TIME,))
+        found: CheckResult = pickle.loads(ours.recv_bytes())
         return found
     finally:
         ours.close()
@@ -89,25 +89,25 @@ def _asked(packed: bytes, clock: Clock) -> Examined:
 
 
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
-    """The life of the process: one errand. It ends without an answer where the errand fails, and its parent refuses."""
+    """Answer one request in a process of its own; where it ends without an answer, its parent refuses."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):
         clock = Clock(pickle.loads(pipe.recv_bytes()))
-        errand: Errand = pickle.loads(pipe.recv_bytes())
-        pipe.send_bytes(pickle.dumps(_told(errand, clock)))
+        request: CheckRequest = pickle.loads(pipe.recv_bytes())
+        pipe.send_bytes(pickle.dumps(_told(request, clock)))
 
 
-def _told(errand: Errand, clock: Clock) -> Examined:
-    """What was found, or that the errand failed: nothing is printed, since what a child prints may be sent on."""
+def _told(request: CheckRequest, clock: Clock) -> CheckResult:
+    """What was found, or that the request failed: nothing is printed, since what a child prints may be sent on."""
     try:
-        return examine(errand, clock.left)
+        return run_checks(request, clock.left)
     except Exception as error:  # noqa: BLE001 # whatever it is, the update must not leave
         return failed(error)
 
 
-def failed(error: BaseException) -> Examined:
+def failed(error: BaseException) -> CheckResult:
     """The guard's own failure, which is a reason to refuse."""
-    return Examined(reasons=(Reason.FAULT,), fault=f"{type(error).__name__}: {error}")
+    return CheckResult(reasons=(Reason.FAULT,), fault=f"{type(error).__name__}: {error}")
