@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedglass.audit import certificate as adversary
 from fedglass.audit.certificate import (
-    Bound,
+    MessageBound,
     bound_of,
     certificate_of,
     certify,
@@ -67,9 +67,9 @@ def claim(*releases: Release, training: Training = ONE, count: int = 3, own: int
     return Claim(model, weights_of(model), buffers_of(model), {}, PLAIN, clients, own=own, **told)  # type: ignore[arg-type]
 
 
-def bound(*claims: Claim) -> Bound:
+def bound(*claims: Claim) -> MessageBound:
     found = bound_of(claims)
-    assert isinstance(found, Bound)
+    assert isinstance(found, MessageBound)
     return found
 
 
@@ -128,7 +128,7 @@ def stated(protection: Protection) -> Claim:
 def test_a_declaration_alone_is_planned_for_too() -> None:
     shield = Protection(release=Chain((Clip(0.1), GaussianNoise(0.3))))
     told = declared_bound(stated(shield), 2)
-    assert isinstance(told, Bound)
+    assert isinstance(told, MessageBound)
     found = planned_certificate(told, 6)
     assert found.mu == pytest.approx([math.sqrt(2) / 3])
     assert found.success_planned == pytest.approx(norm.cdf(norm.ppf(1e-3) + math.sqrt(8) / 3))
@@ -217,7 +217,7 @@ def test_a_message_that_is_the_same_whatever_the_record_is_tells_nothing() -> No
     client = ClientClaim(ONE, Examples(images, labels))
     blind = Claim(model, weights_of(model), buffers_of(model), {}, PLAIN, (client,))
     found = bound_of([blind], pool(330))
-    assert isinstance(found, Bound)
+    assert isinstance(found, MessageBound)
     certificate = certificate_of(found, 0)
     assert certificate is not None
     assert (certificate.method, certificate.accounting) == ("record", "identical")
@@ -250,7 +250,7 @@ def test_a_message_is_compared_in_the_precision_that_was_sent() -> None:
 
     assert isinstance(bound_of([sent(torch.float32)]), Doubt)
     half = bound_of([sent(torch.bfloat16)])
-    assert isinstance(half, Bound)
+    assert isinstance(half, MessageBound)
     assert half.identical
 
 

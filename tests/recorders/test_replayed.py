@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedglass import recording
 from fedglass.checks.claim import Claim, ClientClaim
-from fedglass.checks.replay import Replay, replay
+from fedglass.checks.replay import ReplayOutcome, replay
 from fedglass.core.types import Training, Whitening
 from fedglass.recordings.reader import read_bundle
 from fedglass.recordings.transcript import Reading
@@ -60,7 +60,7 @@ def replayed(
     frozen: bool = False,
     clip: float | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-) -> tuple[Training | None, Replay | None]:
+) -> tuple[Training | None, ReplayOutcome | None]:
     """Record one training, and play what the bundle says of it."""
     model = network().train(not frozen)
     with recording(folder / "b", model, client="a", round=1, truth=True, whitening=((0.4,), (0.3,))):

@@ -17,7 +17,7 @@ from fedglass.attack.refine.restoration import MedianFilter
 from fedglass.attack.search import SearchByOwn
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import flatten
@@ -83,7 +83,7 @@ def round_(population: Population) -> Target:
     return Message(Experiment(setup, Peer(short()), Knows(labels=True)), members(setup, population, 0), 0).target()
 
 
-def measures(found: Finding) -> dict[str, float]:
+def measures(found: ProbeResult) -> dict[str, float]:
     known: dict[str, float] = found.record["extra"]["measures"]
     return known
 
@@ -198,9 +198,9 @@ def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target) -> None:
     heard: list[Target] = []
 
     class Ear(Peer):
-        def measure(self, target: Target, seed: int, progress: object) -> Finding:
+        def measure(self, target: Target, seed: int, progress: object) -> ProbeResult:
             heard.append(target)
-            return Finding({})
+            return ProbeResult({})
 
     WrongRate(Ear(short()), 4.0).measure(round_, 0, silent)
     seen, scaled = round_.observation, heard[0].observation

@@ -20,14 +20,14 @@ from fedglass.attack.parts import Imagines, Learned, Refine
 from fedglass.audit.public import Public
 from fedglass.audit.scoring import (
     OTHER,
-    Judgement,
+    ReconstructionScores,
     blends_of,
-    clipped,
     decoys,
     energy_blind,
     grey,
-    judge,
-    paired,
+    in_pixel_range,
+    match_private,
+    score_reconstruction,
     shown_otherwise,
 )
 from fedglass.audit.target import Target
@@ -52,7 +52,7 @@ SAMPLE = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class BlindGuess:
     """Pictures that need no message."""
 
     name: str
@@ -69,7 +69,7 @@ class BestGuess:
 
 
 def best_guess(
-    seen: Observation,
+    observation: Observation,
     truth: Truth,
     labels: Tensor,
     metrics: Sequence[str],
@@ -78,19 +78,19 @@ def best_guess(
 ) -> BestGuess:
     """The best of all guesses; `labels` are those that the attack found."""
     count = len(truth.private.images)
-    scored = scored_guesses(seen, truth, labels, metrics, public, attack)
+    scored = scored_guesses(observation, truth, labels, metrics, public, attack)
     best = {
         metric: [_best(metric, [(name, values[metric][i]) for name, values in scored.items()]) for i in range(count)]
         for metric in scored["grey"]
     }
     return BestGuess(
-        {metric: tuple(value for _, value in found) for metric, found in best.items()},
-        {metric: tuple(name for name, _ in found) for metric, found in best.items()},
+        {metric: tuple(value for _, value in by_image) for metric, by_image in best.items()},
+        {metric: tuple(name for name, _ in by_image) for metric, by_image in best.items()},
     )
 
 
 def scored_guesses(
-    seen: Observation,
+    observation: Observation,
     truth: Truth,
     labels: Tensor,
     metrics: Sequence[str],
@@ -99,21 +99,21 @@ def scored_guesses(
 ) -> dict[str, Mapping[str, tuple[float, ...]]]:
     """Guess -> metric -> what it reaches for each private image."""
     cheap, private = [name for name in metrics if name not in DEAR], truth.private.images
-    tried = guesses(seen, truth, labels, public, attack)
+    tried = guesses(observation, truth, labels, public, attack)
     return {guess.name: score(guess.images, private, cheap, guess.matching).values for guess in tried}
 
 
 def _best(metric: str, reached: Sequence[tuple[str, float]]) -> tuple[str, float]:
-    known = [(name, value) for name, value in reached if not math.isnan(value)]
-    if not known:
+    finite = [(name, value) for name, value in reached if not math.isnan(value)]
+    if not finite:
         return "", math.nan
-    best = scale_of(metric).best([value for _, value in known])
-    return next((name, value) for name, value in known if value == best)
+    best = scale_of(metric).best([value for _, value in finite])
+    return next((name, value) for name, value in finite if value == best)
 
 
 def guesses(
-    seen: Observation, truth: Truth, labels: Tensor, public: Public | None = None, attack: object = None
-) -> list[Guess]:
+    observation: Observation, truth: Truth, labels: Tensor, public: Public | None = None, attack: object = None
+) -> list[BlindGuess]:
     """Grey, black, each image's own mean colour, the nearest of the adversary's own, means of public data, and what a
     decoder draws that the attack uses.
 
@@ -123,29 +123,29 @@ def guesses(
     private = truth.private.images
     same = Matching(tuple(range(len(private))))
     flat = private.mean(dim=(-2, -1), keepdim=True).expand_as(private)
-    found = [
-        Guess("grey", grey(seen, len(private)).cpu(), same),
-        Guess("black", torch.full_like(private, seen.knows.low), same),
-        Guess("the best flat colour", flat, same),
+    listed = [
+        BlindGuess("grey", grey(observation, len(private)).cpu(), same),
+        BlindGuess("black", torch.full_like(private, observation.knows.low), same),
+        BlindGuess("the best flat colour", flat, same),
     ]
-    if seen.own is not None:
-        own = seen.own.images.detach().cpu()
-        nearest = torch.stack([(own - image).square().flatten(1).mean(1).argmin() for image in private])
-        found.append(Guess("the nearest of its own images", own[nearest], same))
+    if observation.own is not None:
+        own_images = observation.own.images.detach().cpu()
+        nearest = torch.stack([(own_images - image).square().flatten(1).mean(1).argmin() for image in private])
+        listed.append(BlindGuess("the nearest of its own images", own_images[nearest], same))
     if public is not None:
-        found.append(Guess("the mean of public images", public.mean.expand_as(private), same))
+        listed.append(BlindGuess("the mean of public images", public.mean.expand_as(private), same))
     if public is not None and public.of_class:
         of_each = torch.stack([public.of_class.get(int(label), public.mean) for label in labels])
-        found.append(Guess("the means of the classes found", of_each, paired(of_each, truth)))
-    return [*found, *_imagined(seen, truth, attack)]
+        listed.append(BlindGuess("the means of the classes found", of_each, match_private(of_each, truth)))
+    return [*listed, *_imagined(observation, truth, attack)]
 
 
-def _imagined(seen: Observation, truth: Truth, attack: object) -> list[Guess]:
+def _imagined(observation: Observation, truth: Truth, attack: object) -> list[BlindGuess]:
     """What the decoders that an attack uses draw of random codes; one that is used under several rules is one."""
     decoders = dict.fromkeys(part for part in parts_of(attack) if isinstance(part, Imagines))
-    drawn = [part.imagined(seen, len(truth.images), stream(0, "imagined")).cpu() for part in decoders]
+    drawn = [part.imagined(observation, len(truth.images), stream(0, "imagined")).cpu() for part in decoders]
     named = [IMAGINED, *(f"{IMAGINED} ({i + 2})" for i in range(len(drawn) - 1))]
-    return [Guess(name, images, paired(images, truth)) for name, images in zip(named, drawn, strict=False)]
+    return [BlindGuess(name, images, match_private(images, truth)) for name, images in zip(named, drawn, strict=False)]
 
 
 def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[float]]:
@@ -163,17 +163,19 @@ def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[flo
     ]
     cheap = [name for name in metrics if name not in DEAR]
     values = [score(guess, images, cheap, same).values for guess in tried]
-    known = [name for name in cheap if all(name in reached for reached in values)]  # SSIM needs larger images
-    columns = {name: zip(*(reached[name] for reached in values), strict=True) for name in known}
-    return {name: [scale_of(name).best(each) for each in column] for name, column in columns.items()}
+    shared = [name for name in cheap if all(name in reached for reached in values)]  # SSIM needs larger images
+    columns = {name: zip(*(reached[name] for reached in values), strict=True) for name in shared}
+    return {
+        name: [scale_of(name).best(values_of_image) for values_of_image in column] for name, column in columns.items()
+    }
 
 
 def _means_of_others(pool: Examples, groups: Tensor, rows: Tensor) -> Tensor:
     """The mean of all other images of the same group; black where there is no other.  # (rows, c, h, w)"""
     kinds, places = torch.unique(groups, return_inverse=True)
     sums = torch.zeros(len(kinds), *pool.images.shape[1:]).index_add_(0, places, pool.images)
-    others = (places.bincount()[places[rows]] - 1).clamp(min=1).view(-1, 1, 1, 1)
-    means: Tensor = (sums[places[rows]] - pool.images[rows]) / others
+    counts = (places.bincount()[places[rows]] - 1).clamp(min=1).view(-1, 1, 1, 1)
+    means: Tensor = (sums[places[rows]] - pool.images[rows]) / counts
     return means
 
 
@@ -192,73 +194,84 @@ Figures = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, eq=False)
-class Controls:
+class RefinementControls:
     """What the controls reach, by name and metric and image, and which refined pictures kept their identity."""
 
     values: Mapping[str, Figures] = field(default_factory=dict)
     kept: tuple[bool, ...] = ()
 
 
-def controlled(
-    attack: AnyAttack, seen: Observation, found: Reconstruction, truth: Truth, scores: Scores, seed: int
-) -> Controls:
+def refinement_controls(
+    attack: AnyAttack, observation: Observation, reconstruction: Reconstruction, truth: Truth, scores: Scores, seed: int
+) -> RefinementControls:
     """The controls of a reconstruction that a learned model refined; none of any other."""
     parts = refinements_of(attack)
-    if found.raw is None or not any(isinstance(part, Learned) for part in parts):
-        return Controls()
+    if reconstruction.raw is None or not any(isinstance(part, Learned) for part in parts):
+        return RefinementControls()
     names, private = list(scores.values), truth.private.images
     partners = scores.matching.partner
     blank = tuple(part.untrained() if isinstance(part, Learned) else part for part in parts)
-    drawn = clipped(refined(blank, found.raw, found.labels, seen.knows, seed), seen)
-    return Controls(
+    drawn = in_pixel_range(
+        refined(blank, reconstruction.raw, reconstruction.labels, observation.knows, seed), observation
+    )
+    return RefinementControls(
         {
-            ANOTHER: _another(parts, seen, found, private, partners, names, seed),
+            ANOTHER: _another(parts, observation, reconstruction, private, partners, names, seed),
             UNTRAINED: score(drawn, private, names, Matching(partners)).values,
         },
-        _kept(clipped(found.raw, seen), clipped(found.images, seen), truth, partners),
+        _kept(
+            in_pixel_range(reconstruction.raw, observation),
+            in_pixel_range(reconstruction.images, observation),
+            truth,
+            partners,
+        ),
     )
 
 
 def _another(
     parts: tuple[Refine, ...],
-    seen: Observation,
-    found: Reconstruction,
+    observation: Observation,
+    reconstruction: Reconstruction,
     private: Tensor,
     partners: Sequence[int | None],
     names: Sequence[str],
     seed: int,
 ) -> Figures:
     """The scores of other pictures' refinements against each truth: the median over a few, since two may be alike."""
-    count = len(found.images)
+    count = len(reconstruction.images)
     if count == 1:
-        assert found.raw is not None, "a refined reconstruction keeps what it was made of"
-        drawn = refined(parts, other_picture(found.raw, seen), found.labels, seen.knows, seed)
-        return score(clipped(drawn, seen), private, names, Matching(tuple(partners))).values
-    shown = clipped(found.images, seen)
+        assert reconstruction.raw is not None, "a refined reconstruction keeps what it was made of"
+        drawn = refined(
+            parts, other_picture(reconstruction.raw, observation), reconstruction.labels, observation.knows, seed
+        )
+        return score(in_pixel_range(drawn, observation), private, names, Matching(tuple(partners))).values
+    shown = in_pixel_range(reconstruction.images, observation)
     shifts = range(1, min(OTHERS, count - 1) + 1)
-    each = [
+    scores_by_shift = [
         score(shown, private, names, Matching(tuple(None if p is None else (p + shift) % count for p in partners)))
         for shift in shifts
     ]
     return {
-        name: tuple(statistics.median(values) for values in zip(*(s.values[name] for s in each), strict=True))
+        name: tuple(
+            statistics.median(values) for values in zip(*(s.values[name] for s in scores_by_shift), strict=True)
+        )
         for name in names
     }
 
 
-def other_picture(raw: Tensor, seen: Observation) -> Tensor:
+def other_picture(raw: Tensor, observation: Observation) -> Tensor:
     """A picture to refine in the place of a single one: the adversary's own, or the raw one with its halves swapped.
 
     One that looks the same with its halves swapped is inverted.  # (1, c, h, w)
     """
-    if seen.own is not None and len(seen.own.images):
-        return seen.own.images[:1].to(raw)
+    if observation.own is not None and len(observation.own.images):
+        return observation.own.images[:1].to(raw)
     half = (raw.shape[-2] // 2, raw.shape[-1] // 2)
     swapped = raw.roll(half, dims=(-2, -1))
     contrast = float((raw - raw.mean(dim=(-2, -1), keepdim=True)).square().mean())
     if float((swapped - raw).square().mean()) > OTHER * contrast:
         return swapped
-    return seen.knows.high + seen.knows.low - raw
+    return observation.knows.high + observation.knows.low - raw
 
 
 def _kept(raw: Tensor, shown: Tensor, truth: Truth, partners: Sequence[int | None]) -> tuple[bool, ...]:
@@ -275,7 +288,7 @@ def _nearest(images: Tensor, candidates: Tensor) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class ScoringContext:
     """A reconstruction of which something is to be said, and all that is needed for it."""
 
     attack: AnyAttack
@@ -294,24 +307,30 @@ class Question:
 class Assessment:
     """The answer."""
 
-    judged: Judgement
+    judged: ReconstructionScores
     scores: ImageScores
     otherwise: tuple[bool, ...]
     """Image by image, whether it is shown in another contrast, as a negative, mirrored or moved."""
     energy_blind: float | None = None
 
 
-def assess(asked: Question, *, played: bool = True) -> Assessment:
+def assess(context: ScoringContext, *, played: bool = True) -> Assessment:
     """Score a reconstruction; where no attack was played, a guess stands in for one, and there are no energies."""
-    seen, found, truth = asked.seen, asked.found, asked.truth
-    measured = played and not found.method and len(found.images) > 0
-    judged = judge(asked.attack if measured else None, seen, found, truth, asked.metrics)
-    raw = {} if judged.scores_raw is None else judged.scores_raw.values
-    blind = best_guess(seen, truth, found.labels, asked.metrics, asked.target.public, asked.attack)
-    control = controlled(asked.attack, seen, found, truth, judged.scores, asked.seed)
-    blends = blends_of(judged.shown, truth.private.images)
-    scores = ImageScores(judged.scores.values, raw, blind.values, blind.names, control.values, control.kept, blends)
-    versions = [images for images in (found.images, found.raw) if images is not None]
+    observation, reconstruction, truth = context.seen, context.found, context.truth
+    measured = played and not reconstruction.method and len(reconstruction.images) > 0
+    truth_scores = score_reconstruction(
+        context.attack if measured else None, observation, reconstruction, truth, context.metrics
+    )
+    raw = {} if truth_scores.scores_raw is None else truth_scores.scores_raw.values
+    blind = best_guess(
+        observation, truth, reconstruction.labels, context.metrics, context.target.public, context.attack
+    )
+    control = refinement_controls(context.attack, observation, reconstruction, truth, truth_scores.scores, context.seed)
+    blends = blends_of(truth_scores.shown, truth.private.images)
+    scores = ImageScores(
+        truth_scores.scores.values, raw, blind.values, blind.names, control.values, control.kept, blends
+    )
+    versions = [images for images in (reconstruction.images, reconstruction.raw) if images is not None]
     otherwise = shown_otherwise(torch.cat(versions), truth.private.images)
-    energy = energy_blind(asked.attack, seen, found) if measured else None
-    return Assessment(judged, scores, tuple(otherwise), energy)
+    energy = energy_blind(context.attack, observation, reconstruction) if measured else None
+    return Assessment(truth_scores, scores, tuple(otherwise), energy)

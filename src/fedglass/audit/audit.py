@@ -13,9 +13,9 @@ import torch
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.needs import needs_of
-from fedglass.audit.cases import AuditProgress, Case, MessageProbe, Place, Silent, enumerate_cases
+from fedglass.audit.cases import AuditProgress, Case, MessageProbe, NoProgress, TargetPlace, enumerate_cases
 from fedglass.audit.check_message import CheckMessage
-from fedglass.audit.knowledge import learned_in_words
+from fedglass.audit.knowledge import describe_learned
 from fedglass.audit.play import Work, play_unfinished
 from fedglass.audit.play_attack import PlayAttack, oracle_facts, without_unused_oracles
 from fedglass.audit.play_game import PlayGame
@@ -75,7 +75,7 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
     """Refuse the first attack or defence that could not be played, in a sentence that says why."""
     for source in sources:
         # Views that differ in the client alone are all alike, unless the client trains in its own way.
-        different = {_told(seen.observation): seen.observation for seen in source.rehearse()}
+        different = {_told(view_result.observation): view_result.observation for view_result in source.rehearse()}
         for observation in different.values():
             for name, attack in attacks.items():
                 with blaming(f"attack {name!r}"):
@@ -101,7 +101,7 @@ def _try_attack(attack: AnyAttack, observation: Observation) -> None:
 
 
 CPU = torch.device("cpu")
-HERE = InProcess()
+IN_PROCESS = InProcess()
 EXACT, GAME, CERTIFICATE = "exact", "singling_out", "certificate"
 """What every audit does with every message; the first is an attack that a plan may name too."""
 Prepared = Callable[..., list[Work]]
@@ -165,12 +165,12 @@ class Job:
         return {**first, **{name: PlayAttack(attack, self.metrics) for name, attack in self.attacks.items()}}
 
     @cached_property
-    def cases(self) -> tuple[Case[Place], ...]:
+    def cases(self) -> tuple[Case[TargetPlace], ...]:
         """Every probe of every target, attacks repeated."""
         return tuple(enumerate_cases(self.sources, self.probes, self.repeats, self.seed))
 
     @property
-    def required(self) -> list[Case[Place]]:
+    def required(self) -> list[Case[TargetPlace]]:
         """The cases that always run."""
         return [case for case in self.cases if case.facts["attack"] not in self.chosen]
 
@@ -199,7 +199,7 @@ def run(
     job: Job,
     directory: Path,
     *,
-    executor: Executor = HERE,
+    executor: Executor = IN_PROCESS,
     device: torch.device = CPU,
     progress: AuditProgress | None = None,
 ) -> Result:
@@ -208,10 +208,10 @@ def run(
     Records do not depend on the executor: every attack runs on one thread, and so does every client.
     """
     with alone(directory), kept(executor) as ready:
-        return _run(job, directory, ready, device, Silent() if progress is None else progress)
+        return _run(job, directory, ready, device, NoProgress() if progress is None else progress)
 
 
-def _run(job: Job, directory: Path, executor: Executor, device: torch.device, said: AuditProgress) -> Result:
+def _run(job: Job, directory: Path, executor: Executor, device: torch.device, progress: AuditProgress) -> Result:
     claim(directory, job.digest)
     if job.plan is not None:
         write_atomic(directory / PLAN, job.plan)
@@ -219,19 +219,19 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, sa
     # Written before the work too: a report of an audit that was stopped then knows what is missing.
     _summed_up(job, directory, file)
 
-    targets = _Targets(job, said, executor)
+    targets = _Targets(job, progress, executor)
 
-    def prepared(todo: Sequence[Case[Place]], deadline: float | None = None) -> list[Work]:
+    def prepared(todo: Sequence[Case[TargetPlace]], deadline: float | None = None) -> list[Work]:
         return [Work(case, targets.of(case), device, deadline) for case in todo]
 
-    play_unfinished(job.required, directory, executor, prepared, said)
-    _search(job, directory, executor, prepared, said)
+    play_unfinished(job.required, directory, executor, prepared, progress)
+    _search(job, directory, executor, prepared, progress)
     summary = _summed_up(job, directory, file)
     records = with_refutations(file.read())
     return Result(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
 
 
-def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, said: AuditProgress) -> None:
+def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, progress: AuditProgress) -> None:
     """Run the attacks that the audit chose itself, one after another, until one shows a leak or time is over."""
     started, file = time.time(), RecordFile(directory / RECORDS)
     optional = [case for case in job.cases if case.facts["attack"] in job.chosen]
@@ -245,7 +245,9 @@ def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, s
         if deadline is not None and time.time() >= deadline:
             return
         group = [case for case in optional if case.facts["attack"] == name]
-        play_unfinished(group, directory, executor, partial(prepared, deadline=deadline), said, cut_short=everything)
+        play_unfinished(
+            group, directory, executor, partial(prepared, deadline=deadline), progress, cut_short=everything
+        )
 
 
 def missing_of(job: Job, records: Sequence[Record]) -> int:
@@ -270,7 +272,7 @@ class _Targets:
     executor: Executor
     made: dict[int, Sequence[Target | Pending]] = field(default_factory=dict)
 
-    def of(self, case: Case[Place]) -> Target | Pending:
+    def of(self, case: Case[TargetPlace]) -> Target | Pending:
         """Return the target of a case, without what its probe has no use for."""
         place = case.subject
         if place.source not in self.made:
@@ -296,8 +298,8 @@ def threat_model(job: Job) -> list[Section]:
     """What is protected, who attacks, what the adversary is given, and when the audit fails."""
     sections = [section for source in job.sources for section in source.threat()]
     attacks = [f"{name} = {attack!r}" for name, attack in job.attacks.items()]
-    drawn = {name: words for name, attack in job.attacks.items() if (words := learned_in_words(attack))}
-    attacks += [f"{name} looks for images that a network can draw: {words}." for name, words in drawn.items()]
+    drawn = {name: learned for name, attack in job.attacks.items() if (learned := describe_learned(attack))}
+    attacks += [f"{name} looks for images that a network can draw: {learned}." for name, learned in drawn.items()]
     times = "" if job.repeats == 1 else f", each {job.repeats} times"
     sections.append(Section(f"Attacks ({len(job.cases)} cases in all{times})", attacks))
     sections.append(Section("Judgement", [*_judgement(job), _cost(job)]))

@@ -18,7 +18,7 @@ from fedglass.verdict.records import Record
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
+class ProbeResult:
     """What came of a target."""
 
     record: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Finding:
 class Probe(Protocol):
     """A frozen dataclass whose parts say what they need to know: nothing else of the oracles is told to it."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         """`target` is a copy of its own, on the device that the case runs on."""
         ...
 
@@ -69,7 +69,7 @@ class Case(Generic[Subject]):
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetPlace:
     """Where an audit finds a target."""
 
     source: int
@@ -83,7 +83,7 @@ def enumerate_cases(
     probes: Mapping[str, MessageProbe],
     repeats: int,
     seed: int,
-) -> Iterator[Case[Place]]:
+) -> Iterator[Case[TargetPlace]]:
     """Every probe of every target, attacks `repeats` times.
 
     Attacks that meet the same target in the same repeat share their seed, so that they are compared from the
@@ -96,22 +96,22 @@ def enumerate_cases(
             for name, probe in probes.items():
                 for repeat in range(repeats if probe.kind == "attack" else 1):
                     case_seed = derive(seed, "case", source.name, info.spec, repeat)
-                    told = [info.identity, name, texts[name], *probe.metrics, str(case_seed)]
-                    again = f" (repeat {repeat + 1})" if repeat else ""
+                    identities = [info.identity, name, texts[name], *probe.metrics, str(case_seed)]
+                    suffix = f" (repeat {repeat + 1})" if repeat else ""
                     yield Case(
-                        digest(__version__, identity, *told)[:32],
-                        f"{name}: {info.words}{again}",
+                        digest(__version__, identity, *identities)[:32],
+                        f"{name}: {info.words}{suffix}",
                         probe,
                         case_seed,
-                        Place(i, j),
+                        TargetPlace(i, j),
                         _facts(name, probe, info, repeat),
                     )
 
 
 def _facts(name: str, probe: MessageProbe, info: TargetInfo, repeat: int) -> dict[str, Any]:
-    told = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.words}
-    told |= {"view_name": info.name, "standpoint": info.standpoint}
-    return {**told, "round": info.round, "repeat": repeat}
+    facts = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.words}
+    facts |= {"view_name": info.name, "standpoint": info.standpoint}
+    return {**facts, "round": info.round, "repeat": repeat}
 
 
 # How an audit or a re-creation tells its caller where it is.
@@ -134,7 +134,7 @@ class AuditProgress(Protocol):
     def finished(self, case: Case[Any], record: Record) -> None: ...
 
 
-class Silent:
+class NoProgress:
     """Says nothing."""
 
     def planned(self, cases: int, done: int) -> None: ...

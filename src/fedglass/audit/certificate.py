@@ -135,7 +135,7 @@ WHY = {
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class MessageBound:
     """The bound over the rounds of one message."""
 
     mu: tuple[float, ...] = ()
@@ -156,31 +156,33 @@ class Bound:
     """The Poisson samples, where all clients draw the same kind in every round."""
 
 
-def bound_of(rounds: Sequence[Claim], pool: Examples | None = None) -> Bound | Doubt:
+def bound_of(rounds: Sequence[Claim], pool: Examples | None = None) -> MessageBound | Doubt:
     """Return the bound of messages of the same records in different rounds, or why there is none.
 
     `pool` are candidates: without noise a message tells nothing only if it is the same with all of them.
     """
-    bounds = list[Bound]()
+    bounds = list[MessageBound]()
     for claim in rounds:
         bound = _of_round(claim, pool)
         if isinstance(bound, Doubt):
             return bound
         bounds.append(bound)
-    if any(each.renyi for each in bounds):  # of Gaussian noise R_a = a mu^2 / 2
-        spent = [each.renyi or tuple(ORDERS * mu**2 / 2 for mu in each.mu) for each in bounds]
-        return Bound(renyi=tuple(np.sum(of, axis=0) for of in zip(*spent, strict=True)), rounds=len(rounds))
-    limits = [each.per_round for each in bounds]
-    clients = [each.client_mu for each in bounds]
-    return Bound(
-        tuple(combine_mu(mus) for mus in zip(*(each.mu for each in bounds), strict=True)),
+    if any(of_round.renyi for of_round in bounds):  # of Gaussian noise R_a = a mu^2 / 2
+        spent = [of_round.renyi or tuple(ORDERS * mu**2 / 2 for mu in of_round.mu) for of_round in bounds]
+        return MessageBound(renyi=tuple(np.sum(of, axis=0) for of in zip(*spent, strict=True)), rounds=len(rounds))
+    limits = [of_round.per_round for of_round in bounds]
+    clients = [of_round.client_mu for of_round in bounds]
+    return MessageBound(
+        tuple(combine_mu(mus) for mus in zip(*(of_round.mu for of_round in bounds), strict=True)),
         client_mu=None if None in clients else combine_mu([mu for mu in clients if mu is not None]),
         per_round=None if None in limits else max(limit for limit in limits if limit is not None),
-        steps=any(each.steps for each in bounds),
+        steps=any(of_round.steps for of_round in bounds),
         rounds=len(rounds),
-        stds=tuple(std for each in bounds for std in each.stds) if all(each.stds for each in bounds) else (),
-        identical=all(each.identical for each in bounds),
-        samples=_common([each.samples for each in bounds]),
+        stds=tuple(std for of_round in bounds for std in of_round.stds)
+        if all(of_round.stds for of_round in bounds)
+        else (),
+        identical=all(of_round.identical for of_round in bounds),
+        samples=_common([of_round.samples for of_round in bounds]),
     )
 
 
@@ -189,7 +191,7 @@ def _common(samples: Sequence[Samples | None]) -> Samples | None:
     return samples[0] if len(set(samples)) == 1 else None
 
 
-def certificate_of(bound: Bound, further: int) -> Certificate | None:
+def certificate_of(bound: MessageBound, further: int) -> Certificate | None:
     """Return the certificate over the audited rounds and `further` more; None where those have no bound."""
     if further and bound.per_round is None:
         return None
@@ -215,7 +217,7 @@ def certificate_of(bound: Bound, further: int) -> Certificate | None:
     )
 
 
-def _accounting(bound: Bound) -> str:
+def _accounting(bound: MessageBound) -> str:
     if bound.samples is not None:
         return "poisson_not_counted"
     if bound.steps:
@@ -237,7 +239,7 @@ def _of_samples(samples: Samples, rounds: int, records: int) -> Certificate:
     )
 
 
-def planned_certificate(bound: Bound, further: int) -> Certificate:
+def planned_certificate(bound: MessageBound, further: int) -> Certificate:
     """Return the certificate over the audited rounds, with its success after `further` more."""
     held = certificate_of(bound, 0)
     assert held is not None, "no further rounds are asked for"
@@ -248,7 +250,7 @@ def planned_certificate(bound: Bound, further: int) -> Certificate:
     return held.model_copy(update=planned)
 
 
-def shown_figures(rounds: Sequence[Claim], bound: Bound, pool: Examples | None, seed: int) -> dict[str, object]:
+def shown_figures(rounds: Sequence[Claim], bound: MessageBound, pool: Examples | None, seed: int) -> dict[str, object]:
     """Return the fields of a certificate that are shown and decide nothing, of the worst record."""
     if not bound.stds or len(bound.stds) != len(rounds):
         return {}
@@ -321,7 +323,7 @@ def _samples(client: ClientClaim, rate: float) -> Samples:
     return Samples(rate, gradient.noise_multiplier, client.steps)
 
 
-def declared_bound(claim: Claim, rounds: int) -> Bound | Doubt:
+def declared_bound(claim: Claim, rounds: int) -> MessageBound | Doubt:
     """Return the bound by the claim alone, without the data: clipping and noise, or DP-SGD."""
     models = [noise_model(client.protection, client.training, client.stated_count) for client in claim.clients]
     refused = _refusal(models)
@@ -334,7 +336,7 @@ def declared_bound(claim: Claim, rounds: int) -> Bound | Doubt:
         return doubt(Kind.DEFENCE_NOT_BOUNDED, defence="noise without clipping", why="Only the data bound it.")
     mus = tuple(combine_mu([limit] * rounds) for limit in bounded)
     samples = _common([model.samples for model in noisy])
-    return Bound(mus, per_round=max(bounded), steps=True, rounds=rounds, samples=samples)
+    return MessageBound(mus, per_round=max(bounded), steps=True, rounds=rounds, samples=samples)
 
 
 def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
@@ -346,14 +348,14 @@ def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
     return doubt(Kind.NO_NOISE) if refused else None
 
 
-def _of_round(claim: Claim, pool: Examples | None) -> Bound | Doubt:
+def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
     """Return the bound of one round's message."""
     counts = [len(client.labels) for client in claim.private]
     models = noise_models(claim.private)
     refused = _refusal(models)
     if refused is not None and not (refused.kind is Kind.NO_NOISE and claim.combined_by_mean and total_std(claim)):
         if refused.kind is Kind.NO_NOISE and tells_nothing(claim, pool):
-            return Bound((0.0,) * sum(counts), identical=True)
+            return MessageBound((0.0,) * sum(counts), identical=True)
         return refused
     # In a mean a client without noise is hidden by that of the others.
     noisy = [
@@ -366,13 +368,15 @@ def _of_round(claim: Claim, pool: Examples | None) -> Bound | Doubt:
         if limit is None:
             return doubt(Kind.DEFENCE_NOT_BOUNDED, defence=repr(claim.clients[0].protection), why=WHY["steps"])
         mus = [model.per_round or 0.0 for model, count in zip(noisy, counts, strict=True) for _ in range(count)]
-        return Bound(tuple(mus), per_round=limit, steps=True, samples=_common([model.samples for model in noisy]))
+        return MessageBound(
+            tuple(mus), per_round=limit, steps=True, samples=_common([model.samples for model in noisy])
+        )
     if too_long(claim):
         return doubt(Kind.NOISE_NOT_TESTABLE, why=TOO_LONG)
     return _measured(claim, noisy, limit)
 
 
-def _measured(claim: Claim, models: Sequence[NoiseModel], limit: float | None) -> Bound | Doubt:
+def _measured(claim: Claim, models: Sequence[NoiseModel], limit: float | None) -> MessageBound | Doubt:
     """Return how far each record moves the message, in units of its noise."""
     shares, together = claim.shares, total_std(claim) if claim.combined_by_mean else None
     mu: list[float] = []
@@ -391,5 +395,5 @@ def _measured(claim: Claim, models: Sequence[NoiseModel], limit: float | None) -
             mu += [min(float(row.norm()) / stds[-1], model.per_round or math.inf) for row in moved[1:]]
             clients.append(float(moved[0].norm()) / stds[-1])
     if renyi:  # of Gaussian noise R_a = a mu^2 / 2
-        return Bound(renyi=(*renyi, *(ORDERS * value**2 / 2 for value in mu)))
-    return Bound(tuple(mu), client_mu=max(clients, default=None), per_round=limit, stds=(tuple(stds),))
+        return MessageBound(renyi=(*renyi, *(ORDERS * value**2 / 2 for value in mu)))
+    return MessageBound(tuple(mu), client_mu=max(clients, default=None), per_round=limit, stds=(tuple(stds),))

@@ -13,7 +13,7 @@ import torch
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.assessment import guessed_public
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.certificate import (
     DIVERGES,
     TOO_LONG,
@@ -22,7 +22,7 @@ from fedglass.audit.certificate import (
     planned_certificate,
     shown_figures,
 )
-from fedglass.audit.play_attack import state_of
+from fedglass.audit.play_attack import unusable_state
 from fedglass.audit.target import Target
 from fedglass.checks.claim import Claim
 from fedglass.checks.consistency import contradictions
@@ -64,8 +64,8 @@ class CheckMessage:
         """What decides the figures, for the key of a case."""
         return self
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        unsound = state_of(target.observation)
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        unsound = unusable_state(target.observation)
         if unsound is not None:
             return _finding([doubt(unsound)])
         doubts = [each for each in target.doubts if each.kind is not Kind.NOT_AS_DECLARED]
@@ -85,9 +85,9 @@ class CheckMessage:
         return _finding(doubts, certificate, blind_public=guessed, extra={"replay": replays} if replays else {})
 
 
-def _finding(doubts: Sequence[Doubt], certificate: Certificate | None = None, **fields: Any) -> Finding:
+def _finding(doubts: Sequence[Doubt], certificate: Certificate | None = None, **fields: Any) -> ProbeResult:
     unique = list({each.model_dump_json(): each for each in doubts}.values())
-    return Finding({"kind": "certificate", "doubts": unique, "certificate": certificate, **fields})
+    return ProbeResult({"kind": "certificate", "doubts": unique, "certificate": certificate, **fields})
 
 
 def message_doubts(target: Target, replays: list[dict[str, Any]] | None = None) -> list[Doubt]:

@@ -13,12 +13,12 @@ from fedglass.federation.views import Knows
 UNKNOWN = "not known"
 
 
-def knowledge_in_words(knows: Knowledge) -> dict[str, str]:
+def describe_knowledge(knows: Knowledge) -> dict[str, str]:
     """Fact -> what the adversary knows of it.
 
     >>> from fedglass.core.types import Whitening
     >>> facts = Knowledge((1, 28, 28), 62, 4, Whitening((0.5,), (0.5,)))
-    >>> knowledge_in_words(facts)["training"], knowledge_in_words(facts)["images"]
+    >>> describe_knowledge(facts)["training"], describe_knowledge(facts)["images"]
     ('not known', '28 x 28 pixels, 1 channel, values in [0, 1]')
     """
     channels, height, width = knows.shape
@@ -30,7 +30,7 @@ def knowledge_in_words(knows: Knowledge) -> dict[str, str]:
         "classes": str(knows.classes),
         "examples": f"{knows.examples} behind the message" if knows.counted else UNKNOWN,
         "clients": _clients(knows),
-        "training": UNKNOWN if knows.training is None else training_in_words(knows.training),
+        "training": UNKNOWN if knows.training is None else describe_training(knows.training),
         "learning rate": UNKNOWN if knows.lr is None else f"{knows.lr:g}",
         "local steps": UNKNOWN if knows.steps is None else str(knows.steps),
         "labels": labels,
@@ -38,15 +38,15 @@ def knowledge_in_words(knows: Knowledge) -> dict[str, str]:
     }
 
 
-def learned_in_words(attack: object) -> str:
+def describe_learned(attack: object) -> str:
     """What the networks have learned from that draw an attack's images; empty where none does.
 
     >>> from fedglass.recipes import recipe
-    >>> learned_in_words(recipe("maliciously_curious_client_published"))
+    >>> describe_learned(recipe("maliciously_curious_client_published"))
     'an autoencoder that the adversary has trained on its own examples'
     """
-    found = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, Imagines))
-    return "; ".join(found)
+    sources = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, Imagines))
+    return "; ".join(sources)
 
 
 def _clients(knows: Knowledge) -> str:
@@ -63,15 +63,15 @@ def _each(knows: Knowledge) -> str:
     return f", of {low} examples each" if low == high else f", of {low} to {high} examples each"
 
 
-def training_in_words(training: Training) -> str:
+def describe_training(training: Training) -> str:
     """A client's training in one phrase.
 
-    >>> training_in_words(Training(lr=0.1))
+    >>> describe_training(Training(lr=0.1))
     'one SGD step on all examples at learning rate 0.1 (FedSGD)'
-    >>> training_in_words(Training(lr=0.1, batch_size=8, steps=40, optimiser=SGD(momentum=0.9), clip=1.0))
+    >>> describe_training(Training(lr=0.1, batch_size=8, steps=40, optimiser=SGD(momentum=0.9), clip=1.0))
     '40 steps of SGD (momentum 0.9) in batches of 8 at learning rate 0.1 (FedAvg), gradients clipped at norm 1'
     """
-    how, rate, more = optimiser_in_words(training.optimiser), f"learning rate {training.lr:g}", _particulars(training)
+    how, rate, more = describe_optimiser(training.optimiser), f"learning rate {training.lr:g}", _particulars(training)
     if training.batch_size is None and training.epochs == 1 and training.steps in (None, 1):
         named = " (FedSGD)" if training.optimiser == SGD() else ""
         return f"one {how} step on all examples at {rate}{named}{more}"
@@ -80,34 +80,34 @@ def training_in_words(training: Training) -> str:
     return f"{count} {unit}{'' if count == 1 else 's'} of {how} in batches of {size} at {rate} (FedAvg){more}"
 
 
-def optimiser_in_words(optimiser: object) -> str:
+def describe_optimiser(optimiser: object) -> str:
     """Its name, and its options where they are not the default.
 
-    >>> optimiser_in_words(SGD(momentum=0.9, nesterov=True))
+    >>> describe_optimiser(SGD(momentum=0.9, nesterov=True))
     'SGD (momentum 0.9, nesterov)'
     """
-    given: dict[str, object] = {}
+    changed: dict[str, object] = {}
     if is_dataclass(optimiser):
-        given = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
-    words = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in given.items()]
-    return type(optimiser).__name__ + (f" ({', '.join(words)})" if words else "")
+        changed = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
+    options = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in changed.items()]
+    return type(optimiser).__name__ + (f" ({', '.join(options)})" if options else "")
 
 
 def _particulars(training: Training) -> str:
     """What else is not the default."""
-    said = {
+    applies_by_text = {
         "batches in file order": not training.shuffle,
         f"gradients clipped at norm {training.clip or 0:g}": training.clip is not None,
         f"labels smoothed by {training.label_smoothing:g}": training.label_smoothing > 0,
         "normalised with batch statistics": training.batch_norm is BatchNorm.BATCH,
     }
-    return "".join(f", {words}" for words, applies in said.items() if applies)
+    return "".join(f", {text}" for text, applies in applies_by_text.items() if applies)
 
 
-def knows_in_words(knows: Knows) -> list[str]:
+def describe_knows(knows: Knows) -> list[str]:
     """The optional facts as sentences.
 
-    >>> knows_in_words(Knows(training=False))[1]
+    >>> describe_knows(Knows(training=False))[1]
     "It does not know the clients' learning rate, epochs and batch size."
     """
     training = "the clients' learning rate, epochs and batch size"

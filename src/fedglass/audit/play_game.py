@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedglass.attack.own import others_alone
 from fedglass.attack.parts import Progress
-from fedglass.audit.cases import Finding
-from fedglass.audit.play_attack import state_of
+from fedglass.audit.cases import ProbeResult
+from fedglass.audit.play_attack import unusable_state
 from fedglass.audit.target import Target
-from fedglass.checks.candidates import ENOUGH, LEAST, Pool
+from fedglass.checks.candidates import ENOUGH_CANDIDATES, LEAST_CANDIDATES, Pool
 from fedglass.checks.claim import Claim, ClientClaim
-from fedglass.checks.message_scores import Message
+from fedglass.checks.message_scores import ScoredMessage
 from fedglass.checks.noise import total_std
 from fedglass.checks.replay import message_of, too_long
 from fedglass.checks.singling_out import Counterfactual, GameResult, play
@@ -43,8 +43,8 @@ class PlayGame:
         """What decides the figures, for the key of a case."""
         return self
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        unsound = state_of(target.observation)
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        unsound = unusable_state(target.observation)
         if unsound is not None:
             return _finding(doubt(unsound))
         if target.truth is None:
@@ -52,8 +52,8 @@ class PlayGame:
         if target.claim is None:
             return _finding(doubt(Kind.GAME_NOT_PLAYED, why=NO_TRAINING))
         candidates = 0 if target.pool is None else len(target.pool.labels)
-        if target.pool is None or candidates < LEAST:
-            return _finding(doubt(Kind.NO_CANDIDATES, found=candidates, least=LEAST))
+        if target.pool is None or candidates < LEAST_CANDIDATES:
+            return _finding(doubt(Kind.NO_CANDIDATES, found=candidates, least=LEAST_CANDIDATES))
         try:
             result = self._play(target, target.claim, target.pool, seed)
         except UsageError as error:
@@ -62,23 +62,23 @@ class PlayGame:
 
     def _play(self, target: Target, claim: Claim, pool: Examples, seed: int) -> GameResult:
         assert target.truth is not None, "asked before"
-        seen, private = others_alone(replace(target.observation, also=())), target.truth.private
-        others = replace(claim, clients=claim.private, own=0)
-        message = Message(
-            seen.model,
-            seen.before,
-            seen.buffers,
-            seen.update,
+        observation, private = others_alone(replace(target.observation, also=())), target.truth.private
+        private_claim = replace(claim, clients=claim.private, own=0)
+        message = ScoredMessage(
+            observation.model,
+            observation.before,
+            observation.buffers,
+            observation.update,
             claim.clients[0].training,
             claim.whitening,
-            total_std(others) or 0.0 if claim.combined_by_mean else 0.0,
+            total_std(private_claim) or 0.0 if claim.combined_by_mean else 0.0,
         )
         return play(
             message,
             Examples(private.images, private.labels),
             Pool(pool.images, pool.labels),
             messages=self.messages,
-            counterfactual=None if not claim.honest or too_long(others) else _replayed(others, seed),
+            counterfactual=None if not claim.honest or too_long(private_claim) else _replayed(private_claim, seed),
             seed=seed,
         )
 
@@ -103,19 +103,19 @@ def _replayed(claim: Claim, seed: int) -> Counterfactual:
 
 def _stored(result: GameResult, messages: int) -> Game:
     """Return the figures that a record keeps."""
-    told = {name: value for name, value in asdict(result).items() if name in Game.model_fields}
-    return Game.model_validate({**told, "messages": messages})
+    figures = {name: value for name, value in asdict(result).items() if name in Game.model_fields}
+    return Game.model_validate({**figures, "messages": messages})
 
 
 def _doubts(result: GameResult, claim: Claim) -> list[Doubt]:
-    found = {
-        "few_candidates": doubt(Kind.FEW_CANDIDATES, found=result.candidates, least=ENOUGH),
+    doubt_by_name = {
+        "few_candidates": doubt(Kind.FEW_CANDIDATES, found=result.candidates, least=ENOUGH_CANDIDATES),
         "other_domain": doubt(Kind.OTHER_DOMAIN),
         "no_control": doubt(Kind.NO_CONTROL, why="" if claim.honest else DISHONEST),
         "low_power": doubt(Kind.LOW_POWER, public=result.public),
     }
-    return [found[name] for name in result.doubts if name in found]
+    return [doubt_by_name[name] for name in result.doubts if name in doubt_by_name]
 
 
-def _finding(*doubts: Doubt, **fields: Any) -> Finding:
-    return Finding({"kind": "game", "doubts": list(doubts), **fields})
+def _finding(*doubts: Doubt, **fields: Any) -> ProbeResult:
+    return ProbeResult({"kind": "game", "doubts": list(doubts), **fields})

@@ -31,13 +31,13 @@ DELTA = 1e-5
 
 def defences_of(client: Client) -> list[str]:
     """The defences in the order in which they act; none for a client that has none."""
-    return parts_of(Protection(client.gradient, client.release))
+    return defence_names(Protection(client.gradient, client.release))
 
 
-def parts_of(protection: Protection) -> list[str]:
+def defence_names(protection: Protection) -> list[str]:
     """The same of what protects a client.
 
-    >>> parts_of(Protection(release=Clip(norm=1.0)))
+    >>> defence_names(Protection(release=Clip(norm=1.0)))
     ['Clip(norm=1.0)']
     """
     local = [] if isinstance(protection.gradient, MeanGradient) else [protection.gradient]
@@ -72,33 +72,35 @@ def _rehearse(client: Client, federation: Federation) -> None:
     client.release.release(Outgoing(update, noise, before=before))
 
 
-def protection_of(federation: Federation, rounds: int) -> dict[str, tuple[str, ...]]:
+def describe_protection(federation: Federation, rounds: int) -> dict[str, tuple[str, ...]]:
     """What protects each client's messages and what that promises, in words; nothing for a client that has nothing.
 
     Of clients that are protected alike, the one with the fewest examples speaks for all.
     """
-    said: dict[str, tuple[str, ...]] = {}
+    sentences_by_kind: dict[str, tuple[str, ...]] = {}
     for client in sorted(federation.clients, key=lambda c: len(c.labels)):
         training = client.training or federation.training
         kind = f"{defences_of(client)} {training}"
-        if kind not in said:
+        if kind not in sentences_by_kind:
             defences = [f"Defended by {part}." for part in dict.fromkeys(defences_of(client))]
-            said[kind] = (*defences, *privacy_in_words(client, training, rounds))
-    return {c.name: said[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients}
+            sentences_by_kind[kind] = (*defences, *describe_privacy(client, training, rounds))
+    return {
+        c.name: sentences_by_kind[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients
+    }
 
 
-def together(protection: Mapping[str, Sequence[str]]) -> list[str]:
+def merge_by_client(protection: Mapping[str, Sequence[str]]) -> list[str]:
     """What protects several clients, each named where they are not protected alike.
 
-    >>> together({"client 0": ("Defended by Clip(norm=1.0).",), "client 1": ()})
+    >>> merge_by_client({"client 0": ("Defended by Clip(norm=1.0).",), "client 1": ()})
     ['Client 0: Defended by Clip(norm=1.0).', 'Client 1: No defence.']
     """
     kinds: dict[tuple[str, ...], list[str]] = {}
-    for name, words in protection.items():
-        kinds.setdefault(tuple(words), []).append(name)
+    for name, sentences in protection.items():
+        kinds.setdefault(tuple(sentences), []).append(name)
     if len(kinds) == 1:
         return list(next(iter(kinds)))
-    return [f"{_named(names)}: {line}" for words, names in kinds.items() for line in words or ("No defence.",)]
+    return [f"{_named(names)}: {line}" for sentences, names in kinds.items() for line in sentences or ("No defence.",)]
 
 
 def _named(clients: Sequence[str]) -> str:
@@ -106,12 +108,12 @@ def _named(clients: Sequence[str]) -> str:
     return text[0].upper() + text[1:]
 
 
-def privacy_in_words(client: Client, training: Training, rounds: int) -> list[str]:
+def describe_privacy(client: Client, training: Training, rounds: int) -> list[str]:
     """What a client's defences promise by differential privacy; often nothing."""
-    said = _of_examples(client, training, rounds) + _of_updates(client, rounds)
-    if said and not opacus.opacus_installed():
-        said.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
-    return said
+    sentences = _of_examples(client, training, rounds) + _of_updates(client, rounds)
+    if sentences and not opacus.opacus_installed():
+        sentences.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
+    return sentences
 
 
 def _of_examples(client: Client, training: Training, rounds: int) -> list[str]:

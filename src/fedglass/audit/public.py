@@ -66,9 +66,9 @@ class Public:
     @classmethod
     def given(cls, images: Tensor, labels: Tensor) -> Public:
         """A set that the adversary has: it decides what is said beside every score, and so the keys."""
-        found = cls.of(images, labels)
+        public = cls.of(images, labels)
         identity = digest("public", of_tensor(images), of_tensor(labels))
-        return replace(found, identity=identity)
+        return replace(public, identity=identity)
 
     @property
     def words(self) -> str:
@@ -97,14 +97,14 @@ def accuracy(model: nn.Module, whitening: Whitening, test: Examples) -> float:
     return right / len(test.labels)
 
 
-def after(model: nn.Module, last: Round) -> nn.Module:
+def model_after(model: nn.Module, last: Round) -> nn.Module:
     """A copy of the global model as a round has left it, with its running statistics."""
     trained = copy.deepcopy(model)
     trained.load_state_dict({**last.after, **last.buffers_after}, strict=False)
     return trained
 
 
-def sample(data: Dataset, seed: int) -> Examples:
+def sample_examples(data: Dataset, seed: int) -> Examples:
     """At most 1000 examples of a data set, the first of a shuffle."""
     rows = torch.randperm(len(data), generator=stream(seed, "judged"))[:JUDGED]
     return Examples(data.images[rows], data.labels[rows])

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedglass.audit.knowledge import knowledge_in_words
+from fedglass.audit.knowledge import describe_knowledge
 from fedglass.audit.public import Public
 from fedglass.audit.target import (
-    Said,
+    RoundProgress,
     Section,
     Target,
     TargetInfo,
     coverage_doubts,
-    further,
-    infos_of,
+    further_rounds,
     joint_doubts,
+    target_infos,
     target_of,
 )
 from fedglass.checks.claim import claim_of, has_unnamed_defence, participants_of
@@ -109,13 +109,13 @@ class Recorded:
 
     def infos(self) -> Sequence[TargetInfo]:
         past = self.transcript
-        return infos_of(self.name, self.views, past.terms.clients, lambda index: past.rounds[index].participants)
+        return target_infos(self.name, self.views, past.terms.clients, lambda index: past.rounds[index].participants)
 
     def rehearse(self) -> Iterator[Seen]:
         for view in self.views:
             yield view.see(self.transcript, self.knows, self.truths)
 
-    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target]:
+    def targets(self, progress: RoundProgress, answers: Answers = one_by_one) -> Sequence[Target]:
         return [self.target(view) for view in self.views]
 
     def target(self, view: View) -> Target:
@@ -137,7 +137,7 @@ class Recorded:
         attendance = self.everywhere or self.transcript.attendance
         twins = () if self.truths is None else self.truths.sharing(found.behind)
         others = sum(name in present for present in attendance.rounds.values() for name in twins)
-        return further(view, found.behind, attendance, self.views) + others
+        return further_rounds(view, found.behind, attendance, self.views) + others
 
     def _single(self, view: View) -> Target:
         """Return the target of one view with its claim: files may have been edited, so that it is checked."""
@@ -210,7 +210,7 @@ class Recorded:
         lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         lines += list(self._untrained())
         seen = next(iter(self.rehearse())).observation
-        facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
+        facts = [f"{name}: {words}" for name, words in describe_knowledge(seen.knows).items()]
         facts += [] if self.public is None else [self.public.words]
         sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
         told = [

@@ -20,7 +20,7 @@ OTHER = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Judgement:
+class ReconstructionScores:
     """A reconstruction beside the truth, in the order of the true images."""
 
     scores: Scores
@@ -34,27 +34,29 @@ class Judgement:
     shown_raw: Tensor | None = None  # (n, c, h, w)
 
 
-def judge(
+def score_reconstruction(
     attack: AnyAttack | None,
-    seen: Observation,
-    found: Reconstruction,
+    observation: Observation,
+    reconstruction: Reconstruction,
     truth: Truth,
     metrics: Sequence[str],
-) -> Judgement:
+) -> ReconstructionScores:
     """Score a reconstruction; `attack` is None where none was played, so that there are no energies."""
-    shown = clipped(found.images, seen)
+    shown = in_pixel_range(reconstruction.images, observation)
     scores = _scored(shown, truth, metrics)
     partners = [p for p in scores.matching.partner if p is not None]
-    order = [*partners, *(i for i in range(len(found.labels)) if i not in set(partners))]
-    raw = None if found.raw is None else clipped(found.raw, seen)
+    order = [*partners, *(i for i in range(len(reconstruction.labels)) if i not in set(partners))]
+    raw = None if reconstruction.raw is None else in_pixel_range(reconstruction.raw, observation)
     # Matched anew: a refinement that destroyed its images says nothing of which original each belonged to.
     scores_raw = None if raw is None else _scored(raw, truth, metrics)
-    return Judgement(
+    return ReconstructionScores(
         scores=scores,
         shown=scores.matching.apply(shown),
-        labels=tuple(found.labels[order].tolist()),
-        label_errors=label_errors(found.labels, truth.labels, seen.knows.classes),
-        energy_truth=None if attack is None else energy_at(attack, seen, truth.images, truth.labels, found),
+        labels=tuple(reconstruction.labels[order].tolist()),
+        label_errors=label_errors(reconstruction.labels, truth.labels, observation.knows.classes),
+        energy_truth=None
+        if attack is None
+        else energy_at(attack, observation, truth.images, truth.labels, reconstruction),
         scores_raw=scores_raw,
         shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
     )
@@ -65,31 +67,33 @@ def _scored(images: Tensor, truth: Truth, metrics: Sequence[str]) -> Scores:
 
     The adversary's own take part in the matching, so that what shows them is not held against the others.
     """
-    return score(images, truth.private.images, metrics, paired(images, truth))
+    return score(images, truth.private.images, metrics, match_private(images, truth))
 
 
-def paired(images: Tensor, truth: Truth) -> Matching:
+def match_private(images: Tensor, truth: Truth) -> Matching:
     """Which of the images shows which private one, where they may show the adversary's own as well."""
     return Matching(match(images, truth.images).partner[: len(truth.private.images)])
 
 
-def energy_blind(attack: AnyAttack, seen: Observation, found: Reconstruction) -> float:
+def energy_blind(attack: AnyAttack, observation: Observation, reconstruction: Reconstruction) -> float:
     """The energy of a plain grey image under the labels that the attack found."""
-    return energy_at(attack, seen, grey(seen, len(found.labels)), found.labels, found)
+    return energy_at(
+        attack, observation, grey(observation, len(reconstruction.labels)), reconstruction.labels, reconstruction
+    )
 
 
-def clipped(images: Tensor, seen: Observation) -> Tensor:
+def in_pixel_range(images: Tensor, observation: Observation) -> Tensor:
     """Reconstructed pixels inside the range that the adversary knows them to lie in; NaN stays NaN.
 
     Scored are the images as an adversary would show them. Figures in papers are often taken without this.
     """
-    return images.detach().cpu().clamp(seen.knows.low, seen.knows.high)
+    return images.detach().cpu().clamp(observation.knows.low, observation.knows.high)
 
 
-def grey(seen: Observation, count: int) -> Tensor:
+def grey(observation: Observation, count: int) -> Tensor:
     """The mean colour of the data, everywhere: the best guess without a message.  # (count, c, h, w)"""
-    knows = seen.knows
-    device = next(iter(seen.update.values())).device
+    knows = observation.knows
+    device = next(iter(observation.update.values())).device
     pixels = knows.whitening.unwhiten(torch.zeros(count, *knows.shape, device=device))
     return pixels.clamp(knows.low, knows.high)
 
@@ -104,15 +108,17 @@ def decoys(images: Tensor) -> list[Tensor]:
     high, low = images.max(), images.min()
     inverted = high + low - images
     half = (images.shape[-2] // 2, images.shape[-1] // 2)
-    made = [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
+    transformed = [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
     contrast = float((images - images.mean(dim=(-2, -1), keepdim=True)).square().mean())
-    return [other for other in made if float((other - images).square().mean()) > OTHER * contrast]
+    return [other for other in transformed if float((other - images).square().mean()) > OTHER * contrast]
 
 
-def energy_at(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
+def energy_at(
+    attack: AnyAttack, observation: Observation, images: Tensor, labels: Tensor, like: Reconstruction
+) -> float:
     """The energy of given images under an attack; the operator's unknowns end where they do in `like`."""
-    device = next(iter(seen.update.values())).device
-    return attack.energy_of(seen, images.to(device), labels.to(device), like)
+    device = next(iter(observation.update.values())).device
+    return attack.energy_of(observation, images.to(device), labels.to(device), like)
 
 
 def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
@@ -169,10 +175,10 @@ def likeness(images: Tensor, originals: Tensor) -> list[float]:
     """
     if not len(images):
         return [0.0] * len(originals)
-    found = torch.cat([_spectra(images.flip(mirror)) for mirror in MIRRORS])
+    spectra = torch.cat([_spectra(images.flip(mirror)) for mirror in MIRRORS])
     # The correlation at every offset at once [the correlation theorem].
-    moved = (torch.fft.ifft2((found.conj() * true).sum(dim=1)).real for true in _spectra(originals))
-    return [float(each.abs().max()) for each in moved]
+    by_original = (torch.fft.ifft2((spectra.conj() * true).sum(dim=1)).real for true in _spectra(originals))
+    return [float(correlations.abs().max()) for correlations in by_original]
 
 
 def _spectra(images: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedglass.audit.protection import together
+from fedglass.audit.protection import merge_by_client
 from fedglass.audit.public import Public
 from fedglass.checks.claim import Claim
 from fedglass.core.errors import UsageError
@@ -23,11 +23,11 @@ from fedglass.federation.truth import Examples, Truth, Truths
 from fedglass.federation.views import Knows, Named, Seen, Together, View
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 
-Said = Callable[[int, int], None]
+RoundProgress = Callable[[int, int], None]
 """Callback that receives the number of finished rounds and of all rounds."""
 
 
-Present = Callable[[int], Sequence[Participant]]
+ParticipantsOfRound = Callable[[int], Sequence[Participant]]
 """Function from a round to its participants."""
 
 
@@ -87,7 +87,7 @@ class Target:
 
 
 def coverage_doubts(
-    seen: Seen,
+    view_result: Seen,
     truth: Truth | None,
     participants: Sequence[Participant],
     *,
@@ -100,8 +100,8 @@ def coverage_doubts(
     `participants` are the clients behind the message, `extra_payload` the names of what they sent in addition to the
     model's arrays. A network may put anything into buffers of its own, which no attack reads.
     """
-    observation = seen.observation
-    if _batch_statistics(seen, participants):
+    observation = view_result.observation
+    if _batch_statistics(view_result, participants):
         yield doubt(Kind.STATISTICS_SENT)
     if unaudited_clients:
         yield doubt(Kind.CLIENTS_NOT_AUDITED, clients=[repr(name) for name in unaudited_clients])
@@ -137,7 +137,7 @@ class Pending(Protocol):
 
 
 @dataclass(frozen=True)
-class Unseen:
+class MissingTarget:
     """A target that turned out not to exist, such as an aggregate into which the rule let no client."""
 
     why: str
@@ -199,24 +199,26 @@ class Source(Protocol):
         """Refuse what could only fail after the training; then yield what will be seen, except its entries."""
         ...
 
-    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Pending]:
+    def targets(self, progress: RoundProgress, answers: Answers = one_by_one) -> Sequence[Target | Pending]:
         """Return the targets in the order of `infos`; `answers` trains the clients that are simulated for them."""
         ...
 
 
-def infos_of(name: str, views: Iterable[View], clients: Sequence[str], present: Present) -> list[TargetInfo]:
+def target_infos(
+    name: str, views: Iterable[View], clients: Sequence[str], present: ParticipantsOfRound
+) -> list[TargetInfo]:
     """Return the facts about the views' targets; refuse a view that has no identity."""
     prefix, infos = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
         short = view.brief() if isinstance(view, Named) else None
         named = ("", "") if short is None else (prefix + short.name, short.standpoint)
-        words = prefix + view.describe() + (_crowd(view, clients, present) if isinstance(view, PeerView) else "")
-        infos.append(TargetInfo(repr(view), identity, words, view.rounds()[-1] + 1, *named))
+        text = prefix + view.describe() + (_crowd(view, clients, present) if isinstance(view, PeerView) else "")
+        infos.append(TargetInfo(repr(view), identity, text, view.rounds()[-1] + 1, *named))
     return infos
 
 
-def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:
+def _crowd(view: PeerView, clients: Sequence[str], present: ParticipantsOfRound) -> str:
     """Say how many participants could have seen as much as a peer, and how many foreign examples it sees."""
     participants = present(view.round)
     counts = [p.examples for p in participants if p.name != clients[view.client]]
@@ -227,7 +229,7 @@ def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:
     )
 
 
-def further(view: View, behind: Sequence[str], attendance: Attendance, views: Sequence[View] = ()) -> int:
+def further_rounds(view: View, behind: Sequence[str], attendance: Attendance, views: Sequence[View] = ()) -> int:
     """Return the number of further rounds with any of these clients, whose examples stay the same.
 
     Rounds that one of `views` attacks together with this one are audited there. One of the clients is enough:
@@ -241,15 +243,15 @@ def further(view: View, behind: Sequence[str], attendance: Attendance, views: Se
 
 def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:
     """Return the target that one view makes of a transcript, simulated or recorded."""
-    seen, round_ = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
+    view_result, round_ = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
     terms = transcript.terms
-    protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in seen.behind}
+    protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in view_result.behind}
     return Target(
-        seen.observation,
-        None if truths is None else truths.behind(seen.behind, view.rounds()[-1], seen.own),
+        view_result.observation,
+        None if truths is None else truths.behind(view_result.behind, view.rounds()[-1], view_result.own),
         class_names=terms.class_names,
-        defences=None if protected is None else tuple(together(protected)),
-        behind=seen.behind,
+        defences=None if protected is None else tuple(merge_by_client(protected)),
+        behind=view_result.behind,
         participants=tuple(p.name for p in round_.participants),
         kept=round_.kept,
         behaviours=(*terms.behaviours, *_come_back(round_, view.rounds()[-1])),
@@ -265,9 +267,9 @@ def _come_back(round_: Round, index: int) -> list[str]:
     ]
 
 
-def _batch_statistics(seen: Seen, participants: Sequence[Participant]) -> bool:
+def _batch_statistics(view_result: Seen, participants: Sequence[Participant]) -> bool:
     """Return whether BatchNorm trained with the statistics of its batches: as declared, or because they moved."""
     trainings = [p.training for p in participants if p.training is not None]
     used = any(training.batch_norm is BatchNorm.BATCH for training in trainings)
-    normalises = any(isinstance(layer, _BatchNorm) for layer in seen.observation.model.modules())
-    return (used and normalises) or Fact.STATISTICS in seen.observation.facts
+    normalises = any(isinstance(layer, _BatchNorm) for layer in view_result.observation.model.modules())
+    return (used and normalises) or Fact.STATISTICS in view_result.observation.facts

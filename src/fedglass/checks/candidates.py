@@ -16,9 +16,9 @@ from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive, stream
 from fedglass.federation.truth import Examples
 
-LEAST = 20
+LEAST_CANDIDATES = 20
 """Candidates of a record's label below which the game is not played: a rank among fewer says nothing."""
-ENOUGH = 200
+ENOUGH_CANDIDATES = 200
 """Candidates of a record's label below which a rate decides nothing."""
 FEW_RECORDS = 8
 """Records below which ranks decide and no rate: a rate of 7 of 7 still has a lower limit of .59."""
@@ -71,23 +71,23 @@ def draw_candidates(
     Records whose label has too few are left out, as long as others have enough.
     """
     _check(records, pool)
-    left = _shuffled(_usable(records, pool, private), seed, "usable")
+    usable = _shuffled(_usable(records, pool, private), seed, "usable")
     labels = torch.unique(records.labels).tolist()
-    free = {label: left[pool.labels[left] == label][: round(SPREAD * candidates)] for label in labels}
+    free = {label: usable[pool.labels[usable] == label][: round(SPREAD * candidates)] for label in labels}
     most = max(map(len, free.values()))
-    if most < LEAST:
+    if most < LEAST_CANDIDATES:
         raise UsageError(
-            f"The candidate game needs at least {LEAST} different candidates of a record's label, got {most}: give "
-            f"more, {ENOUGH} at least for a verdict."
+            f"The candidate game needs at least {LEAST_CANDIDATES} different candidates of a record's label, got {most}: "
+            f"give more, {ENOUGH_CANDIDATES} at least for a verdict."
         )
-    least = ENOUGH if most >= ENOUGH else LEAST
+    least = ENOUGH_CANDIDATES if most >= ENOUGH_CANDIDATES else LEAST_CANDIDATES
     of_label = {label: rows for label, rows in free.items() if len(rows) >= least}
     played = torch.isin(records.labels, torch.tensor([*of_label])).nonzero().flatten()
-    own = tuple(
+    places = tuple(
         _shuffled(torch.arange(len(of_label[int(records.labels[i])])), seed, "record", i)[:candidates]
         for i in played.tolist()
     )
-    return Draw(_public(records, free, seed), played, of_label, own)
+    return Draw(_public(records, free, seed), played, of_label, places)
 
 
 def _check(records: Examples, pool: Pool) -> None:
@@ -102,9 +102,9 @@ def _check(records: Examples, pool: Pool) -> None:
     if len(pool.images) != len(pool.labels) or len(records.images) != len(records.labels):
         raise UsageError("The candidate game needs one label for each image: give as many labels as images.")
     if not bool(torch.isin(pool.labels, records.labels).any()):
-        known = ", ".join(map(str, torch.unique(records.labels).tolist()))
+        record_labels = ", ".join(map(str, torch.unique(records.labels).tolist()))
         raise UsageError(
-            f"No candidate has one of the records' labels ({known}): give candidates with the same labels."
+            f"No candidate has one of the records' labels ({record_labels}): give candidates with the same labels."
         )
 
 
@@ -121,27 +121,27 @@ def _usable(records: Examples, pool: Pool, private: Sequence[Tensor]) -> Tensor:
     secret = torch.cat([records.images, *private])
     needed = torch.isin(pool.labels, records.labels).nonzero().flatten()
     needed = needed[~shows_one_of(pool.images[needed], secret, SAME_AS_PRIVATE)]
-    found = []
+    rows_by_label = []
     for label in torch.unique(records.labels):
         rows = needed[pool.labels[needed] == label]
-        found.append(rows[is_first(pool.images[rows], SAME_IN_POOL)])
-    return torch.cat(found)
+        rows_by_label.append(rows[is_first(pool.images[rows], SAME_IN_POOL)])
+    return torch.cat(rows_by_label)
 
 
-def shows_one_of(images: Tensor, others: Tensor, correlation: float) -> Tensor:
+def shows_one_of(images: Tensor, references: Tensor, correlation: float) -> Tensor:
     """Return which images show the same as one of the others.  # (n, c, h, w), (m, c, h, w) -> (n,)"""
-    small, against = _small(images), _small(others)
+    small, against = _small(images), _small(references)
     return torch.cat([_same(some, against, correlation).any(1) for some in torch.split(small, BLOCK)])
 
 
 def is_first(images: Tensor, correlation: float) -> Tensor:
     """Return which images show something else than all before them.  # (n, c, h, w) -> (n,)"""
     small = _small(images)
-    found = [torch.zeros(0, dtype=torch.bool)]
+    first_by_block = [torch.zeros(0, dtype=torch.bool)]
     for first in range(0, len(small), BLOCK):
         same = _same(small[first : first + BLOCK], small, correlation)
-        found.append(~same.tril(first - 1).any(1))
-    return torch.cat(found)
+        first_by_block.append(~same.tril(first - 1).any(1))
+    return torch.cat(first_by_block)
 
 
 def _small(images: Tensor) -> Tensor:
@@ -150,12 +150,12 @@ def _small(images: Tensor) -> Tensor:
     return F.adaptive_avg_pool2d(images.float(), (min(SIDE, height), min(SIDE, width))).flatten(1)
 
 
-def _same(left: Tensor, right: Tensor, correlation: float) -> Tensor:
+def _same(first: Tensor, second: Tensor, correlation: float) -> Tensor:
     """Which pairs show the same, by one product of matrices.  # (n, e), (m, e) -> (n, m)"""
-    products, entries = left @ right.T, left.shape[1]
-    squares = [each.square().sum(1) for each in (left, right)]
+    products, entries = first @ second.T, first.shape[1]
+    squares = [images.square().sum(1) for images in (first, second)]
     error = (squares[0][:, None] + squares[1] - 2 * products) / entries
-    means = [each.mean(1) for each in (left, right)]
+    means = [images.mean(1) for images in (first, second)]
     spreads = [
         (square / entries - mean.square()).clamp(min=0).sqrt() for square, mean in zip(squares, means, strict=True)
     ]
@@ -192,7 +192,7 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Game:
+class GameScores:
     """Scores of records, and those of the candidates that each was compared with."""
 
     scores: Numbers  # (r,)
@@ -216,7 +216,7 @@ class Game:
         return tuple(((1 + self.better) / (1 + self.candidates)).tolist())
 
 
-def limits(game: Game, messages: int, seed: int) -> tuple[float, float]:
+def rate_limits(game: GameScores, messages: int, seed: int) -> tuple[float, float]:
     """Return a lower and an upper limit of the rate, each at confidence 1 - 0.05 / messages.
 
     A verdict asks whether the lower one lies above a control's upper one: each is a statement of its own.
@@ -242,10 +242,10 @@ def clopper_pearson(hits: int, trials: int, level: float) -> tuple[float, float]
     return low, float(betaincinv(hits + 1, trials - hits, 1 - level / 2)) if hits < trials else 1.0
 
 
-def chance_of(hits: int, trials: int, chance: float) -> float:
+def binomial_tail(hits: int, trials: int, chance: float) -> float:
     """Return how likely at least so many hits of independent trials are.
 
-    >>> round(chance_of(1, 1, 0.001), 6), chance_of(0, 5, 0.1)
+    >>> round(binomial_tail(1, 1, 0.001), 6), binomial_tail(0, 5, 0.1)
     (0.001, 1.0)
     """
     from scipy.special import betainc
@@ -253,7 +253,7 @@ def chance_of(hits: int, trials: int, chance: float) -> float:
     return float(betainc(hits, trials - hits + 1, chance)) if hits else 1.0
 
 
-def _drawn_rates(game: Game, draws: int, random: np.random.Generator) -> Numbers:
+def _drawn_rates(game: GameScores, draws: int, random: np.random.Generator) -> Numbers:
     """Rates of records drawn again against the best of as many candidates, drawn from the fitted law.  # (draws,)"""
     count = int(game.candidates.max())
     best = np.stack([_drawn_best(pool, count, draws, random) for pool in game.pools], axis=1)  # (draws, groups)

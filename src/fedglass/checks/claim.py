@@ -161,9 +161,9 @@ class Claim:
         return replace(self, clients=tuple(replace(client, protection=protection) for client in self.clients))
 
 
-def participants_of(transcript: Transcript, index: int, seen: Seen) -> list[Participant]:
+def participants_of(transcript: Transcript, index: int, view_result: Seen) -> list[Participant]:
     """Return the clients whose examples are in the message of a recorded round, the adversary's own last."""
-    names = (*seen.behind, *(() if seen.own is None else (seen.own,)))
+    names = (*view_result.behind, *(() if view_result.own is None else (view_result.own,)))
     by_name = {p.name: p for p in transcript.rounds[index].participants}
     return [by_name[name] for name in names]
 
@@ -179,7 +179,7 @@ def has_unnamed_defence(
 def claim_of(
     transcript: Transcript,
     index: int,
-    seen: Seen,
+    view_result: Seen,
     truths: Truths | None,
     protections: Mapping[str, Protection],
 ) -> Claim | None:
@@ -187,7 +187,7 @@ def claim_of(
 
     None where it is not known how a client trained. `protections` are the named defences, by client.
     """
-    participants = participants_of(transcript, index, seen)
+    participants = participants_of(transcript, index, view_result)
     clients = []
     for p in participants:
         if p.training is None:
@@ -202,7 +202,7 @@ def claim_of(
                 p.examples,
             )
         )
-    observation, terms = seen.observation, transcript.terms
+    observation, terms = view_result.observation, transcript.terms
     return Claim(
         observation.model,
         observation.before,
@@ -212,7 +212,7 @@ def claim_of(
         tuple(clients),
         observation.buffers_after,
         round=index,
-        own=int(seen.own is not None),
+        own=int(view_result.own is not None),
         combined_by_mean=len(clients) == 1 or terms.rule in MEANS,
         unnamed_defence=has_unnamed_defence(transcript, participants, protections),
         image_shape=terms.shape,

@@ -132,6 +132,6 @@ def _without(client: ClientClaim, order: Sequence[Sequence[int]], row: int) -> C
     batches = [tuple(i - (i > row) for i in batch if i != row) for batch in order]
     if not all(batches):
         return None
-    others = [i for i in range(len(client.labels)) if i != row]
-    reduced = client.with_examples(client.images[others], client.labels[others])
+    rows = [i for i in range(len(client.labels)) if i != row]
+    reduced = client.with_examples(client.images[rows], client.labels[rows])
     return replace(reduced, order=tuple(batches))

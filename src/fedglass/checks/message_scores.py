@@ -37,7 +37,7 @@ TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
+class ScoredMessage:
     """What the adversary sees: the update, and all that is public about how it was made."""
 
     model: nn.Module
@@ -65,7 +65,7 @@ class _Filter:
 class Scorer:
     """Scores examples against some messages that were sent from the same weights: cosines, after the filter."""
 
-    def __init__(self, message: Message, updates: Sequence[Params], pool: Pool, public: Tensor) -> None:
+    def __init__(self, message: ScoredMessage, updates: Sequence[Params], pool: Pool, public: Tensor) -> None:
         """The first of the updates is the one that was sent; `public` are rows of the pool."""
         self._message, self._pool, self._public = message, pool, public
         self._reader, self.reads_as_trained = _reader(message, self._inputs(public[:AT_ONCE]))
@@ -108,15 +108,15 @@ class Scorer:
         inputs, labels = self._message.whitening.whiten(examples.images.float()), examples.labels
         if not self._reader.mixes:
             return self._scores(*self._reader.read(inputs, labels, self._along))
-        found = []
+        scores = []
         for first in range(0, len(labels), STREWN):
             some = slice(first, first + STREWN)
             places = (torch.arange(AT_ONCE - STREWN) + AT_ONCE * first) % len(self._public)
-            others, other_labels = self._inputs(self._public[places])
-            among = torch.cat([inputs[some], others]), torch.cat([labels[some], other_labels])
+            public_inputs, public_labels = self._inputs(self._public[places])
+            mixed_batch = torch.cat([inputs[some], public_inputs]), torch.cat([labels[some], public_labels])
             count = len(labels[some])
-            found.append(self._scores(*(read[:count] for read in self._reader.read(*among, self._along))))
-        return torch.cat(found, dim=1)
+            scores.append(self._scores(*(read[:count] for read in self._reader.read(*mixed_batch, self._along))))
+        return torch.cat(scores, dim=1)
 
     def _inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the pool as the network is fed with them."""
@@ -134,18 +134,18 @@ class Scorer:
         explained = self._vectors @ (shares * along)
         if self._along:
             common = self._reader.weighted_sum(*self._inputs(self._public), explained)
-            whole, left = update, [u - c for u, c in zip(update, common, strict=True)]
+            sent, remainder = update, [u - c for u, c in zip(update, common, strict=True)]
         else:
-            whole, left = [sketch], [sketch - explained.float() @ self._gradients]
-        size = max(sum(float((u * each).sum()) for u, each in zip(whole, left, strict=True)), TINY) ** 0.5
-        return _Filter([each / size for each in left], shares, weight)
+            sent, remainder = [sketch], [sketch - explained.float() @ self._gradients]
+        size = max(sum(float((u * each).sum()) for u, each in zip(sent, remainder, strict=True)), TINY) ** 0.5
+        return _Filter([each / size for each in remainder], shares, weight)
 
     def _likeliest(self, along: Tensor, update: Sequence[Tensor]) -> float:
         """The weight under which the update is most likely, with the variance that goes with it."""
         entries = self._reader.entries if self._along else min(self._reader.entries, self._reader.places)
-        known = self._squares > ROUNDING**2 * self._squares.sum()
-        squares = self._squares[known]
-        inside = along[known].square() / squares
+        above_rounding = self._squares > ROUNDING**2 * self._squares.sum()
+        squares = self._squares[above_rounding]
+        inside = along[above_rounding].square() / squares
         outside = (sum(float(u.double().square().sum()) for u in update) - inside.sum()).clamp(min=0)
         weights = torch.tensor(WEIGHTS, dtype=squares.dtype) / squares.sum().clamp(min=TINY) * len(self._public)
         spread = 1 + weights[:, None] * squares  # (weights, k)
@@ -158,24 +158,24 @@ class Scorer:
         """# (b, places), (b, messages) -> (messages, b)"""
         along = (sketches @ self._common.T).double().square()  # (b, k)
         square = sketches.square().sum(1).double()
-        found = []
-        for i, each in enumerate(self._filters):
-            left = (square - along @ each.shares).clamp(min=TINY)
-            product = products[:, i] if self._along else (sketches @ each.left[0]).double()
+        scores = []
+        for i, filter_ in enumerate(self._filters):
+            remainder = (square - along @ filter_.shares).clamp(min=TINY)
+            product = products[:, i] if self._along else (sketches @ filter_.left[0]).double()
             # A gradient that is among the public ones explains itself: undone as for one row of a least-squares fit.
-            own = (1 - each.weight * left).clamp(min=ROUNDING) if public else torch.ones_like(left)
-            seen = left > ROUNDING**2 * square
-            found.append(torch.where(seen, product / (left * own).sqrt(), 0.0))
-        return torch.stack(found).float()
+            leverage = (1 - filter_.weight * remainder).clamp(min=ROUNDING) if public else torch.ones_like(remainder)
+            above_rounding = remainder > ROUNDING**2 * square
+            scores.append(torch.where(above_rounding, product / (remainder * leverage).sqrt(), 0.0))
+        return torch.stack(scores).float()
 
 
-def _without_decay(update: Params, message: Message) -> dict[str, Tensor]:
+def _without_decay(update: Params, message: ScoredMessage) -> dict[str, Tensor]:
     """What is sent, turned round to point along gradients; without the weights' direction, where these decay."""
     sent = {name: -update[name].detach().float() for name in message.before}
     if not getattr(message.training.optimiser, "weight_decay", 0.0):
         return sent
     weights = {name: w.detach().float() for name, w in message.before.items()}
-    along, size = (sum(float((w * each[name]).sum()) for name, w in weights.items()) for each in (sent, weights))
+    along, size = (sum(float((w * tensors[name]).sum()) for name, w in weights.items()) for tensors in (sent, weights))
     return {name: sent[name] - along / max(size, TINY) * w for name, w in weights.items()}
 
 
@@ -186,7 +186,7 @@ def _moved(update: Params) -> dict[str, Tensor] | None:
     return {name: (u != 0).float() for name, u in update.items()} if UNMOVED * entries < zeros < entries else None
 
 
-def _reader(message: Message, some: tuple[Tensor, Tensor]) -> tuple[Reader, bool]:
+def _reader(message: ScoredMessage, some: tuple[Tensor, Tensor]) -> tuple[Reader, bool]:
     """One that uses the statistics that the client used, where its layers can be read; and whether it does."""
     buffers = {name: b.float() if b.is_floating_point() else b for name, b in message.buffers.items()}
     for batch_norm in dict.fromkeys((message.training.batch_norm, BatchNorm.FROZEN)):

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedglass.checks.claim import UNPROTECTED, Claim, ClientClaim
 from fedglass.checks.distances import distances, flat
 from fedglass.checks.replay import message_of
-from fedglass.checks.residual import Residual
+from fedglass.checks.residual import NoiseResidual
 from fedglass.checks.rounding_cells import Law, grid_of
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
@@ -84,7 +84,7 @@ def residual_of(
     signal: Tensor | None = None,
     others: Mapping[str, Params] | None = None,
     sent_as_weights: bool | None = None,
-) -> Residual:
+) -> NoiseResidual:
     """Return the message minus a replay without noise, with what its tests need.
 
     `public` and `signal` are directions in which noise must not be missing, `others` messages in which the same noise
@@ -95,7 +95,7 @@ def residual_of(
     before = {name: claim.before[name].cpu() for name in plain}
     if sent_as_weights is None:
         sent_as_weights = grid_of(update.values()) not in (torch.float16, torch.bfloat16)
-    return Residual(
+    return NoiseResidual(
         {name: tensor.double() - plain[name] for name, tensor in update.items()},
         std,
         law,

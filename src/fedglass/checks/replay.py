@@ -129,7 +129,7 @@ def other_trainings(claimed: Training) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayOutcome:
     """The distance between a message and the replay of its claim, and what would explain the message instead."""
 
     residual: float
@@ -200,7 +200,7 @@ def message_of(claim: Claim, order: int, draw: int | None = None) -> list[Tensor
     return total
 
 
-def replay(claim: Claim, seconds: float = SECONDS) -> Replay | None:
+def replay(claim: Claim, seconds: float = SECONDS) -> ReplayOutcome | None:
     """Run the claimed training again and, for some seconds, common mistakes in the claim; None where it is too long."""
     outcome = exact_replay(claim)
     if outcome is None or outcome.explained:
@@ -217,7 +217,7 @@ def replay(claim: Claim, seconds: float = SECONDS) -> Replay | None:
     return outcome
 
 
-def exact_replay(claim: Claim) -> Replay | None:
+def exact_replay(claim: Claim) -> ReplayOutcome | None:
     """Run the claimed training again and compare every entry; None where it is too long."""
     return None if too_long(claim) else _compare(claim)
 
@@ -231,25 +231,25 @@ def _explains(claim: Claim) -> bool:
     return outcome.explained or (outcome.mismatch <= MOST_UNDECIDED and _beyond_rounding(claim).explained)
 
 
-def _beyond_rounding(claim: Claim) -> Replay:
+def _beyond_rounding(claim: Claim) -> ReplayOutcome:
     """Compare the entries that rounding does not decide."""
     replays = [message_of(claim, 0)]
     replays += [message_of(replace(claim, before=nudged(claim.before, i)), 0) for i in range(NUDGED_REPLAYS)]
     message = _message(claim)
-    masks = [undecided(message[i], [each[i] for each in replays], ROUNDING) for i in range(len(message))]
+    masks = [undecided(message[i], [tensors[i] for tensors in replays], ROUNDING) for i in range(len(message))]
     share = sum(int(masks[i].sum()) for i in _moved(claim)) / sum(masks[i].numel() for i in _moved(claim))
     outcome = replace(_compare(claim, masks), undecided=share)
     return outcome if share <= MOST_UNDECIDED else replace(outcome, explained=False)
 
 
-def _compare(claim: Claim, excluded: Sequence[Tensor] = ()) -> Replay:
+def _compare(claim: Claim, excluded: Sequence[Tensor] = ()) -> ReplayOutcome:
     """Compare tensor by tensor: a wrong claim often shows in one of them alone, such as the first layer's.
 
     `excluded` are the entries of each tensor that are not compared.
     """
     message = _message(claim)
     replays = [message_of(claim, order) for order in range(1 if has_fixed_order(claim) else ORDERS)]
-    worst, mismatch, entries = Replay(0.0, ROUNDING, explained=True), 0.0, 0
+    worst, mismatch, entries = ReplayOutcome(0.0, ROUNDING, explained=True), 0.0, 0
     for i in sorted({*_moved(claim), *_expected(claim, replays)}):
         sent, candidates = message[i], [tensors[i] for tensors in replays]
         if excluded:
@@ -277,7 +277,7 @@ def _expected(claim: Claim, replays: Sequence[Sequence[Tensor]]) -> list[int]:
     ]
 
 
-def _compare_tensor(message: Tensor, replays: Sequence[Tensor]) -> Replay:
+def _compare_tensor(message: Tensor, replays: Sequence[Tensor]) -> ReplayOutcome:
     """Compare the distance of one tensor to the nearest replay with the distances between the replays."""
     size = _norm(message) or _norm(replays[0]) or 1.0  # of some entries alone, or of a frozen layer, it may be zero
     residual = min(float((replayed - message).norm()) for replayed in replays) / size
@@ -289,7 +289,7 @@ def _compare_tensor(message: Tensor, replays: Sequence[Tensor]) -> Replay:
     bound = ROUNDING + NEAR * max(spread, default=0.0)
     tolerance = bound * torch.maximum(message.abs(), message.square().mean().sqrt())
     mismatch = min(float((~((replayed - message).abs() <= tolerance)).double().mean()) for replayed in replays)
-    return Replay(residual, bound, math.isfinite(residual) and residual <= bound, mismatch=mismatch)
+    return ReplayOutcome(residual, bound, math.isfinite(residual) and residual <= bound, mismatch=mismatch)
 
 
 def _message(claim: Claim) -> list[Tensor]:

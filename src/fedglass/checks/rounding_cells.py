@@ -44,8 +44,8 @@ def grid_of(sent: Iterable[Tensor]) -> torch.dtype:
     (torch.bfloat16, torch.float16, torch.float32)
     """
     tensors = list(sent)
-    own = torch.promote_types(torch.float32, tensors[0].dtype)
-    return next((t for t in COARSE if all(torch.equal(x.to(own), x.to(t).to(own)) for x in tensors)), own)
+    widest = torch.promote_types(torch.float32, tensors[0].dtype)
+    return next((t for t in COARSE if all(torch.equal(x.to(widest), x.to(t).to(widest)) for x in tensors)), widest)
 
 
 def cell(sent: Tensor, dtype: torch.dtype) -> tuple[Array, Array]:

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.checks.candidates import (
-    ENOUGH,
+    ENOUGH_CANDIDATES,
     FEW_RECORDS,
     LEVEL,
     SAME_AS_PRIVATE,
     Draw,
-    Game,
+    GameScores,
     Pool,
-    chance_of,
+    binomial_tail,
     draw_candidates,
-    limits,
+    rate_limits,
     shows_one_of,
 )
-from fedglass.checks.message_scores import Message, Scorer
+from fedglass.checks.message_scores import ScoredMessage, Scorer
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, buffers_of, check_update, check_weights, subtract, weights_of
@@ -111,7 +111,7 @@ class _Control:
 
 
 def play(
-    message: Message,
+    message: ScoredMessage,
     records: Examples,
     pool: Pool,
     *,
@@ -136,67 +136,67 @@ def play(
     for sent, row in enumerate(control.stand_ins, start=1):
         scores[sent, row] = -torch.inf  # it is named rightly
     main = _game([_Trial(_at(records, draw.records), draw.own)], scorer, draw, scores)
-    beside = _game(control.trials, scorer, draw, scores) if control.trials else None
-    low, high = limits(main, messages, seed)
-    control_low, control_high = (None, None) if beside is None else limits(beside, messages, seed)
+    control_game = _game(control.trials, scorer, draw, scores) if control.trials else None
+    low, high = rate_limits(main, messages, seed)
+    control_low, control_high = (None, None) if control_game is None else rate_limits(control_game, messages, seed)
     result = GameResult(
         records=len(main.scores),
         candidates=int(main.candidates.min()),
         top1=main.rate,
         low=low,
         high=high,
-        control_top1=None if beside is None else beside.rate,
+        control_top1=None if control_game is None else control_game.rate,
         control_low=control_low,
         control_high=control_high,
         control=control.kind,
         rank_p=main.rank_p,
-        control_rank_p=() if beside is None else beside.rank_p,
+        control_rank_p=() if control_game is None else control_game.rank_p,
         scores=tuple(main.scores.tolist()),
-        control_scores=() if beside is None else tuple(beside.scores.tolist()),
+        control_scores=() if control_game is None else tuple(control_game.scores.tolist()),
         candidate_quantiles=_quantiles(scores[0, rows]),
         statistic=scorer.statistic,
         directions=scorer.directions,
         public=len(draw.public),
-        same_source=pool.same_source and (beside is None or beside.rate <= max_singling_out),
+        same_source=pool.same_source and (control_game is None or control_game.rate <= max_singling_out),
         low_power=len(draw.public) < LOW_POWER or not scorer.reads_as_trained,
     )
     return replace(result, doubts=_doubts(result), exposed_by=_exposed_by(result, max_singling_out, messages))
 
 
-def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> Game:
+def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> GameScores:
     """The scores of all trials, beside those of the candidates of the same label and message."""
     pools: dict[tuple[int, int], Tensor] = {}
-    found, groups, counts, better = [], [], [], []
+    example_scores, groups, counts, better = [], [], [], []
     for trial in trials:
         own_scores = scorer.of_examples(trial.examples)[trial.message].tolist()
-        for score, label, own in zip(own_scores, trial.examples.labels.tolist(), trial.own, strict=True):
+        for score, label, places in zip(own_scores, trial.examples.labels.tolist(), trial.own, strict=True):
             compared = pools.setdefault((label, trial.message), scores[trial.message, draw.of_label[label]])
-            found.append(score)
+            example_scores.append(score)
             groups.append([*pools].index((label, trial.message)))
-            counts.append(len(own))
-            better.append(int((compared[own] >= score).sum()))
-    arrays = [each.double().numpy() for each in pools.values()]
-    return Game(np.array(found), np.array(groups), arrays, np.array(counts), np.array(better))
+            counts.append(len(places))
+            better.append(int((compared[places] >= score).sum()))
+    arrays = [pool_scores.double().numpy() for pool_scores in pools.values()]
+    return GameScores(np.array(example_scores), np.array(groups), arrays, np.array(counts), np.array(better))
 
 
 def _doubts(result: GameResult) -> tuple[str, ...]:
-    found = {
-        "few_candidates": result.candidates < ENOUGH,
+    holds_by_name = {
+        "few_candidates": result.candidates < ENOUGH_CANDIDATES,
         "other_domain": not result.same_source,
         "no_control": not result.control,
         "low_power": result.low_power,
     }
-    return tuple(name for name, holds in found.items() if holds)
+    return tuple(name for name, holds in holds_by_name.items() if holds)
 
 
 def _exposed_by(result: GameResult, allowed: float, messages: int) -> str:
     """Whether records are singled out more often than is allowed and than those that were not trained on."""
-    if result.control_high is None or result.candidates < ENOUGH or not result.same_source:
+    if result.control_high is None or result.candidates < ENOUGH_CANDIDATES or not result.same_source:
         return ""
     if result.records >= FEW_RECORDS:
         return "rate" if result.low > max(allowed, result.control_high) else ""
     named = sum(p <= RARE for p in result.rank_p)
-    by_chance = chance_of(named, result.records, RARE)
+    by_chance = binomial_tail(named, result.records, RARE)
     control_named = any(p <= RARE for p in result.control_rank_p)
     return "rank" if by_chance <= LEVEL / messages and result.top1 > allowed and not control_named else ""
 
@@ -206,7 +206,7 @@ def _quantiles(scores: Tensor) -> tuple[float, ...]:
 
 
 def _control(
-    message: Message,
+    message: ScoredMessage,
     records: Examples,
     pool: Pool,
     draw: Draw,
@@ -218,29 +218,29 @@ def _control(
         return _held_out(records, held_out, draw, seed)
     if counterfactual is None:
         return _Control()
-    found = (
+    control = (
         _halves(records, draw, counterfactual, seed)
         if len(records.labels) > 1
         else _stand_ins(message, records, pool, draw, seed)
     )
-    sound = all(update and all(bool(u.isfinite().all()) for u in update.values()) for update in found.updates)
-    return found if sound else _Control()
+    sound = all(update and all(bool(u.isfinite().all()) for u in update.values()) for update in control.updates)
+    return control if sound else _Control()
 
 
 def _held_out(records: Examples, held_out: Examples, draw: Draw, seed: int) -> _Control:
     """Records of the same origin, without those that show what was trained on."""
-    other = ~shows_one_of(held_out.images, records.images, SAME_AS_PRIVATE)
-    known = torch.isin(held_out.labels, torch.tensor([*draw.of_label]))
-    rows = (other & known).nonzero().flatten()
+    untrained = ~shows_one_of(held_out.images, records.images, SAME_AS_PRIVATE)
+    has_candidates = torch.isin(held_out.labels, torch.tensor([*draw.of_label]))
+    rows = (untrained & has_candidates).nonzero().flatten()
     if not len(rows):
         return _Control()
     chosen = rows[torch.randperm(len(rows), generator=stream(seed, "held out"))[:MOST_CONTROLS]]
     examples, most = _at(held_out, chosen), max(map(len, draw.own))
-    own = [
+    places = [
         torch.randperm(len(draw.of_label[label]), generator=stream(seed, "held out", i))[:most]
         for i, label in enumerate(examples.labels.tolist())
     ]
-    return _Control("held_out", trials=[_Trial(examples, own)])
+    return _Control("held_out", trials=[_Trial(examples, places)])
 
 
 def _halves(records: Examples, draw: Draw, counterfactual: Counterfactual, seed: int) -> _Control:
@@ -255,15 +255,15 @@ def _halves(records: Examples, draw: Draw, counterfactual: Counterfactual, seed:
     return _Control("counterfactual", trials=[trial for trial in trials if trial.own], updates=updates)
 
 
-def _stand_ins(message: Message, records: Examples, pool: Pool, draw: Draw, seed: int) -> _Control:
+def _stand_ins(message: ScoredMessage, records: Examples, pool: Pool, draw: Draw, seed: int) -> _Control:
     """The only record against messages of other examples of its label."""
     rows = draw.of_label[int(records.labels[0])][:STAND_INS].tolist()
-    updates = [replayed(message, _at(pool, torch.tensor([row])), seed) for row in rows]
+    updates = [counterfactual_update(message, _at(pool, torch.tensor([row])), seed) for row in rows]
     trials = [_Trial(records, draw.own, sent) for sent in range(1, 1 + len(rows))]
     return _Control("counterfactual", trials=trials, updates=updates, stand_ins=rows)
 
 
-def replayed(message: Message, examples: Examples, seed: int = 0) -> dict[str, Tensor]:
+def counterfactual_update(message: ScoredMessage, examples: Examples, seed: int = 0) -> dict[str, Tensor]:
     """Return what the declared training would have sent for these examples, with noise of its own.
 
     Empty where the training is too long.
@@ -317,28 +317,28 @@ def singling_out(
     same origin that were not trained on, and `number` is how many of them each record is compared with. Without
     `held_out` records, the declared training is played again on each half of the records as a control.
     """
-    known, start = _examples(records), weights_of(model) if before is None else before
+    trained_on, start = _examples(records), weights_of(model) if before is None else before
     if (after is None) == (update is None):
         raise UsageError("singling_out needs either `after` or `update`: give one of them.")
     sent = subtract(after, start) if after is not None else update
     assert sent is not None
-    plain = Whitening((0.0,) * known.images.shape[1], (1.0,) * known.images.shape[1])
-    message = Message(
+    plain = Whitening((0.0,) * trained_on.images.shape[1], (1.0,) * trained_on.images.shape[1])
+    message = ScoredMessage(
         model, start, buffers_of(model) if buffers is None else buffers, sent, training, whitening or plain, noise_std
     )
-    given = _examples(candidates)
+    pool = _examples(candidates)
     return play(
         message,
-        known,
-        Pool(given.images, given.labels, same_source),
+        trained_on,
+        Pool(pool.images, pool.labels, same_source),
         max_singling_out=max_singling_out,
         messages=messages,
         candidates=number,
-        counterfactual=lambda rows: replayed(message, _at(known, rows), seed),
+        counterfactual=lambda rows: counterfactual_update(message, _at(trained_on, rows), seed),
         held_out=None if held_out is None else _examples(held_out),
         seed=seed,
     )
 
 
-def _examples(given: Labelled) -> Examples:
-    return given if isinstance(given, Examples) else Examples(*given)
+def _examples(examples: Labelled) -> Examples:
+    return examples if isinstance(examples, Examples) else Examples(*examples)

@@ -27,7 +27,7 @@ from fedglass.core.rng import derive
 from fedglass.core.tensors import Params
 from fedglass.execution.machine import one_thread
 from fedglass.guard.outbound import Outbound, Protected
-from fedglass.guard.quick_attack import attacks_for, read
+from fedglass.guard.quick_attack import attacks_for, run_attacks
 from fedglass.guard.report import CheckResult, Clock, OutOfTime, Reason
 from fedglass.verdict.gate import Gate
 
@@ -102,7 +102,7 @@ def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> 
     attacks = attacks_for(request.out) if request.attacks is None else request.attacks
     if not attacks:
         return result
-    best = read(request.out, attacks, request.gate, request.starts, request.seed, clock)
+    best = run_attacks(request.out, attacks, request.gate, request.starts, request.seed, clock)
     if best is None:
         raise OutOfTime
     return replace(
@@ -184,11 +184,11 @@ def decoys_of(out: Outbound, count: int, seed: int) -> Iterator[Tensor]:
     """
     knows, true_images = out.seen().knows, {_bytes(image) for image in out.inputs}
     unused = [] if out.others is None else [image for image in out.others if _bytes(image) not in true_images]
-    others = out.colours.unwhiten(torch.stack(unused)).clamp(0, 1) if unused else None
+    pixels = out.colours.unwhiten(torch.stack(unused)).clamp(0, 1) if unused else None
     used = set[bytes]()
     for i in range(count):
         decoy_seed = derive(seed, "singled out", i)
-        images = decoy_images(knows, others, decoy_seed)
+        images = decoy_images(knows, pixels, decoy_seed)
         if _bytes(images) in used:
             images = decoy_images(knows, None, decoy_seed)
         used.add(_bytes(images))

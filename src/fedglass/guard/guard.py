@@ -26,8 +26,8 @@ from fedglass.guard.outbound import (
     loses_precision,
     static_checks,
 )
-from fedglass.guard.report import Counts, GuardReport, Memory, Policy, Reason
-from fedglass.guard.runners import Runner, SubprocessRunner, failed
+from fedglass.guard.report import GuardCounts, GuardMemory, GuardReport, Policy, Reason
+from fedglass.guard.runners import Runner, SubprocessRunner, failed_checks
 from fedglass.guard.watched import trained
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
@@ -74,7 +74,7 @@ class Guard:
     """Between pixels and the network's inputs; None takes each channel's range."""
     runner: Runner = field(default_factory=SubprocessRunner)
     seed: int = 0
-    memory: Memory = field(default_factory=Memory, repr=False)
+    memory: GuardMemory = field(default_factory=GuardMemory, repr=False)
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -95,7 +95,7 @@ class Guard:
         return Protected(self.clip, self.noise_multiplier, self.dpsgd)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> GuardCounts:
         return self.memory.counts
 
     def check(
@@ -137,7 +137,7 @@ class Guard:
             else:
                 report = self._checked(out, distinct, start)
         except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
-            report = GuardReport(self.policy, (Reason.FAULT,), examined=failed(error))
+            report = GuardReport(self.policy, (Reason.FAULT,), examined=failed_checks(error))
         return self.decided(replace(report, seconds=time.monotonic() - start), before, after, update)
 
     def watch(self, *, any_thread: bool = False) -> TrainingReader:
@@ -158,30 +158,36 @@ class Guard:
         try:
             if reader is None:
                 return self.refused(Reason.UNWATCHED)
-            seen = trained(reader, noisy_steps=self.dpsgd is not None)
-            model = unwrapped(seen.model)
-            came, left, moved = (
-                None if arrays is None else under_own_names(arrays, model, seen.untrained)
+            observed = trained(reader, noisy_steps=self.dpsgd is not None)
+            model = unwrapped(observed.model)
+            received, sent_after, sent_update = (
+                None if arrays is None else under_own_names(arrays, model, observed.untrained)
                 for arrays in (before, after, update)
             )
             # As it is loaded: a mean over clients comes with counters of batches that are no whole numbers any more.
             kinds = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-            came = None if came is None else {name: tensor.to(kinds[name]) for name, tensor in came.items()}
+            received = None if received is None else {name: tensor.to(kinds[name]) for name, tensor in received.items()}
         except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
-            return self.decided(GuardReport(self.policy, (Reason.UNWATCHED,), examined=failed(error)))
-        if came is None or (left is None) == (moved is None) or set(left or moved or ()) != set(came):
+            return self.decided(GuardReport(self.policy, (Reason.UNWATCHED,), examined=failed_checks(error)))
+        if (
+            received is None
+            or (sent_after is None) == (sent_update is None)
+            or set(sent_after or sent_update or ()) != set(received)
+        ):
             return self.refused(Reason.STRUCTURE)
         # What is not trained and does not travel is here as it was.
-        rest = {name: p.detach() for name, p in model.named_parameters() if name not in came}
+        untrained = {name: p.detach() for name, p in model.named_parameters() if name not in received}
         return self.check(
             model,
-            {**came, **rest},
-            after=None if left is None else {**left, **rest},
-            update=None if moved is None else {**moved, **{name: 0 * tensor for name, tensor in rest.items()}},
-            examples=seen.examples,
-            labels=seen.labels,
-            training=seen.training,
-            batches=seen.batches,
+            {**received, **untrained},
+            after=None if sent_after is None else {**sent_after, **untrained},
+            update=None
+            if sent_update is None
+            else {**sent_update, **{name: 0 * tensor for name, tensor in untrained.items()}},
+            examples=observed.examples,
+            labels=observed.labels,
+            training=observed.training,
+            batches=observed.batches,
             others=others,
             distinct=distinct,
         )
@@ -199,7 +205,7 @@ class Guard:
     ) -> GuardReport:
         """Count and log a report. What is logged are fixed words, since logs may leave the client too."""
         counts, memory = self.memory.counts, self.memory
-        memory.counts = Counts(
+        memory.counts = GuardCounts(
             counts.checked + 1,
             counts.refused + (not report.allowed),
             counts.warned + (report.allowed and not report.sound),
@@ -216,14 +222,14 @@ class Guard:
         return report
 
     def _checked(self, out: Outbound, distinct: int | None, start: float) -> GuardReport:
-        glance = static_checks(out)
-        if glance:
-            return GuardReport(self.policy, glance)
+        static_reasons = static_checks(out)
+        if static_reasons:
+            return GuardReport(self.policy, static_reasons)
         out = out.without_untrained()
-        found = min(_distinct(out), math.inf if distinct is None else distinct)
-        report = GuardReport(self.policy, examples=int(found), norm=out.norm)
+        distinct_examples = min(_distinct(out), math.inf if distinct is None else distinct)
+        report = GuardReport(self.policy, examples=int(distinct_examples), norm=out.norm)
         reasons = [Reason.ALONE] * self.memory.was_alone(out.before)
-        reasons += [Reason.FEW_EXAMPLES] * (found < self.min_examples)
+        reasons += [Reason.FEW_EXAMPLES] * (distinct_examples < self.min_examples)
         reasons += [Reason.TOO_LARGE] * (len(out.labels) > self.max_examples)
         if self.clip is not None and not self.noise_multiplier:
             # With noise on top, what is clipped is told by the replay.

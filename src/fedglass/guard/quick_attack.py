@@ -13,8 +13,8 @@ import torch
 
 from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.audit.assessment import Assessment, Question, assess
-from fedglass.audit.play_attack import isolated
+from fedglass.audit.assessment import Assessment, ScoringContext, assess
+from fedglass.audit.play_attack import isolate
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.rng import derive
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Read:
+class BestRun:
     """What the best start of all attacks shows."""
 
     attack: str
@@ -49,23 +49,23 @@ def attacks_for(out: Outbound) -> dict[str, AnyAttack]:
     return {name: recipe(name, labels=OracleLabels())}
 
 
-def read(
+def run_attacks(
     out: Outbound, attacks: Mapping[str, AnyAttack], gate: Gate, starts: int, seed: int, clock: Clock
-) -> Read | None:
+) -> BestRun | None:
     """Start after start of each attack until one shows an image or the time is over; None if none came to its end."""
-    best: Read | None = None
-    seen, truth = out.seen(), out.truth()
+    best: BestRun | None = None
+    observation, truth = out.seen(), out.truth()
     try:
         for start, (name, attack) in itertools.product(range(starts + 1), attacks.items()):
             run = attack.shortened(FIRST) if start == 0 else attack
-            found = one_run(run, seen, Target(seen, truth), gate, derive(seed, name, start), clock)
-            hits = gate.hits(found.scores)
-            altered = sum(seen and not hit for seen, hit in zip(found.otherwise, hits, strict=True))
-            shown = sum(hits) + gate.partly(found.scores) + altered
-            tally = Read(name, start, shown, _best(found, gate))
+            assessment = one_run(run, observation, Target(observation, truth), gate, derive(seed, name, start), clock)
+            hits = gate.hits(assessment.scores)
+            altered = sum(observation and not hit for observation, hit in zip(assessment.otherwise, hits, strict=True))
+            shown = sum(hits) + gate.partly(assessment.scores) + altered
+            tally = BestRun(name, start, shown, _best(assessment, gate))
             if best is None or (tally.shown, tally.best or 0.0) > (best.shown, best.best or 0.0):
                 best = tally
-            best = Read(best.attack, start, best.shown, best.best)
+            best = BestRun(best.attack, start, best.shown, best.best)
             if shown:
                 break
     except OutOfTime:
@@ -74,15 +74,19 @@ def read(
     return best if best is not None and (best.shown or best.starts) else None
 
 
-def one_run(attack: AnyAttack, seen: Observation, target: Target, gate: Gate, seed: int, clock: Clock) -> Assessment:
+def one_run(
+    attack: AnyAttack, observation: Observation, target: Target, gate: Gate, seed: int, clock: Clock
+) -> Assessment:
     """What one run of an attack shows of the private images."""
-    alone = isolated(seen, attack, CPU)
-    found = attack.run(alone, seed, clock)
+    isolated = isolate(observation, attack, CPU)
+    reconstruction = attack.run(isolated, seed, clock)
     metrics = tuple(dict.fromkeys((*METRICS, gate.metric)))
     assert target.truth is not None, "a guard has the truth"
-    return assess(Question(attack, replace(target, observation=alone), target.truth, found, metrics, seed))
+    return assess(
+        ScoringContext(attack, replace(target, observation=isolated), target.truth, reconstruction, metrics, seed)
+    )
 
 
-def _best(found: Assessment, gate: Gate) -> float | None:
-    known = [v for v in found.scores.values(gate.metric, gate.scale) if v is not None]
-    return gate.scale.best(known) if known else None
+def _best(assessment: Assessment, gate: Gate) -> float | None:
+    finite_scores = [v for v in assessment.scores.values(gate.metric, gate.scale) if v is not None]
+    return gate.scale.best(finite_scores) if finite_scores else None

@@ -48,7 +48,7 @@ SAME = 0.999
 
 
 @dataclass(frozen=True)
-class Counts:
+class GuardCounts:
     """Of this client alone. How many others sent or refused is the server's knowledge, and is not told here."""
 
     checked: int = 0
@@ -61,10 +61,10 @@ class Counts:
 
 
 @dataclass
-class Memory:
+class GuardMemory:
     """The last update that left, and counts."""
 
-    counts: Counts = field(default_factory=Counts)
+    counts: GuardCounts = field(default_factory=GuardCounts)
     before: Params | None = None
     sent: Params | None = None
 
@@ -85,7 +85,7 @@ class Memory:
         if self.before is None or self.sent is None or set(now) < set(self.before):
             return False
         pairs = [(_flat(now[n]) - _flat(before), _flat(self.sent[n])) for n, before in self.before.items()]
-        step, sent = (torch.cat(each) for each in zip(*pairs, strict=True))
+        step, sent = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
         size = float(step.norm() * sent.norm())
         return size > 0 and float(step @ sent) / size >= SAME
 
@@ -204,15 +204,15 @@ class GuardReport:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for the client's own log; what is not a finite number is null."""
-        told: dict[str, Any] = _plain(asdict(self))
-        return {"allowed": self.allowed, **told}
+        fields: dict[str, Any] = _plain(asdict(self))
+        return {"allowed": self.allowed, **fields}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, enum.Enum):
         return value.value
     return None if isinstance(value, float) and not math.isfinite(value) else value

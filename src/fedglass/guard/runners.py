@@ -64,7 +64,7 @@ def _sent(packed: bytes, clock: Clock, answers: Queue[CheckResult]) -> None:
     try:
         answers.put(_asked(packed, clock))
     except Exception as error:  # noqa: BLE001 # whatever it is, the update must not leave
-        answers.put(failed(error))
+        answers.put(failed_checks(error))
 
 
 def _asked(packed: bytes, clock: Clock) -> CheckResult:
@@ -105,9 +105,9 @@ def _told(request: CheckRequest, clock: Clock) -> CheckResult:
     try:
         return run_checks(request, clock.left)
     except Exception as error:  # noqa: BLE001 # whatever it is, the update must not leave
-        return failed(error)
+        return failed_checks(error)
 
 
-def failed(error: BaseException) -> CheckResult:
+def failed_checks(error: BaseException) -> CheckResult:
     """The guard's own failure, which is a reason to refuse."""
     return CheckResult(reasons=(Reason.FAULT,), fault=f"{type(error).__name__}: {error}")

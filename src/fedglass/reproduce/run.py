@@ -11,8 +11,8 @@ from torch import nn
 
 from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import Work, play_unfinished
-from fedglass.audit.public import accuracy, sample
-from fedglass.audit.target import Said
+from fedglass.audit.public import accuracy, sample_examples
+from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 from fedglass.execution.client_training import answers_of
@@ -52,7 +52,7 @@ def untrained(cases: Sequence[TrialCase], directory: Path) -> list[TrialCase]:
 
 
 def trained_network(
-    trial: Trial, directory: Path, progress: Said, answers: Answers = one_by_one
+    trial: Trial, directory: Path, progress: RoundProgress, answers: Answers = one_by_one
 ) -> TrainedNetwork | None:
     """The network after the trial's warm-up, which is trained here where it has no file yet; none without a warm-up."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
@@ -65,7 +65,7 @@ def trained_network(
             model = warmed_up(setup, population, seed, progress, done, weights, answers)
             write_bytes(path, save(model.state_dict()))
         data = population.dataset()
-        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample(data, seed))
+        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample_examples(data, seed))
     return TrainedNetwork(str(path), share)
 
 
@@ -73,7 +73,7 @@ def warmed_up(
     setup: Setup,
     population: Population,
     seed: int,
-    progress: Said,
+    progress: RoundProgress,
     done: int = 0,
     weights: str | None = None,
     answers: Answers = one_by_one,
