@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedglass.attack.own import others_alone
+from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress
 from fedglass.audit.cases import ProbeResult
 from fedglass.audit.play_attack import unusable_state
@@ -62,7 +62,7 @@ class PlayGame:
 
     def _play(self, target: Target, claim: Claim, pool: Examples, seed: int) -> GameResult:
         assert target.truth is not None, "asked before"
-        observation, private = others_alone(replace(target.observation, also=())), target.truth.private
+        observation, private = without_own_update(replace(target.observation, also=())), target.truth.private
         private_claim = replace(claim, clients=claim.private, own=0)
         message = ScoredMessage(
             observation.model,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.decoys import decoy_images
-from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.play_attack import oracle_facts
 from fedglass.checks.claim import Claim
 from fedglass.checks.noise import replayed, residual_of, tensors_with_less_noise

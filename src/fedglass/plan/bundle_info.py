@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fedglass.attack.needs import needs_of
+from fedglass.attack.needs import needs_of, supplies_of
 from fedglass.core.errors import FedglassError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
@@ -65,7 +65,7 @@ def _missing(choice: Choice) -> dict[str, tuple[Fact, ...]]:
     for name in built_in("attacks"):
         attack = recipe(name)
         # All unknowns hang on it, unless an attack searches for it.
-        needed = needs_of(attack) | (set() if Fact.EXAMPLES in getattr(attack, "supplies", ()) else {Fact.EXAMPLES})
+        needed = needs_of(attack) | (set() if Fact.EXAMPLES in supplies_of(attack) else {Fact.EXAMPLES})
         lacking = {fact for facts in known for fact in needed - facts}
         found[name] = tuple(sorted(lacking, key=list(Fact).index))
     return found

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import os
-import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +16,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.files import locked, open_file
 from fedglass.recordings.format import ArrayFacts, Held
-
-if sys.platform != "win32":
-    import fcntl
 
 # Named arrays on their way to a file and back: in order, of plain types, no pickle.
 
@@ -80,87 +75,59 @@ def stored(tensors: Mapping[str, Tensor], file: str, form: Form) -> tuple[bytes,
     return data, Held(file=file, sha256=digest, bytes=len(data), form=form, arrays=arrays)
 
 
-CHUNK = 2**20
-
-
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A descriptor of a plain file; links, folders and pipes are refused, and nothing is waited for."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+def _opened(path: Path, limit: int | None = None) -> Iterator[BufferedReader]:
+    """Open a file of a bundle; what is wrong with it becomes a DataError."""
     try:
-        fd = os.open(path, flags)
+        with open_file(path, limit=limit) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing: the bundle is incomplete; copy all of it, or record it again.") from error
+    except PermissionError as error:
+        raise DataError(
+            f"Cannot read {path}: {error.strerror}; only the user who recorded it may, ask that one for a copy."
+        ) from error
     except OSError as error:
-        raise DataError(_why_not(path, error)) from error
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise DataError(f"{path} is no plain file: restore the bundle from where it was recorded.")
-        yield fd
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}; copy the bundle again.") from error
-    finally:
-        os.close(fd)
-
-
-def _why_not(path: Path, error: OSError) -> str:
-    if error.errno == errno.ENOENT:
-        return f"{path} is missing: the bundle is not whole; copy all of it, or record it again."
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return f"Cannot read {path}: {error.strerror}; only the user who recorded it may, ask that one for a copy."
-    if error.errno in (errno.ELOOP, errno.EMLINK):
-        return f"{path} is a link, expected the file itself: copy the bundle with its files."
-    return f"Cannot read {path}: {error.strerror}; name the folder of a bundle."
+        raise DataError(f"Cannot read {path}: {error.strerror}; copy the bundle again with all its files.") from error
 
 
 def contents(path: Path, *, most: int) -> bytes:
-    """All bytes of a file that has no more than so many."""
-    with opened(path) as fd:
-        length = os.fstat(fd).st_size
-        if length > most:
-            raise DataError(f"{path} has {length} bytes, expected at most {most}: it is another file.")
-        return b"".join(_chunks(fd, most))
+    """Return the bytes of a file that has no more than `most`."""
+    with _opened(path, most) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
 
 
 def exact_contents(path: Path, length: int, sha256: str) -> bytes:
-    """The bytes of a file whose length and digest are known."""
-    with opened(path) as fd:
-        _check_length(path, fd, length)
-        data = b"".join(_chunks(fd, length))
+    """Return the bytes of a file after a check of its length and its digest."""
+    with _opened(path) as file:
+        _check_length(path, file, length)
+        data = file.read(length)
     _check_digest(path, hashlib.sha256(data).hexdigest(), sha256)
     return data
 
 
 def check_contents(path: Path, length: int, sha256: str) -> None:
-    """The same check without keeping the bytes."""
-    digest = hashlib.sha256()
-    with opened(path) as fd:
-        _check_length(path, fd, length)
-        for chunk in _chunks(fd, length):
-            digest.update(chunk)
-    _check_digest(path, digest.hexdigest(), sha256)
+    """Check the length and the digest of a file without keeping its bytes."""
+    with _opened(path) as file:
+        _check_length(path, file, length)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    _check_digest(path, digest, sha256)
 
 
-def _check_length(path: Path, fd: int, length: int) -> None:
-    found = os.fstat(fd).st_size
-    if found != length:
+def _check_length(path: Path, file: BufferedReader, expected: int) -> None:
+    length = os.fstat(file.fileno()).st_size
+    if length != expected:
         raise DataError(
-            f"{path} has {found} bytes, expected {length}: it was cut short or exchanged; copy the bundle again."
+            f"{path} has {length} bytes, expected {expected}: it was cut short or exchanged; copy the bundle again."
         )
 
 
-def _check_digest(path: Path, found: str, expected: str) -> None:
-    if found != expected:
+def _check_digest(path: Path, digest: str, expected: str) -> None:
+    if digest != expected:
         raise DataError(
             f"{path} is not the file that was recorded (other SHA-256): it is damaged or was exchanged; copy the "
             "bundle again."
         )
-
-
-def _chunks(fd: int, most: int) -> Iterator[bytes]:
-    """Up to so many bytes and one more, lest a file that grows is read for ever."""
-    left = most + 1
-    while left > 0 and (chunk := os.read(fd, min(CHUNK, left))):
-        left -= len(chunk)
-        yield chunk
 
 
 # One writer at a time in a folder: others wait, in this process and in every other.
@@ -169,16 +136,12 @@ def _chunks(fd: int, most: int) -> Iterator[bytes]:
 LOCK = ".lock"
 
 
-@contextlib.contextmanager
+@contextmanager
 def waiting(folder: Path) -> Iterator[None]:
     """Hold the folder; the system lets go of it when the process ends, however that happens."""
-    try:
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error
-    try:
-        if sys.platform != "win32":
-            fcntl.flock(fd, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / LOCK))
+        except OSError as error:
+            raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error
         yield
-    finally:
-        os.close(fd)
