@@ -127,8 +127,8 @@ def independent(kind: Kind) -> AnyAttack:
 def line(kind: Kind, out: Outbound, spent: float) -> dict[str, Any]:
     told: dict[str, Any] = {"kind": kind.name, "examples": len(out.labels), "training": spent}
     if not kind.what:
-        seen = out.seen()
-        found = one_run(independent(kind), seen, Target(seen, out.truth()), Gate(), 1, Clock(1e6))
+        seen = out.observation()
+        found = one_run(independent(kind), Target(seen, out.truth()), Gate(), 1, Clock(1e6))
         told |= {"recovered": any(found.recovered)}
     for name, options in (("guard", {}), ("attack alone", {"false_alarms": 0.0})):
         if options and told["guard"]["reasons"] != ["singled out"]:

@@ -64,7 +64,7 @@ def claim(*releases: Release, training: Training = ONE, count: int = 3, own: int
         ClientClaim(training, Examples(images[some], labels[some]), Protection(release=release))
         for some, release in zip(rows, releases, strict=True)
     )
-    return Claim(model, weights_of(model), buffers_of(model), {}, PLAIN, clients, own=own, **told)  # type: ignore[arg-type]
+    return Claim(model, weights_of(model), buffers_of(model), {}, PLAIN, clients, own_clients=own, **told)  # type: ignore[arg-type]
 
 
 def bound(*claims: Claim) -> MessageBound:

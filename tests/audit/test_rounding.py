@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from fedglass.audit.check_message import message_doubts
 from fedglass.audit.target import Target
 from fedglass.checks.claim import Claim, ClientClaim
-from fedglass.checks.replay import MOST_UNDECIDED, exact_replay, replay
+from fedglass.checks.replay import exact_replay, replay
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.tensors import buffers_of, weights_of
+from fedglass.core.thresholds import MOST_UNDECIDED
 from fedglass.core.types import BatchNorm, Knowledge, Observation, Training, Whitening
 from fedglass.federation.truth import Examples
 from fedglass.verdict.doubts import Kind

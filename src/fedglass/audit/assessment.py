@@ -1,6 +1,13 @@
-"""What may be said of a reconstruction: its scores beside what guesses reach, and its energy beside the truth's.
+"""The assessment of a reconstruction: its scores against blind guesses, and its energy against the truth's.
 
-Everything here may look at the truth, and nothing of it reaches an attack. No gate is asked: a record holds figures.
+Everything here may look at the truth, and nothing of it reaches an attack. No gate is applied: a record holds figures.
+
+Every score is compared with the best blind guess, which needs no message. A guess is paired with the originals as
+freely as a reconstruction, or more so.
+
+A picture that a learned model refined is compared with controls. A model of faces makes a face out of anything, and a
+perceptual metric likes faces. So the refined picture must beat what the same model draws from another picture, and what
+it draws untrained; and it must still be nearest to the true image that the raw picture was nearest to.
 """
 
 from __future__ import annotations
@@ -19,7 +26,6 @@ from fedglass.attack.needs import parts_of
 from fedglass.attack.parts import GeneratesImages, Learned, Refine
 from fedglass.audit.public import Public
 from fedglass.audit.scoring import (
-    OTHER,
     ReconstructionScores,
     blends_of,
     decoys,
@@ -28,23 +34,19 @@ from fedglass.audit.scoring import (
     in_pixel_range,
     match_private,
     score_reconstruction,
-    shown_otherwise,
+    shown_transformed,
 )
 from fedglass.audit.target import Target
 from fedglass.core.rng import stream
 from fedglass.core.scale import scale_of
+from fedglass.core.thresholds import DECOY_CONTRAST
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Examples, Truth
 from fedglass.metrics.catalogue import Scores, score
 from fedglass.metrics.matching import Matching
 from fedglass.verdict.images import ImageScores
 
-# What is reached without the message: every score stands beside the best of these guesses.
-#
-# Everything here may look at the truth. A guess is paired with the originals as freely as a reconstruction, or more so.
-
-
-DEAR = ("lpips",)
+SLOW_METRICS = ("lpips",)
 """Metrics that are not computed for guesses."""
 IMAGINED = "drawings of random codes"
 SAMPLE = 64
@@ -62,7 +64,7 @@ class BlindGuess:
 
 @dataclass(frozen=True, eq=False)
 class BestGuess:
-    """Metric by metric and image by image, what the best guess reaches, and which one that is."""
+    """The best guess for each metric and image: its score and its name."""
 
     values: dict[str, tuple[float, ...]] = field(default_factory=dict)
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -76,7 +78,7 @@ def best_guess(
     public: Public | None,
     attack: object = None,
 ) -> BestGuess:
-    """The best of all guesses; `labels` are those that the attack found."""
+    """Return the best of all guesses; `labels` are those that the attack found."""
     count = len(truth.private.images)
     scored = scored_guesses(observation, truth, labels, metrics, public, attack)
     best = {
@@ -97,8 +99,8 @@ def scored_guesses(
     public: Public | None = None,
     attack: object = None,
 ) -> dict[str, Mapping[str, tuple[float, ...]]]:
-    """Guess -> metric -> what it reaches for each private image."""
-    cheap, private = [name for name in metrics if name not in DEAR], truth.private.images
+    """Return the scores of each guess: guess -> metric -> score of each private image."""
+    cheap, private = [name for name in metrics if name not in SLOW_METRICS], truth.private.images
     tried = guesses(observation, truth, labels, public, attack)
     return {guess.name: score(guess.images, private, cheap, guess.matching).values for guess in tried}
 
@@ -114,11 +116,12 @@ def _best(metric: str, reached: Sequence[tuple[str, float]]) -> tuple[str, float
 def guesses(
     observation: Observation, truth: Truth, labels: Tensor, public: Public | None = None, attack: object = None
 ) -> list[BlindGuess]:
-    """Grey, black, each image's own mean colour, the nearest of the adversary's own, means of public data, and what a
-    decoder draws that the attack uses.
+    """Return the blind guesses.
 
-    The flat colour and the nearest image are chosen by the truth, which makes them the best of their kind. The class
-    means are those of the labels that the attack found, and are matched as a reconstruction is; so are the drawings.
+    They are grey, black, each image's mean colour, the nearest of the adversary's own images, means of public data, and
+    what a decoder that the attack uses draws from random codes. The flat colour and the nearest image are chosen by the
+    truth, which makes them the best of their kind. The class means are those of the labels that the attack found, and
+    are matched as a reconstruction is; so are the drawings.
     """
     private = truth.private.images
     same = Matching(tuple(range(len(private))))
@@ -141,7 +144,7 @@ def guesses(
 
 
 def _imagined(observation: Observation, truth: Truth, attack: object) -> list[BlindGuess]:
-    """What the decoders that an attack uses draw of random codes; one that is used under several rules is one."""
+    """Return what the decoders of an attack draw from random codes; each decoder counts once."""
     decoders = dict.fromkeys(part for part in parts_of(attack) if isinstance(part, GeneratesImages))
     drawn = [part.imagined(observation, len(truth.images), stream(0, "imagined")).cpu() for part in decoders]
     named = [IMAGINED, *(f"{IMAGINED} ({i + 2})" for i in range(len(drawn) - 1))]
@@ -161,7 +164,7 @@ def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[flo
         _means_of_others(pool, torch.zeros_like(pool.labels), rows),
         _means_of_others(pool, pool.labels, rows),
     ]
-    cheap = [name for name in metrics if name not in DEAR]
+    cheap = [name for name in metrics if name not in SLOW_METRICS]
     values = [score(guess, images, cheap, same).values for guess in tried]
     shared = [name for name in cheap if all(name in reached for reached in values)]  # SSIM needs larger images
     columns = {name: zip(*(reached[name] for reached in values), strict=True) for name in shared}
@@ -171,7 +174,7 @@ def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[flo
 
 
 def _means_of_others(pool: Examples, groups: Tensor, rows: Tensor) -> Tensor:
-    """The mean of all other images of the same group; black where there is no other.  # (rows, c, h, w)"""
+    """Return the mean of all other images of the same group; black where there is no other.  # (rows, c, h, w)"""
     kinds, places = torch.unique(groups, return_inverse=True)
     sums = torch.zeros(len(kinds), *pool.images.shape[1:]).index_add_(0, places, pool.images)
     counts = (places.bincount()[places[rows]] - 1).clamp(min=1).view(-1, 1, 1, 1)
@@ -179,23 +182,16 @@ def _means_of_others(pool: Examples, groups: Tensor, rows: Tensor) -> Tensor:
     return means
 
 
-# What a learned refinement does without the image: the controls that a refined picture must beat.
-#
-# A model of faces makes a face out of anything, and a perceptual metric likes faces. So a refined picture is compared
-# with what the same model draws from another picture, and with what it draws untrained; and it must still be nearest to
-# the true image that the raw picture was nearest to.
-
-
 ANOTHER, UNTRAINED = "the refinement of another image", "an untrained model's refinement"
 OTHERS = 3
-"""Other images that each truth is compared with at most; the median of their scores counts."""
+"""Other images that each truth is compared with, at most; the median of their scores counts."""
 
 Figures = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, eq=False)
 class RefinementControls:
-    """What the controls reach, by name and metric and image, and which refined pictures kept their identity."""
+    """The scores of the controls by name, metric and image, and which refined pictures kept their identity."""
 
     values: Mapping[str, Figures] = field(default_factory=dict)
     kept: tuple[bool, ...] = ()
@@ -204,7 +200,7 @@ class RefinementControls:
 def refinement_controls(
     attack: AnyAttack, observation: Observation, reconstruction: Reconstruction, truth: Truth, scores: Scores, seed: int
 ) -> RefinementControls:
-    """The controls of a reconstruction that a learned model refined; none of any other."""
+    """Return the controls of a reconstruction that a learned model refined; none for any other."""
     parts = refinements_of(attack)
     if reconstruction.raw is None or not any(isinstance(part, Learned) for part in parts):
         return RefinementControls()
@@ -237,7 +233,7 @@ def _another(
     names: Sequence[str],
     seed: int,
 ) -> Figures:
-    """The scores of other pictures' refinements against each truth: the median over a few, since two may be alike."""
+    """Return the scores of other pictures' refinements against each truth: the median of a few, as two may be alike."""
     count = len(reconstruction.images)
     if count == 1:
         assert reconstruction.raw is not None, "a refined reconstruction keeps what it was made of"
@@ -260,22 +256,22 @@ def _another(
 
 
 def other_picture(raw: Tensor, observation: Observation) -> Tensor:
-    """A picture to refine in the place of a single one: the adversary's own, or the raw one with its halves swapped.
+    """Return a picture to refine instead of a single one: the adversary's own, or the raw one with its halves swapped.
 
-    One that looks the same with its halves swapped is inverted.  # (1, c, h, w)
+    A picture that looks the same with its halves swapped is inverted.  # (1, c, h, w)
     """
     if observation.own is not None and len(observation.own.images):
         return observation.own.images[:1].to(raw)
     half = (raw.shape[-2] // 2, raw.shape[-1] // 2)
     swapped = raw.roll(half, dims=(-2, -1))
     contrast = float((raw - raw.mean(dim=(-2, -1), keepdim=True)).square().mean())
-    if float((swapped - raw).square().mean()) > OTHER * contrast:
+    if float((swapped - raw).square().mean()) > DECOY_CONTRAST * contrast:
         return swapped
     return observation.knows.high + observation.knows.low - raw
 
 
 def _kept(raw: Tensor, shown: Tensor, truth: Truth, partners: Sequence[int | None]) -> tuple[bool, ...]:
-    """Which refined pictures are nearest to their own true image, or to the one that the raw picture was nearest to."""
+    """Return which refined pictures are nearest to their true image, or to that of the raw picture."""
     private = truth.private.images
     candidates = torch.cat([truth.images, *decoys(private)])
     before, after = _nearest(raw, candidates), _nearest(shown, candidates)
@@ -289,34 +285,34 @@ def _nearest(images: Tensor, candidates: Tensor) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class ScoringContext:
-    """A reconstruction of which something is to be said, and all that is needed for it."""
+    """A reconstruction to be assessed, and everything that is needed for it."""
 
     attack: AnyAttack
     target: Target
     truth: Truth
-    found: Reconstruction
+    reconstruction: Reconstruction
     metrics: tuple[str, ...]
     seed: int
 
     @property
-    def seen(self) -> Observation:
+    def observation(self) -> Observation:
         return self.target.observation
 
 
 @dataclass(frozen=True, eq=False)
 class Assessment:
-    """The answer."""
+    """Scores against truth, guesses and controls."""
 
-    judged: ReconstructionScores
+    truth_scores: ReconstructionScores
     scores: ImageScores
-    otherwise: tuple[bool, ...]
-    """Image by image, whether it is shown in another contrast, as a negative, mirrored or moved."""
+    shown_transformed: tuple[bool, ...]
+    """For each image, whether it is shown in another contrast, as a negative, mirrored or moved."""
     energy_blind: float | None = None
 
 
 def assess(context: ScoringContext, *, played: bool = True) -> Assessment:
-    """Score a reconstruction; where no attack was played, a guess stands in for one, and there are no energies."""
-    observation, reconstruction, truth = context.seen, context.found, context.truth
+    """Score a reconstruction; where no attack was played, a guess replaces it, and there are no energies."""
+    observation, reconstruction, truth = context.observation, context.reconstruction, context.truth
     measured = played and not reconstruction.method and len(reconstruction.images) > 0
     truth_scores = score_reconstruction(
         context.attack if measured else None, observation, reconstruction, truth, context.metrics
@@ -331,6 +327,6 @@ def assess(context: ScoringContext, *, played: bool = True) -> Assessment:
         truth_scores.scores.values, raw, blind.values, blind.names, control.values, control.kept, blends
     )
     versions = [images for images in (reconstruction.images, reconstruction.raw) if images is not None]
-    otherwise = shown_otherwise(torch.cat(versions), truth.private.images)
+    transformed = shown_transformed(torch.cat(versions), truth.private.images)
     energy = energy_blind(context.attack, observation, reconstruction) if measured else None
-    return Assessment(truth_scores, scores, tuple(otherwise), energy)
+    return Assessment(truth_scores, scores, tuple(transformed), energy)

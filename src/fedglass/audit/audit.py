@@ -1,4 +1,8 @@
-"""An audit as a value, and its run: from sources and attacks to records and a verdict."""
+"""An audit as a value, its rehearsal and its run: from sources and attacks to records and a verdict.
+
+The rehearsal refuses what could only fail after the training, or deep in an attack. Nothing is trained or attacked in
+it: the parts of every attack are bound to a message of zeros, and a defence sees two examples.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +43,9 @@ from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Summary, summarise
 
-# How much an audit does beyond what decides quickly.
-
 
 class Effort(enum.Enum):
-    """Attacks that a plan names always run; this is about those that an audit of a recording chooses itself.
+    """The time for attacks that an audit chooses itself; attacks that a plan names always run.
 
     Quick: exact attacks, candidate game and certificate alone. Standard: searches too, until one shows a leak or their
     time is over. Thorough: all of them, without a limit.
@@ -54,7 +56,7 @@ class Effort(enum.Enum):
     THOROUGH = "thorough"
 
     def minutes(self, decided: bool) -> float | None:
-        """Return how long searches may take in all; `decided`: the exit code is settled, and pictures are a bonus."""
+        """Return the minutes for all searches; `decided`: the exit code is settled, and pictures are a bonus."""
         if self is Effort.THOROUGH:
             return None
         if self is Effort.QUICK:
@@ -65,17 +67,13 @@ class Effort(enum.Enum):
         return f"Effort.{self.name}"
 
 
-# A rehearsal of an audit: what could only fail after the training, or deep in an attack, is refused before both.
-#
-# Nothing is trained or attacked. The parts of every attack are bound to a message of zeros, and a defence sees two
-# examples.
-
-
 def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> None:
-    """Refuse the first attack or defence that could not be played, in a sentence that says why."""
+    """Refuse the first attack or defence that could not be played, and say why."""
     for source in sources:
         # Views that differ in the client alone are all alike, unless the client trains in its own way.
-        different = {_told(view_result.observation): view_result.observation for view_result in source.rehearse()}
+        different = {
+            _attack_facts(view_result.observation): view_result.observation for view_result in source.rehearse()
+        }
         for observation in different.values():
             for name, attack in attacks.items():
                 with blaming(f"attack {name!r}"):
@@ -84,32 +82,32 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
 
 
 def _check_dealt(source: Source, attack: AnyAttack) -> None:
-    """Unequal clients are simulated by their own numbers of examples, never by a guess at them."""
+    """Refuse attacks that simulate clients of unknown sizes: they never guess them."""
     if isinstance(source, Recorded) and source.dealt and Fact.CLIENT_SIZES in needs_of(attack):
         raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
 
 
-def _told(observation: Observation) -> tuple[object, ...]:
-    """What an attack's answer may depend on."""
+def _attack_facts(observation: Observation) -> tuple[object, ...]:
+    """Return the facts that an attack's refusal may depend on."""
     knows = observation.knows
     return knows.sizes, knows.training, knows.steps, knows.lr, observation.facts
 
 
 def _try_attack(attack: AnyAttack, observation: Observation) -> None:
-    """Ask the attack what it would refuse, with what it will be told."""
+    """Let the attack check the observation, with the oracle facts that it will be given."""
     attack.check(replace(observation, knows=without_unused_oracles(observation.knows, attack)))
 
 
 CPU = torch.device("cpu")
 IN_PROCESS = InProcess()
 EXACT, GAME, CERTIFICATE = "exact", "singling_out", "certificate"
-"""What every audit does with every message; the first is an attack that a plan may name too."""
+"""Probes of every message in every audit; the first is an attack that a plan may name too."""
 Prepared = Callable[..., list[Work]]
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What is attacked, by which attacks, and how the outcome is judged."""
+    """An audit: its sources, its attacks, and the gate that judges the outcome."""
 
     sources: Sequence[Source]
     attacks: Mapping[str, AnyAttack]
@@ -120,13 +118,13 @@ class Job:
     plan: str | None = None
     """The plan file's text, kept in the audit directory."""
     effort: Effort = Effort.STANDARD
-    """How long attacks of its own choice may take."""
+    """How long attacks that the audit chooses itself may take."""
     chosen: frozenset[str] = frozenset()
-    """The attacks that nobody named and the audit chose itself: they are run only while nothing is decided."""
+    """Attacks that the audit chose itself: they run only while nothing is decided."""
     everything: bool = False
-    """Whether these are run to their end whatever is decided."""
+    """Whether these run to their end even if the verdict is decided."""
     minutes: float | None = None
-    """How long they may take in all; by default as the effort says."""
+    """Minutes that they may take in all; by default those of the effort."""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -157,7 +155,7 @@ class Job:
 
     @cached_property
     def probes(self) -> dict[str, MessageProbe]:
-        """What is done with every message, the cheap and decisive first."""
+        """The probes of every message, the cheap and decisive first."""
         first: dict[str, MessageProbe] = {CERTIFICATE: CheckMessage()}
         if EXACT not in self.attacks:
             first[EXACT] = PlayAttack(recipe(EXACT), self.metrics)
@@ -166,7 +164,7 @@ class Job:
 
     @cached_property
     def cases(self) -> tuple[Case[TargetPlace], ...]:
-        """Every probe of every target, attacks repeated."""
+        """All cases: every probe of every target, attacks repeated."""
         return tuple(enumerate_cases(self.sources, self.probes, self.repeats, self.seed))
 
     @property
@@ -176,13 +174,13 @@ class Job:
 
     @cached_property
     def digest(self) -> str:
-        """The identity of the whole; the gate is no part of it, since it can be judged anew at any time."""
+        """The identity of the audit; the gate is not part of it, since it can be changed at any time."""
         return digest(*(case.key for case in self.cases))
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What an audit came to."""
+    """The result of an audit: its records, its summary and its verdict."""
 
     directory: Path
     verdict: Verdict
@@ -191,7 +189,7 @@ class Result:
 
     @property
     def searches(self) -> list[Record]:
-        """The records of the attacks that were named, without what every audit does of its own."""
+        """The records of the named attacks, without the probes of every audit."""
         return [record for record in self.records if record.attack not in (EXACT, GAME, CERTIFICATE)]
 
 
@@ -265,19 +263,19 @@ def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
 
 @dataclass(eq=False)
 class _Targets:
-    """The messages of the sources, each made when something is first left to do with it."""
+    """The targets of the sources, made when a case first needs them."""
 
     job: Job
-    said: AuditProgress
+    progress: AuditProgress
     executor: Executor
-    made: dict[int, Sequence[Target | Pending]] = field(default_factory=dict)
+    by_source: dict[int, Sequence[Target | Pending]] = field(default_factory=dict)
 
     def of(self, case: Case[TargetPlace]) -> Target | Pending:
-        """Return the target of a case, without what its probe has no use for."""
+        """Return the target of a case, without what its probe does not use."""
         place = case.subject
-        if place.source not in self.made:
-            self.made[place.source] = self._targets(self.job.sources[place.source])
-        target = self.made[place.source][place.target]
+        if place.source not in self.by_source:
+            self.by_source[place.source] = self._targets(self.job.sources[place.source])
+        target = self.by_source[place.source][place.target]
         if not isinstance(target, Target):
             return target
         kind = case.facts["kind"]
@@ -285,17 +283,14 @@ class _Targets:
 
     def _targets(self, source: Source) -> Sequence[Target | Pending]:
         def trained(done: int, total: int) -> None:
-            self.said.trained(source.name, done, total)
+            self.progress.trained(source.name, done, total)
 
         with one_thread():
             return source.targets(trained, answers_of(self.executor))
 
 
-# The threat model of an audit in plain words, before it has run.
-
-
 def threat_model(job: Job) -> list[Section]:
-    """What is protected, who attacks, what the adversary is given, and when the audit fails."""
+    """Return the threat model as sections: what is protected, who attacks with what, and when the audit fails."""
     sections = [section for source in job.sources for section in source.threat()]
     attacks = [f"{name} = {attack!r}" for name, attack in job.attacks.items()]
     drawn = {name: learned for name, attack in job.attacks.items() if (learned := describe_learned(attack))}
@@ -324,7 +319,7 @@ def _judgement(job: Job) -> list[str]:
 
 
 def _cost(job: Job) -> str:
-    """Say what runs beside the attacks that were named."""
+    """Return a sentence about what runs in addition to the named attacks."""
     first = "Exact attacks, the candidate game and the check of each message run first."
     if not job.chosen:
         return first

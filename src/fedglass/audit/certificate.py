@@ -113,7 +113,7 @@ def _affordable(rounds: Sequence[Claim], clients: Sequence[ClientClaim]) -> int:
 
 
 def _messages(claim: Claim, client: ClientClaim, row: int, examples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the message with each example in place of a record.  # (n, d)"""
+    """Return the message with each example as the record.  # (n, d)"""
     sent = torch.empty(len(examples), sum(tensor.numel() for tensor in claim.before.values()))
     for i, (image, label) in enumerate(examples):
         other = replace(claim, clients=(with_record(client, row, image, label),))

@@ -37,7 +37,8 @@ from fedglass.checks.noise import (
     without_noise,
 )
 from fedglass.checks.replay import ORDERS, has_fixed_order, replay, too_long
-from fedglass.checks.residual import SPREAD, refutations, rounding_of, spread_of
+from fedglass.checks.residual import refutations, rounding_of, spread_of
+from fedglass.core.thresholds import REPLAY_SPREAD
 from fedglass.defend.noise_model import NoiseModel
 from fedglass.metrics.catalogue import USUAL
 from fedglass.verdict.doubts import Doubt, Kind, doubt
@@ -61,32 +62,32 @@ class CheckMessage:
 
     @property
     def played(self) -> CheckMessage:
-        """What decides the figures, for the key of a case."""
+        """The probe itself, which decides the figures, for the key of a case."""
         return self
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         unsound = unusable_state(target.observation)
         if unsound is not None:
             return _finding([doubt(unsound)])
-        doubts = [each for each in target.doubts if each.kind is not Kind.NOT_AS_DECLARED]
+        doubts = [doubt_ for doubt_ in target.doubts if doubt_.kind is not Kind.NOT_AS_DECLARED]
         replays: list[dict[str, Any]] = []
         if not target.simulated:
             doubts += message_doubts(target, replays)
         certificate = None
-        claims = [each.claim for each in (target, *target.joint_targets)]
+        claims = [doubt_.claim for doubt_ in (target, *target.joint_targets)]
         if target.truth is None:
             doubts.append(doubt(Kind.NO_TRUTH))
             certificate = _without_truth(target, doubts)
         elif all(claim is not None for claim in claims):
             certificate = _certificate(target, [claim for claim in claims if claim is not None], doubts, seed)
-        elif not any(each.kind is Kind.NOT_REPLAYED for each in doubts):
+        elif not any(doubt_.kind is Kind.NOT_REPLAYED for doubt_ in doubts):
             doubts.append(doubt(Kind.NOT_REPLAYED, why=UNKNOWN))
         guessed = {} if target.pool is None else guessed_public(target.pool, USUAL)
         return _finding(doubts, certificate, blind_public=guessed, extra={"replay": replays} if replays else {})
 
 
 def _finding(doubts: Sequence[Doubt], certificate: Certificate | None = None, **fields: Any) -> ProbeResult:
-    unique = list({each.model_dump_json(): each for each in doubts}.values())
+    unique = list({doubt_.model_dump_json(): doubt_ for doubt_ in doubts}.values())
     return ProbeResult({"kind": "certificate", "doubts": unique, "certificate": certificate, **fields})
 
 
@@ -96,13 +97,13 @@ def message_doubts(target: Target, replays: list[dict[str, Any]] | None = None) 
     The outcomes of replays are appended to `replays`.
     """
     outcomes: list[dict[str, Any]] = [] if replays is None else replays
-    return [each for one in (target, *target.joint_targets) for each in _claim_doubts(one, outcomes)]
+    return [doubt_ for message in (target, *target.joint_targets) for doubt_ in _claim_doubts(message, outcomes)]
 
 
 def _claim_doubts(target: Target, replays: list[dict[str, Any]]) -> Iterator[Doubt]:
     """Yield the doubts whether one recorded message is as claimed."""
     claim, explained = target.claim, False
-    reasons = [str(each.details["found"]) for each in target.doubts if each.kind is Kind.NOT_AS_DECLARED]
+    reasons = [str(doubt_.details["found"]) for doubt_ in target.doubts if doubt_.kind is Kind.NOT_AS_DECLARED]
     if claim is None or not claim.has_truth:
         if target.truth is not None:
             yield doubt(Kind.NOT_REPLAYED, why=" ".join([NO_TRAINING, *target.recorder_caveats]))
@@ -147,7 +148,7 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
     if not all(bool(torch.isfinite(tensor).all()) for update in replays for tensor in update.values()):
         yield doubt(Kind.NOT_AS_DECLARED, found=DIVERGES)
         return
-    if len(replays) > 1 and spread_of(replays, std) > SPREAD:
+    if len(replays) > 1 and spread_of(replays, std) > REPLAY_SPREAD:
         yield doubt(Kind.NOISE_NOT_TESTABLE, why=UNKNOWN_ORDER)
         return
     residual = residual_of(
@@ -164,8 +165,8 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
         return
     refuted = refutations(residual)
     if refuted:
-        tests = dict.fromkeys(each.test.replace("_", " ") for each in refuted)
-        yield doubt(Kind.NOISE_REFUTED, tests=list(tests), p=min(each.p for each in refuted))
+        tests = dict.fromkeys(refutation.test.replace("_", " ") for refutation in refuted)
+        yield doubt(Kind.NOISE_REFUTED, tests=list(tests), p=min(refutation.p for refutation in refuted))
 
 
 def _certificate(target: Target, claims: Sequence[Claim], doubts: list[Doubt], seed: int) -> Certificate | None:
@@ -176,14 +177,14 @@ def _certificate(target: Target, claims: Sequence[Claim], doubts: list[Doubt], s
     pool = usable_pool(claims[0], target.pool)
     bound = bound_of(claims, pool)
     if isinstance(bound, Doubt):
-        if not any(each.kind is Kind.DEFENCE_NOT_NAMED for each in doubts):
+        if not any(doubt_.kind is Kind.DEFENCE_NOT_NAMED for doubt_ in doubts):
             doubts.append(bound)
         return None
     certificate = planned_certificate(bound, target.further)
     if target.further and certificate.success_planned is None:
         doubts.append(doubt(Kind.MORE_ROUNDS, rounds=target.further))
     basis = "construction" if target.simulated else "tested"
-    if any(each.kind is Kind.NOISE_NOT_TESTABLE for each in doubts):
+    if any(doubt_.kind is Kind.NOISE_NOT_TESTABLE for doubt_ in doubts):
         basis = "declared"
     assumptions = {"noise": basis, "training": basis, "unpredictable noise": "declared"}
     if bound.identical:

@@ -1,4 +1,4 @@
-"""What an adversary knows, in plain words for the report and the command line."""
+"""Sentences about what an adversary knows, for the report and the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNKNOWN = "not known"
 
 
 def describe_knowledge(knows: Knowledge) -> dict[str, str]:
-    """Fact -> what the adversary knows of it.
+    """Return the facts by name, each with what the adversary knows of it.
 
     >>> from fedglass.core.types import Whitening
     >>> facts = Knowledge((1, 28, 28), 62, 4, Whitening((0.5,), (0.5,)))
@@ -39,7 +39,7 @@ def describe_knowledge(knows: Knowledge) -> dict[str, str]:
 
 
 def describe_learned(attack: object) -> str:
-    """What the networks have learned from that draw an attack's images; empty where none does.
+    """Return what the networks that draw an attack's images have learned from; empty where none does.
 
     >>> from fedglass.recipes import recipe
     >>> describe_learned(recipe("maliciously_curious_client_published"))
@@ -56,7 +56,7 @@ def _clients(knows: Knowledge) -> str:
 
 
 def _each(knows: Knowledge) -> str:
-    """How many examples each of several clients has, where that is known."""
+    """Return the number of examples of each of several clients, where it is known."""
     if knows.sizes is None:
         return ""
     low, high = min(knows.sizes), max(knows.sizes)
@@ -64,7 +64,7 @@ def _each(knows: Knowledge) -> str:
 
 
 def describe_training(training: Training) -> str:
-    """A client's training in one phrase.
+    """Return a client's training as one phrase.
 
     >>> describe_training(Training(lr=0.1))
     'one SGD step on all examples at learning rate 0.1 (FedSGD)'
@@ -81,7 +81,7 @@ def describe_training(training: Training) -> str:
 
 
 def describe_optimiser(optimiser: object) -> str:
-    """Its name, and its options where they are not the default.
+    """Return the name of an optimiser, and its options where they are not the default.
 
     >>> describe_optimiser(SGD(momentum=0.9, nesterov=True))
     'SGD (momentum 0.9, nesterov)'
@@ -94,7 +94,7 @@ def describe_optimiser(optimiser: object) -> str:
 
 
 def _particulars(training: Training) -> str:
-    """What else is not the default."""
+    """Return what else of a training is not the default."""
     applies_by_text = {
         "batches in file order": not training.shuffle,
         f"gradients clipped at norm {training.clip or 0:g}": training.clip is not None,
@@ -105,7 +105,7 @@ def _particulars(training: Training) -> str:
 
 
 def describe_knows(knows: Knows) -> list[str]:
-    """The optional facts as sentences.
+    """Return the optional facts as sentences.
 
     >>> describe_knows(Knows(training=False))[1]
     "It does not know the clients' learning rate, epochs and batch size."
@@ -120,7 +120,7 @@ def describe_knows(knows: Knows) -> list[str]:
     if (knows.steps or knows.training) and not (knows.training and knows.lr):
         lines.append(f"It knows the number of local steps{', but not the learning rate' if not knows.lr else ''}.")
     if not knows.examples:
-        lines.append("It knows neither how many examples nor how many clients stand behind the message.")
+        lines.append("It knows neither how many examples nor how many clients are behind the message.")
     if not knows.kept:
         lines.append("A peer does not know whose updates got through the rule.")
     if knows.labels:

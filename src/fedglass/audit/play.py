@@ -1,4 +1,4 @@
-"""One case from its target to its record, in whatever process it is given to."""
+"""Playing cases: one case from its target to its record in any process, and all that have no record yet."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.records import Record
 
 UNKNOWN = "unknown"
-"""Whose examples were behind a message that was never seen."""
+"""The client behind a message that was never made."""
 NAMED = 3
 """Clients behind a message that a record names one by one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """All that a worker needs for one case."""
+    """Everything that a worker needs for one case."""
 
     case: Case[Any]
     target: Target | Pending
     device: torch.device
     deadline: float | None = None
-    """When the probe is stopped, in seconds since the epoch; None: never."""
+    """The time at which the probe is stopped, in seconds since the epoch; None: never."""
 
     @property
     def key(self) -> str:
-        """What decides the outcome, the kind of device among it."""
+        """The case and the kind of device, which decide the outcome."""
         return f"{self.case.key} {self.device.type}"
 
 
 @dataclass(frozen=True, eq=False)
 class PlayedCase:
-    """A record, and what is to be saved beside it."""
+    """A record, and the evidence to save with it."""
 
     record: Record
     evidence: Evidence | None = None
@@ -55,7 +55,7 @@ class PlayedCase:
 def play_case(work: Work, progress: Progress) -> PlayedCase:
     """Run one case. A known kind of failure becomes a failed record.
 
-    Time and peak memory are those of the probe alone, without what was done to make its target.
+    Time and peak memory are those of the probe alone, without making its target.
     """
     probe, start = work.case.probe, time.perf_counter()
     try:
@@ -74,7 +74,7 @@ def play_case(work: Work, progress: Progress) -> PlayedCase:
     return PlayedCase(Record.model_validate(fields), finding.evidence)
 
 
-class OutOfTime(Exception):  # no error: the time was used up
+class OutOfTime(Exception):  # not an error: the time was used up
     """The time that searches may take is over."""
 
 
@@ -92,7 +92,7 @@ def _until(deadline: float | None, progress: Progress) -> Progress:
 
 
 def failed_record(work: Work, why: str) -> Record:
-    """The record of a case that could not be played to its end."""
+    """Return the record of a case that failed."""
     target = _of_target(work.target, work.case.probe) if isinstance(work.target, Target) else {"client": UNKNOWN}
     return Record.model_validate({**target, **_known(work), "status": "failed", "error": why})
 
@@ -129,17 +129,14 @@ def _spent(start: float) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "peak_mib": peak_mib(), "finished": when}
 
 
-# Plays the cases that a directory has no finished record of, and keeps what comes of each as it comes.
-
-
 Prepare = Callable[[Sequence[Case[Subject]]], Sequence[Work]]
-"""From what is to be played to what a worker needs for it: where networks are trained that cases share."""
+"""Function from unfinished cases to work: it trains the networks that cases share."""
 
 
 def unfinished_cases(
     cases: Sequence[Case[Subject]], directory: Path, *, cut_short: bool = False
 ) -> list[Case[Subject]]:
-    """The cases without a finished record, each key once; failed ones, and with `cut_short` stopped ones, run again."""
+    """Return cases without a finished record, each key once; failed ones count, and with `cut_short` stopped ones."""
     records = RecordFile(directory / RECORDS).read()
     done = {record.key for record in records if record.status == "done" and not (cut_short and was_cut_short(record))}
     by_key: dict[str, Case[Subject]] = {}
@@ -163,10 +160,10 @@ def play_unfinished(
     *,
     cut_short: bool = False,
 ) -> None:
-    """Play what is unfinished. Records and evidence are on disk before anything else is awaited."""
+    """Play all unfinished cases. Records and evidence are on disk before the next result is awaited."""
     file, todo = RecordFile(directory / RECORDS), unfinished_cases(cases, directory, cut_short=cut_short)
-    whole = len({c.key for c in cases})
-    progress.planned(whole, whole - len(todo))
+    count = len({c.key for c in cases})
+    progress.planned(count, count - len(todo))
     if not todo:
         return
 

@@ -1,4 +1,4 @@
-"""The probe of an audit: an attack is played, judged beside the truth, and flagged."""
+"""The probe that plays an attack: it is given a copy without unused oracles, run, and scored against the truth."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from fedglass.metrics.matching import Matching
 from fedglass.verdict.directory import Reconstructed
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 
-# What an attack is handed: a copy on its device, with oracle facts only where its parts ask for them.
-
 
 def oracle_facts(attack: object) -> frozenset[str]:
-    """The oracle facts that the parts of an attack need, by name.
+    """Return the oracle facts that the parts of an attack need, by name.
 
     >>> from fedglass.attack.labels.given import OracleLabels
     >>> from fedglass.recipes import recipe
@@ -39,7 +37,7 @@ def oracle_facts(attack: object) -> frozenset[str]:
 
 
 def without_unused_oracles(knows: Knowledge, attack: object) -> Knowledge:
-    """The knowledge without the oracle facts that no part of the attack needs: it can not use them unmarked."""
+    """Return the knowledge without the oracle facts that no part of the attack needs: it cannot use them unmarked."""
     needed = needs_of(attack)
     return replace(
         knows,
@@ -49,10 +47,10 @@ def without_unused_oracles(knows: Knowledge, attack: object) -> Knowledge:
 
 
 def isolate(observation: Observation, attack: object, device: torch.device) -> Observation:
-    """The observation as one attack sees it, sharing neither a tensor nor the model with the original.
+    """Return the observation as one attack sees it, sharing neither a tensor nor the model with the original.
 
-    Tensors are copied also where they are on the device already: fresh ones are aligned alike in every
-    process, on which the last bits of a matrix product may depend.
+    Tensors are copied even where they are on the device already. Fresh ones are aligned alike in every process, and the
+    last bits of a matrix product may depend on that.
     """
     knows = without_unused_oracles(observation.knows, attack)
     facts = {field.name: _copied(getattr(knows, field.name), device) for field in fields(Knowledge)}
@@ -64,17 +62,22 @@ def isolate(observation: Observation, attack: object, device: torch.device) -> O
 
 
 def iterations_of(attack: object) -> int | None:
-    """How many iterations the last solver of an attack makes, if it says so."""
+    """Return the number of iterations of the last solver of an attack; None where it has none."""
     while isinstance(attack, BestOf):  # not those of its trials
         attack = attack.attack
     counts = [getattr(part, "iterations", None) for part in parts_of(attack)]
     return next((n for n in reversed(counts) if isinstance(n, int)), None)
 
 
-def _own(own: Own | None, device: torch.device) -> Own | None:
-    if own is None:
+def _own(participant: Own | None, device: torch.device) -> Own | None:
+    if participant is None:
         return None
-    return Own(_copied(own.images, device), _copied(own.labels, device), _copied_all(own.update, device), own.share)
+    return Own(
+        _copied(participant.images, device),
+        _copied(participant.labels, device),
+        _copied_all(participant.update, device),
+        participant.share,
+    )
 
 
 def _copied(value: Any, device: torch.device) -> Any:
@@ -90,7 +93,7 @@ NO_TRUTH = "the true images were not given: look at the pictures"
 
 @dataclass(frozen=True)
 class PlayAttack:
-    """Plays an attack, scores what it found and compares energies."""
+    """The probe that plays an attack, scores its reconstruction and compares energies."""
 
     attack: AnyAttack
     metrics: tuple[str, ...]
@@ -99,7 +102,7 @@ class PlayAttack:
 
     @property
     def played(self) -> AnyAttack:
-        """What decides the figures, for the key of a case."""
+        """The attack, which decides the figures, for the key of a case."""
         return self.attack
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
@@ -109,20 +112,20 @@ class PlayAttack:
         fields = run_fields(self.attack, reconstruction)
         doubts = [*([] if unsound is None else [doubt(unsound)]), *self._doubts(reconstruction)]
         if target.truth is None:
-            return self._unjudged(observation, reconstruction, {**fields, "doubts": [*doubts, doubt(Kind.NO_TRUTH)]})
+            return self._unscored(observation, reconstruction, {**fields, "doubts": [*doubts, doubt(Kind.NO_TRUTH)]})
         if unsound is None and not len(reconstruction.images):
             return ProbeResult({**fields, "doubts": doubts})
         context = ScoringContext(self.attack, target, target.truth, reconstruction, self.metrics, seed)
-        assessed = assess(context, played=unsound is None)
-        fields |= {**_of_truth(assessed, target.truth.private, fields["extra"]), "doubts": doubts}
-        judged = assessed.judged
-        evidence = _evidence(observation, reconstruction, judged.shown, judged.shown_raw, judged.scores.matching)
+        assessment = assess(context, played=unsound is None)
+        fields |= {**_truth_fields(assessment, target.truth.private, fields["extra"]), "doubts": doubts}
+        scored = assessment.truth_scores
+        evidence = _evidence(observation, reconstruction, scored.shown, scored.shown_raw, scored.scores.matching)
         private, names = target.truth.private, target.class_names
         labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
         return ProbeResult(fields, replace(evidence, originals=private.images.numpy(), labels=labels))
 
     def _doubts(self, reconstruction: Reconstruction) -> list[Doubt]:
-        """Return what a reader must know of the run itself."""
+        """Return the doubts about the run itself."""
         oracle = sorted(Fact(name).words for name in oracle_facts(self.attack))
         doubts = [doubt(Kind.ORACLE_USED, facts=oracle)] if oracle else []
         if reconstruction.reasons and not len(reconstruction.images):
@@ -130,7 +133,7 @@ class PlayAttack:
             doubts.append(doubt(Kind.NO_EXACT_METHOD, reasons="; ".join(reasons)))
         return doubts
 
-    def _unjudged(
+    def _unscored(
         self, observation: Observation, reconstruction: Reconstruction, fields: dict[str, Any]
     ) -> ProbeResult:
         skipped = dict.fromkeys(self.metrics, NO_TRUTH)
@@ -150,7 +153,10 @@ def unusable_state(observation: Observation) -> Kind | None:
 
 
 def run_fields(attack: AnyAttack, reconstruction: Reconstruction) -> dict[str, Any]:
-    """What a record says of an attack's run, without the truth; where unknowns ended and what it supposed as JSON."""
+    """Return the fields of a record about an attack's run, without the truth.
+
+    The final unknowns and the supposed training are stored as JSON.
+    """
     return {
         "energy": reconstruction.energy,
         "trace": list(reconstruction.trace),
@@ -174,7 +180,7 @@ def run_fields(attack: AnyAttack, reconstruction: Reconstruction) -> dict[str, A
 def _evidence(
     observation: Observation, reconstruction: Reconstruction, shown: Tensor, raw: Tensor | None, order: Matching
 ) -> Reconstructed:
-    """The images to keep, with the raw ones and the way between them where they were refined."""
+    """Return the images to keep, with the raw ones and the steps between them where they were refined."""
     film = reconstruction.film
     frames = (
         None
@@ -194,32 +200,31 @@ def _evidence(
 
 
 def _guess(observation: Observation) -> Reconstruction:
-    """What remains without a message: grey images under the first class."""
+    """Return a guess without a message: grey images under the first class."""
     n = observation.knows.examples
     return Reconstruction(grey(observation, n), torch.zeros(n, dtype=torch.int64), float("nan"))
 
 
-def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:
-    judged, scores_by_image = assessed.judged, assessed.scores
-    scores, raw = judged.scores, judged.scores_raw
+def _truth_fields(assessment: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:
+    scored, by_image = assessment.truth_scores, assessment.scores
+    scores, raw = scored.scores, scored.scores_raw
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
         "controls": {
-            control: {name: list(values) for name, values in of.items()}
-            for control, of in scores_by_image.controls.items()
+            control: {name: list(values) for name, values in of.items()} for control, of in by_image.controls.items()
         },
-        "identity_kept": list(scores_by_image.kept),
-        "blends": [list(members) for members in scores_by_image.blends] if any(scores_by_image.blends) else [],
-        "shown_otherwise": list(assessed.otherwise),
+        "identity_kept": list(by_image.kept),
+        "blends": [list(members) for members in by_image.blends] if any(by_image.blends) else [],
+        "shown_otherwise": list(assessment.shown_transformed),
         "skipped_metrics": dict(scores.skipped),
-        "blind": {name: list(values) for name, values in scores_by_image.blind.items()},
-        "blind_by": {name: list(guesses) for name, guesses in scores_by_image.blind_by.items()},
+        "blind": {name: list(values) for name, values in by_image.blind.items()},
+        "blind_by": {name: list(guesses) for name, guesses in by_image.blind_by.items()},
         "labels_true": private.labels.tolist(),
         "owners": list(private.owners),
-        "labels_recovered": list(judged.labels),
-        "label_errors": judged.label_errors,
-        "energy_truth": judged.energy_truth,
-        "energy_blind": assessed.energy_blind,
+        "labels_recovered": list(scored.labels),
+        "label_errors": scored.label_errors,
+        "energy_truth": scored.energy_truth,
+        "energy_blind": assessment.energy_blind,
         "extra": {**extra, "matching": list(scores.matching.partner)},
     }

@@ -1,4 +1,4 @@
-"""The candidate game as a probe: does the message name the records that were trained on?"""
+"""The probe that plays the candidate game: does the message name the records that were trained on?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedglass.attack.parts import Progress
 from fedglass.audit.cases import ProbeResult
 from fedglass.audit.play_attack import unusable_state
 from fedglass.audit.target import Target
-from fedglass.checks.candidates import ENOUGH_CANDIDATES, LEAST_CANDIDATES, Pool
+from fedglass.checks.candidates import Pool
 from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.checks.message_scores import ScoredMessage
 from fedglass.checks.noise import total_std
@@ -21,6 +21,7 @@ from fedglass.checks.singling_out import Counterfactual, GameResult, play
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive
 from fedglass.core.tensors import Params
+from fedglass.core.thresholds import ENOUGH_CANDIDATES, LEAST_CANDIDATES
 from fedglass.federation.truth import Examples
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 from fedglass.verdict.records import Game
@@ -31,7 +32,7 @@ DISHONEST = "Some participants are not honest."
 
 @dataclass(frozen=True)
 class PlayGame:
-    """Plays the game on one of some messages, over which its limits are corrected."""
+    """The candidate game on one of some messages, over which its limits are corrected."""
 
     messages: int = 1
 
@@ -40,7 +41,7 @@ class PlayGame:
 
     @property
     def played(self) -> PlayGame:
-        """What decides the figures, for the key of a case."""
+        """The probe itself, which decides the figures, for the key of a case."""
         return self
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
@@ -63,7 +64,7 @@ class PlayGame:
     def _play(self, target: Target, claim: Claim, pool: Examples, seed: int) -> GameResult:
         assert target.truth is not None, "asked before"
         observation, private = without_own_update(replace(target.observation, also=())), target.truth.private
-        private_claim = replace(claim, clients=claim.private, own=0)
+        private_claim = replace(claim, clients=claim.private, own_clients=0)
         message = ScoredMessage(
             observation.model,
             observation.before,
@@ -84,7 +85,7 @@ class PlayGame:
 
 
 def _replayed(claim: Claim, seed: int) -> Counterfactual:
-    """Return what the same clients would have sent if they had trained on some of their records alone."""
+    """Return a function from records to the update of the same clients trained on these records alone."""
 
     def counterfactual(rows: Tensor) -> Params:
         wanted, start, clients = set(rows.tolist()), 0, list[ClientClaim]()

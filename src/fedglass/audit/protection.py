@@ -1,4 +1,4 @@
-"""What protects the clients of a simulated federation, and the differential privacy that it amounts to, in words."""
+"""Sentences about what protects the clients of a simulated federation, and the differential privacy that it gives."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.models.network import Network
 
 FEW = 2
-"""Examples that a defence is tried on: more than one, which tells those that can not bear a batch."""
+"""Examples that a defence is tried on: more than one, which shows defences that cannot take a batch."""
 SHOWN = 6
 """Clients that are named one by one."""
 DELTA = 1e-5
-"""At which budgets are stated: customary, and below one in the number of a client's examples."""
+"""The delta at which budgets are stated: customary, and below one in the number of a client's examples."""
 
 
 def defences_of(client: Client) -> list[str]:
-    """The defences in the order in which they act; none for a client that has none."""
+    """Return the names of a client's defences in the order in which they act."""
     return defence_names(Protection(client.gradient, client.release))
 
 
 def defence_names(protection: Protection) -> list[str]:
-    """The same of what protects a client.
+    """Return the names of the parts of a protection in the order in which they act.
 
     >>> defence_names(Protection(release=Clip(norm=1.0)))
     ['Clip(norm=1.0)']
@@ -45,12 +45,12 @@ def defence_names(protection: Protection) -> list[str]:
 
 
 def undefended(client: Client) -> Client:
-    """The same client without its defences."""
+    """Return the same client without its defences."""
     return replace(client, gradient=MeanGradient(), release=AsIs())
 
 
 def rehearse_defences(federation: Federation) -> None:
-    """One local step of a few examples, and the release of its update, by one client of each kind of protection."""
+    """Try one local step on a few examples, and the release of its update, for each kind of protection."""
     clients = sorted(federation.clients, key=lambda c: len(c.labels))
     kinds = {f"{defences_of(c)} {c.training or federation.training}": c for c in clients if defences_of(c)}
     for client in kinds.values():
@@ -73,9 +73,9 @@ def _rehearse(client: Client, federation: Federation) -> None:
 
 
 def describe_protection(federation: Federation, rounds: int) -> dict[str, tuple[str, ...]]:
-    """What protects each client's messages and what that promises, in words; nothing for a client that has nothing.
+    """Return sentences about what protects each client's messages and what that promises; none without a defence.
 
-    Of clients that are protected alike, the one with the fewest examples speaks for all.
+    Of clients with the same protection, the one with the fewest examples counts for all.
     """
     sentences_by_kind: dict[str, tuple[str, ...]] = {}
     for client in sorted(federation.clients, key=lambda c: len(c.labels)):
@@ -90,7 +90,7 @@ def describe_protection(federation: Federation, rounds: int) -> dict[str, tuple[
 
 
 def merge_by_client(protection: Mapping[str, Sequence[str]]) -> list[str]:
-    """What protects several clients, each named where they are not protected alike.
+    """Return the sentences of several clients; they are named where they are not protected alike.
 
     >>> merge_by_client({"client 0": ("Defended by Clip(norm=1.0).",), "client 1": ()})
     ['Client 0: Defended by Clip(norm=1.0).', 'Client 1: No defence.']
@@ -109,7 +109,7 @@ def _named(clients: Sequence[str]) -> str:
 
 
 def describe_privacy(client: Client, training: Training, rounds: int) -> list[str]:
-    """What a client's defences promise by differential privacy; often nothing."""
+    """Return sentences about the differential privacy of a client's defences; often none."""
     sentences = _of_examples(client, training, rounds) + _of_updates(client, rounds)
     if sentences and not opacus.opacus_installed():
         sentences.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
@@ -125,7 +125,7 @@ def _of_examples(client: Client, training: Training, rounds: int) -> list[str]:
 
 
 def _of_updates(client: Client, rounds: int) -> list[str]:
-    """Noise after a clip: a Gaussian mechanism for all that a client has."""
+    """Return the budget of noise after a clip: a Gaussian mechanism for all examples of a client."""
     multiplier = _noise_over_norm(_releases(client.release))
     if multiplier == 0:
         return []
@@ -134,9 +134,9 @@ def _of_updates(client: Client, rounds: int) -> list[str]:
 
 
 def _noise_over_norm(parts: Sequence[Release]) -> float:
-    """The largest ratio of added noise to the norm that was in force when it was added.
+    """Return the largest ratio of added noise to the norm that was in force when it was added.
 
-    What comes after noise changes nothing of what it hides: a later clip counts for later noise alone.
+    What comes after noise does not change what it hides: a later clip counts for later noise alone.
 
     >>> _noise_over_norm([Clip(10.0), GaussianNoise(1.0), Clip(0.1)])
     0.1

@@ -40,9 +40,9 @@ class Simulated:
     name: str = ""
     class_names: tuple[str, ...] | None = None
     test: Examples | None = None
-    """Examples of no client, on which the trained model is measured."""
+    """Examples of no client, for the accuracy of the trained model."""
     public: Public | None = None
-    """What the adversary has of such data."""
+    """Public data of the same kind that the adversary has."""
     swept: Mapping[str, float] = field(default_factory=dict)
     """What a sweep changes from one federation to the next, and its value here."""
 
@@ -82,15 +82,15 @@ class Simulated:
 
         def target(view: View) -> Target | MissingTarget:
             try:
-                found = recorded.target(view)
+                single = recorded.target(view)
             except UsageError as error:  # what the rule let through is known only now
                 return MissingTarget(str(error))
-            return replace(found, utility={**utility, **then[view.rounds()[-1]]}, swept=self.swept)
+            return replace(single, utility={**utility, **then[view.rounds()[-1]]}, swept=self.swept)
 
         return [target(view) for view in self.views]
 
     def recorded(self, transcript: Transcript) -> Recorded:
-        """Return the same as a recording whose messages are known to have been made as declared."""
+        """Return the same as a recording with messages that were made as claimed."""
         clients = self.federation.clients
         return Recorded(
             transcript,
@@ -105,19 +105,19 @@ class Simulated:
         )
 
     def transcript(self, progress: RoundProgress = lambda done, total: None) -> Transcript:
-        """What is said in the rounds that the views look at."""
+        """Return the messages of the rounds that the views see."""
         return self._played(progress, one_by_one)[0]
 
     def truths(self) -> Truths:
-        """The private data behind it."""
-        return self.federation.truths(sorted(self._looked_at()))
+        """Return the private data behind it."""
+        return self.federation.truths(sorted(self._seen_rounds()))
 
-    def _looked_at(self) -> set[int]:
+    def _seen_rounds(self) -> set[int]:
         return {index for view in self.views for index in view.rounds()}
 
     def _played(self, progress: RoundProgress, answers: Answers) -> tuple[Transcript, Round]:
-        """The rounds that are looked at, and the last one of all, whose model is measured."""
-        wanted = self._looked_at()
+        """Return the rounds that the views see, and the last round, after which the accuracy is measured."""
+        wanted = self._seen_rounds()
         rounds = max(wanted) + 1 if self.test is None else self.rounds
         rounds_by_index: dict[int, Round] = {}
         for index, last in enumerate(self.federation.play(rounds, progress, answers)):
@@ -135,17 +135,17 @@ class Simulated:
 
     def rehearse(self) -> Iterator[Seen]:
         rehearse_defences(self.federation)
-        silent = self._transcript({index: silent_round(self.federation, index) for index in self._looked_at()})
+        silent = self._transcript({index: silent_round(self.federation, index) for index in self._seen_rounds()})
         truths = self.truths()
         for view in self.views:
             yield view.see(silent, self.knows, truths)
 
     def protection(self) -> dict[str, tuple[str, ...]]:
-        """What protects each client and what that promises, in words."""
+        """Return sentences about what protects each client and what that promises."""
         return describe_protection(self.federation, self.rounds)
 
     def _utility(self, last: Round, progress: RoundProgress, answers: Answers) -> dict[str, float]:
-        """The model's accuracy, and what it would be without the defences."""
+        """Return the model's accuracy, and what it would be without the defences."""
         if self.test is None:
             return {}
         federation = self.federation
@@ -157,8 +157,8 @@ class Simulated:
         return utility
 
     def _utility_after(self, round_: Round) -> dict[str, float]:
-        """The accuracy of the model that a round has made, where several rounds are looked at."""
-        if self.test is None or len(self._looked_at()) < 2:
+        """Return the accuracy of the model after a round, where the views see several rounds."""
+        if self.test is None or len(self._seen_rounds()) < 2:
             return {}
         federation = self.federation
         return {AFTER_ROUND: accuracy(model_after(federation.model, round_), federation.whitening, self.test)}
@@ -187,7 +187,7 @@ class Simulated:
                 sees if len(sees) <= SHOWN else [*sees[: SHOWN - 1], *more],
             ),
             Section(
-                f"What it knows beside{named and ' of' + named}",
+                f"What it knows besides{named and ' of' + named}",
                 [*describe_knows(self.knows), *([] if self.public is None else [self.public.words])],
             ),
         ]
@@ -201,9 +201,9 @@ def _trainings(federation: Federation) -> dict[str, Training]:
 
 
 def silent_round(federation: Federation, index: int) -> Round:
-    """A round in which the right clients take part and all send zeros."""
+    """Return a round in which the right clients take part and all send zeros."""
     before, buffers = weights_of(federation.model), buffers_of(federation.model)
-    nothing = {name: torch.zeros_like(w) for name, w in before.items()}
+    zeros = {name: torch.zeros_like(w) for name, w in before.items()}
     participants = tuple(map(federation.participant, federation.called(index)))
-    messages = tuple(Message(p.name, nothing, buffers) for p in participants)
-    return Round(before, buffers, participants, messages, nothing, buffers, tuple(p.name for p in participants))
+    messages = tuple(Message(p.name, zeros, buffers) for p in participants)
+    return Round(before, buffers, participants, messages, zeros, buffers, tuple(p.name for p in participants))

@@ -120,12 +120,12 @@ def joint_doubts(targets: Sequence[Target]) -> tuple[Doubt, ...]:
     """
     by_kind: dict[Kind, Doubt] = {}
     for i, target in enumerate(targets):
-        for each in target.doubts:
-            if i == 0 or each.kind is not Kind.NOT_AS_DECLARED:
-                by_kind.setdefault(each.kind, each)
-    payloads = [each for target in targets for each in target.doubts if each.kind is Kind.EXTRA_PAYLOAD]
+        for doubt_ in target.doubts:
+            if i == 0 or doubt_.kind is not Kind.NOT_AS_DECLARED:
+                by_kind.setdefault(doubt_.kind, doubt_)
+    payloads = [doubt_ for target in targets for doubt_ in target.doubts if doubt_.kind is Kind.EXTRA_PAYLOAD]
     if payloads:
-        names = dict.fromkeys(name for each in payloads for name in cast(list[str], each.details["names"]))
+        names = dict.fromkeys(name for doubt_ in payloads for name in cast(list[str], doubt_.details["names"]))
         by_kind[Kind.EXTRA_PAYLOAD] = doubt(Kind.EXTRA_PAYLOAD, names=list(names))
     return tuple(by_kind.values())
 
@@ -222,10 +222,10 @@ def _crowd(view: PeerView, clients: Sequence[str], present: ParticipantsOfRound)
     """Say how many participants could have seen as much as a peer, and how many foreign examples it sees."""
     participants = present(view.round)
     counts = [p.examples for p in participants if p.name != clients[view.client]]
-    examples, others = f"example{'' if sum(counts) == 1 else 's'}", f"other{'' if len(counts) == 1 else 's'}"
+    examples, plural = f"example{'' if sum(counts) == 1 else 's'}", f"other{'' if len(counts) == 1 else 's'}"
     return (
         f"; any of the {len(participants)} participants could do so, and {sum(counts)} {examples} of {len(counts)} "
-        f"{others} are behind the message"
+        f"{plural} are behind the message"
     )
 
 

@@ -76,7 +76,7 @@ class ClientClaim:
 
     @property
     def has_fixed_order(self) -> bool:
-        """Whether the batches need no drawing: their order was recorded, or there is only one."""
+        """True where the order of the batches was recorded, or there is only one order."""
         fixed = self.order is not None or not self.training.shuffle
         return fixed or len(self.training.batches(len(self.labels))) == 1
 
@@ -106,7 +106,7 @@ class Claim:
     buffers_after: Params = field(default_factory=dict)
     """Running statistics after the training; empty where they were not recorded."""
     round: int = 0
-    own: int = 0
+    own_clients: int = 0
     """How many clients at the end are the adversary's own: it knows their noise."""
     combined_by_mean: bool = True
     """False: another rule combined the updates, and a replay cannot give the message."""
@@ -120,7 +120,7 @@ class Claim:
     @property
     def private(self) -> tuple[ClientClaim, ...]:
         """The clients that are not the adversary's own."""
-        return self.clients[: len(self.clients) - self.own]
+        return self.clients[: len(self.clients) - self.own_clients]
 
     @property
     def has_truth(self) -> bool:
@@ -147,7 +147,7 @@ class Claim:
 
     @property
     def defended(self) -> bool:
-        """Whether a named defence may have changed the sizes of the update."""
+        """True where a named defence may have changed the sizes of the update."""
         return not self.unnamed_defence and any(client.protection != UNPROTECTED for client in self.clients)
 
     @property
@@ -212,7 +212,7 @@ def claim_of(
         tuple(clients),
         observation.buffers_after,
         round=index,
-        own=int(view_result.own is not None),
+        own_clients=int(view_result.own is not None),
         combined_by_mean=len(clients) == 1 or terms.rule in MEANS,
         unnamed_defence=has_unnamed_defence(transcript, participants, protections),
         image_shape=terms.shape,

@@ -20,35 +20,27 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedglass.checks.claim import Claim
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.rng import stream
-from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, moved_statistics
+from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, counted_batches, moved_statistics
+from fedglass.core.thresholds import (
+    CLIP_SLACK_ARITHMETIC,
+    EQUAL_SIZES,
+    LARGEST_ADAM_EPS,
+    LARGEST_BEYOND,
+    LARGEST_OVER_MEDIAN,
+    MOVED_ENTRIES,
+    PILED_SIZES,
+    SCATTERED_SIZES,
+    SMALLEST_BELOW,
+    STEP_ROUNDING,
+    SURE,
+    largest_norm,
+)
 from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
 
 MOST_TRIED_STEPS = 50
 """Local steps beyond which a training is not run on other images."""
-SURE = 0.5
-"""The probability from which on a network is sure of an image."""
-WINDOW = 0.04
-"""Sizes that differ by less than this share count as equal: weights of single precision, moved by a small rate."""
-PILED = 0.25
-"""The share of equal sizes from which on steps are Adam's. Plain SGD was seen to have 0.05 at the most."""
-SCATTERED = 0.1
-"""The share below which one step is not Adam's, which was seen to have 0.68 at the least."""
-HEIGHT = 3.0
-"""How many times the median the largest of Adam's steps may be; that of SGD was seen to be 12 and more."""
-GRAIN = 2.0**-20
-"""The share of a weight up to which a local step moves it by its rounding, of which many are equal: 8 x 2^-23."""
-ENTRIES = 16
-"""That a tensor must have moved for its sizes to be compared, and two tensors must."""
-LARGEST_EPS = 1e-6
-"""Adam's eps up to which its first step is as long as the rate at nearly every entry."""
-SLACK = 1.05
-"""Rounding of what is bounded by arithmetic alone."""
-BEYOND = 30.0
-"""How many times larger a message may be than the same training makes of the most surprising of other images."""
-BELOW = 1000.0
-"""How many times smaller it may be than that of the least surprising ones."""
 
 
 def contradictions(claim: Claim) -> tuple[str, ...]:
@@ -84,7 +76,8 @@ def _counter(claim: Claim, training: Training) -> Iterator[str]:
     recorded = [name for name in counters if name in claim.buffers and name in claim.buffers_after]
     if training.batch_norm is BatchNorm.FROZEN or len(claim.clients) > 1 or not recorded:
         return
-    counted = {int(claim.buffers_after[name]) - int(claim.buffers[name]) for name in recorded}
+    change = {name: claim.buffers_after[name].long() - claim.buffers[name].long() for name in recorded}
+    counted = {int(count) for count in counted_batches(change)}
     if counted != {0} and claim.steps not in counted:  # none at all is told by the statistics themselves
         yield (
             f"the layers counted {max(counted)} batch(es), and {claim.steps} local step(s) are declared: correct "
@@ -101,7 +94,7 @@ def _equal_sizes(claim: Claim, training: Training) -> Iterator[str]:
     if not isinstance(training.optimiser, SGD) or sizes is None:
         return
     share = _densest(sizes)
-    if share >= PILED and float(sizes[-1]) <= HEIGHT * float(sizes.median()):
+    if share >= PILED_SIZES and float(sizes[-1]) <= LARGEST_OVER_MEDIAN * float(sizes.median()):
         yield (
             f"{share:.0%} of the weights moved by the same amount ({float(sizes.median()):.3g}), as by Adam or a "
             f'sign and not by SGD: set training.optimiser = "adam" with lr = {float(sizes.median()) / claim.steps:.2g}'
@@ -115,10 +108,10 @@ def _scattered_sizes(claim: Claim, training: Training) -> Iterator[str]:
     """
     optimiser, sizes = training.optimiser, _moved(claim)
     alone = claim.steps == 1 and len(claim.clients) == 1
-    if not isinstance(optimiser, Adam | AdamW) or optimiser.eps > LARGEST_EPS or not alone or sizes is None:
+    if not isinstance(optimiser, Adam | AdamW) or optimiser.eps > LARGEST_ADAM_EPS or not alone or sizes is None:
         return
     share = _densest(sizes)
-    if share < SCATTERED and _is_unsure(claim, training):
+    if share < SCATTERED_SIZES and _is_unsure(claim, training):
         yield (
             f"at most {share:.1%} of the weights moved by the same amount, where one step of Adam moves nearly all by "
             "its learning rate: leave training.optimiser out"
@@ -140,7 +133,7 @@ def _beyond_adam(claim: Claim, training: Training) -> Iterator[str]:
     reach = training.lr * claim.steps
     most = reach * (longest + decay * (largest + reach * longest))
     size = max(float(u.abs().max()) for u in claim.update.values() if u.numel())
-    if size > SLACK * most:
+    if size > largest_norm(most, CLIP_SLACK_ARITHMETIC):
         yield (
             f"a weight moved by {size:.3g}, where {claim.steps} step(s) of Adam with lr = {training.lr:g} move it by "
             f"{most:.3g} at the most: correct training.lr, or leave training.optimiser out"
@@ -152,8 +145,8 @@ def _size(claim: Claim, training: Training) -> Iterator[str]:
 
     One step that is far larger is impossible within reason: the gradient of cross entropy is the network's Jacobian
     times p - y, which is the largest for the label that surprises the network most, and the Jacobian was seen to
-    differ by a factor of 2 between images, not of BEYOND. Several steps may diverge, to any size, unless they are
-    clipped. Far smaller is common: a network that has learnt its data has hardly a gradient there. It counts only
+    differ by a factor of 2 between images, not of LARGEST_BEYOND. Several steps may diverge, to any size, unless they
+    are clipped. Far smaller is common: a network that has learnt its data has hardly a gradient there. It counts only
     where the network is sure of no image, compared with a training of the same length on the labels it expects.
     """
     if not isinstance(training.optimiser, SGD):
@@ -166,7 +159,7 @@ def _size(claim: Claim, training: Training) -> Iterator[str]:
             f"the message has the norm {size:.3g}, where the declared training moves no image's weights by more than "
             f"{most:.3g} within reason: {correct}"
         )
-    if least is not None and size * BELOW < least:
+    if least is not None and size * SMALLEST_BELOW < least:
         yield (
             f"the message has the norm {size:.3g}, where the declared training moves the weights by about "
             f"{least:.3g} on any image, since the network is sure of none: {correct}"
@@ -179,9 +172,9 @@ def _most(claim: Claim, training: Training) -> float | None:
     assert isinstance(optimiser, SGD)
     if training.clip is not None and not optimiser.weight_decay:
         travelled = optimiser.travel(training.lr, claim.steps)
-        return None if travelled is None else SLACK * training.clip * travelled
+        return None if travelled is None else largest_norm(training.clip * travelled, CLIP_SLACK_ARITHMETIC)
     largest = _largest_norm(claim, training)
-    return None if largest is None else BEYOND * largest
+    return None if largest is None else LARGEST_BEYOND * largest
 
 
 def _normalising(model: nn.Module) -> list[str]:
@@ -198,15 +191,15 @@ def _moved(claim: Claim) -> Tensor | None:
     One layer alone may have gradients of equal size: zero weights of two classes, and pixels that are black or white.
     """
     pairs = [(u.abs().double(), claim.before[name].abs().double()) for name, u in claim.update.items()]
-    sizes = [moved[moved > GRAIN * claim.steps * size] for moved, size in pairs]
-    enough = [moved for moved in sizes if len(moved) >= ENTRIES]
+    sizes = [moved[moved > STEP_ROUNDING * claim.steps * size] for moved, size in pairs]
+    enough = [moved for moved in sizes if len(moved) >= MOVED_ENTRIES]
     return torch.cat(enough).sort().values if len(enough) > 1 else None
 
 
 def _densest(sizes: Tensor) -> float:
     """Return the largest share of sorted sizes that count as equal."""
     logs = sizes.log()
-    ends = torch.searchsorted(logs, logs + WINDOW, right=True)
+    ends = torch.searchsorted(logs, logs + EQUAL_SIZES, right=True)
     return float((ends - torch.arange(len(logs))).max()) / len(logs)
 
 

@@ -1,4 +1,4 @@
-"""The distance by which each record moves a message: what is sent with it minus what is sent without it."""
+"""Distances: how far each record moves a message, as the message with it minus the message without it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.checks.replay import message_of, too_long
 from fedglass.checks.rounding_cells import grid_of
 from fedglass.core.rng import stream
+from fedglass.core.thresholds import EQUAL_CANDIDATES, HALF_PRECISION_VALUES
 from fedglass.federation.truth import Examples
 
 MOST_REPLAYS = 4000
 """Local steps of all replays without one record; beyond these only the client's absence is a reference."""
-ALL_ALIKE = 100
-"""Candidates that must give the same message, bit for bit, where no absence does: half of the game's least number."""
-ON_GRID = 32
-"""Different values from which on a message that a half-precision type holds was rounded to it: by chance a value in
-single precision lies on such a grid once in 2^13 times."""
 
 
 def distances(claim: Claim, client: ClientClaim) -> list[Tensor]:
@@ -82,9 +78,9 @@ def _same_for_all(sent: Sequence[Tensor], claim: Claim, place: int, row: int, po
     if pool is None:
         return False
     rows, count = alike(client, row, pool, stream(0, "candidates", row))
-    if count < ALL_ALIKE:
+    if count < EQUAL_CANDIDATES:
         return False
-    clients = (with_record(client, row, pool.images[i], pool.labels[i]) for i in rows[:ALL_ALIKE].tolist())
+    clients = (with_record(client, row, pool.images[i], pool.labels[i]) for i in rows[:EQUAL_CANDIDATES].tolist())
     return all(_same(sent, _with_client(claim, place, other)) for other in clients)
 
 
@@ -98,7 +94,7 @@ def _same(sent: Sequence[Tensor], claim: Claim) -> bool:
     """Return whether a replay is the message, bit for bit in the precision of the message."""
     replayed = zip(sent, message_of(claim, 0), strict=True)
     values: Tensor = torch.unique(torch.cat([tensor.flatten() for tensor in sent]))
-    grid = grid_of([values.cpu()]) if len(values) >= ON_GRID else None
+    grid = grid_of([values.cpu()]) if len(values) >= HALF_PRECISION_VALUES else None
     return all(torch.equal(_as_sent(mine, grid, mine), _as_sent(other, grid, mine)) for mine, other in replayed)
 
 

@@ -1,9 +1,9 @@
-"""The gradients of many examples at the same weights: too many to keep, so that each is read once.
+"""Sketches of the gradients of many examples at the same weights: too many to keep, so that each is read once.
 
-What enters a layer and what comes back to it give the gradients of all examples of a batch in one backward pass
-[Goodfellow, 2015, arXiv:1510.01799]. Each is kept as a sketch: random signs, and the sums of the entries that fall into
-the same of some thousand places [Charikar, Chen and Farach-Colton, 2002]. Sketches are linear, and their products are
-those of the gradients up to the root of the number of places.
+The inputs of a layer and the gradients of its outputs give the gradients of all examples of a batch in one backward
+pass [Goodfellow, 2015, arXiv:1510.01799]. Each is kept as a sketch: random signs, and the sums of the entries that fall
+into the same of some thousand places [Charikar, Chen and Farach-Colton, 2002]. Sketches are linear, and their products
+are those of the gradients up to the root of the number of places.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
+from fedglass.core.thresholds import GRADIENTS_AGREE
 from fedglass.defend.per_example import example_gradients
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.network import Network
@@ -30,8 +31,6 @@ AT_ONCE = 32
 """Examples in one backward pass, and in the batch whose statistics a BatchNorm layer in batch mode uses."""
 MOST_GROUPS = 16
 """Groups of rows into which a dense layer is summed, at most: each is one product of matrices."""
-AGREE = 1e-3
-"""How far the sum of the gradients that are read may lie from the gradient of the batch, as a share of its size."""
 
 _Layer = nn.Linear | nn.Conv2d | _BatchNorm | nn.GroupNorm | nn.LayerNorm
 
@@ -73,7 +72,7 @@ class Reader:
 
     @property
     def mixes(self) -> bool:
-        """Whether the network normalises with the statistics of the batch."""
+        """True where the network normalises with the statistics of the batch."""
         return any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self.network._module.modules())
 
     def read(self, inputs: Tensor, labels: Tensor, along: Sequence[Sequence[Tensor]] = ()) -> tuple[Tensor, Tensor]:
@@ -110,7 +109,7 @@ class Reader:
         return [t * s.abs() for t, s in zip(total, self._signs, strict=True)]
 
     def _sketched(self, gradients: Sequence[_Found]) -> Tensor:
-        """One tensor after the other, around the places.  # (b, places)"""
+        """Fold one tensor after the other around the places.  # (b, places)"""
         parts, at = list[Tensor](), 0
         for gradient, signs in zip(gradients, self._signs, strict=True):
             flat = _signed(gradient, signs, self.places)
@@ -134,7 +133,7 @@ class Reader:
         return Step(self.network, self.weights, inputs, labels, smoothing=self.smoothing)
 
     def _agrees(self, step: Step) -> bool:
-        """Whether the layers tell all: else the gradients are computed example by example, several times as slowly."""
+        """Return whether the layers give all gradients; else they are computed by example, several times as slowly."""
         if not _covers(self.network):
             return False
         try:
@@ -151,11 +150,11 @@ class Reader:
         gap = torch.stack(
             [(_summed(g, ones).view_as(w) - w).norm() for g, w in zip(gradients, batch_gradient, strict=True)]
         ).norm()
-        return bool(gap <= AGREE * size)
+        return bool(gap <= GRADIENTS_AGREE * size)
 
 
 def _signed(gradient: _Found, signs: Tensor, places: int) -> Tensor:
-    """The gradients times the signs; of large matrices the rows are summed in groups.  # (b, entries)"""
+    """Return the gradients times the signs; rows of large matrices are summed in groups.  # (b, entries)"""
     if signs.dim() != 2 or signs.numel() <= places:
         written = gradient.back[:, :, None] * gradient.entered[:, None, :] if isinstance(gradient, _Outer) else gradient
         return written.flatten(1) * signs.flatten()
@@ -168,7 +167,7 @@ def _signed(gradient: _Found, signs: Tensor, places: int) -> Tensor:
 
 
 def _products(gradients: Sequence[_Found], along: Sequence[Tensor]) -> Tensor:
-    """# (b,)"""
+    """Return the product of each gradient with an update.  # (b,)"""
     parts = [
         (g.back @ u * g.entered).sum(1) if isinstance(g, _Outer) else g.flatten(1) @ u.flatten()
         for g, u in zip(gradients, along, strict=True)
@@ -183,7 +182,7 @@ def _summed(gradient: _Found, shares: Tensor) -> Tensor:
 
 
 def _covers(network: Network) -> bool:
-    """Whether every parameter belongs to a layer whose gradient is known in closed form."""
+    """Return whether every parameter belongs to a layer with a gradient in closed form."""
     module = network._module
     covered = {f"{name}.{part}".lstrip(".") for name, _ in _layers(module) for part in ("weight", "bias")}
     return all(name in covered for name in network.names)
@@ -204,7 +203,7 @@ def _padded_otherwise(layer: nn.Conv2d) -> bool:
 
 
 def _by_layers(step: Step) -> list[_Found]:
-    """The gradients of the examples' own losses, from what entered each layer and what came back."""
+    """Return the gradients of the examples' losses, from the inputs of each layer and the gradients of its outputs."""
     layers = dict(_layers(step.network._module))
     with torch.enable_grad(), _watched(layers) as passes:
         logits = step.network(step.weights, step.inputs.detach().requires_grad_())
@@ -221,13 +220,13 @@ def _by_layers(step: Step) -> list[_Found]:
 
 @contextmanager
 def _watched(layers: dict[str, _Layer]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-    """What enters and leaves the layers; what leaves is passed on as a copy, which may be overwritten."""
+    """Record inputs and outputs of the layers; outputs are passed on as copies, which may be overwritten."""
     passes: list[tuple[str, Tensor, Tensor]] = []
 
     def noting(name: str) -> object:
-        def note(layer: nn.Module, entered: tuple[Tensor, ...], left: Tensor) -> Tensor:
-            passes.append((name, entered[0], left))
-            return left.clone()
+        def note(layer: nn.Module, entered: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            passes.append((name, entered[0], output))
+            return output.clone()
 
         return note
 
@@ -267,7 +266,9 @@ def _normalised(layer: _BatchNorm | nn.GroupNorm, entered: Tensor) -> Tensor:
 
 
 def _of_convolution(layer: nn.Conv2d, entered: Tensor, back: Tensor) -> Tensor:
-    """As one convolution with a group for each example: two to four times faster than products of patches.
+    """Return the weight gradients by one convolution with a group for each example.
+
+    It is two to four times faster than products of patches.
 
     # (b, leaving, entering / groups, height, width)
     """

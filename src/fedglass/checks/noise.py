@@ -23,6 +23,7 @@ from fedglass.checks.residual import NoiseResidual
 from fedglass.checks.rounding_cells import Law, grid_of
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
+from fedglass.core.thresholds import NOISE_LEVEL, NOISE_SHARE
 from fedglass.core.types import BatchNorm
 from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
 from fedglass.federation.truth import Examples
@@ -36,10 +37,6 @@ MOST_VALUES = 50_000_000
 """Entries of all directions: 200 MB in single precision."""
 DRAWS = 6
 """Replays that the size of noise inside several local steps is taken from."""
-LEVEL = 1e-3
-"""The chance that any tensor of a message with its noise is said to lack it."""
-SHARE = 0.9
-"""The share of the deviation of several noisy steps that must be there: it is known from a few replays alone."""
 
 
 def noise_models(clients: Sequence[ClientClaim]) -> list[NoiseModel | NoBound]:
@@ -119,8 +116,8 @@ def tensors_with_less_noise(claim: Claim, noisy: Protection, plain: Params) -> l
     for name, tensor in plain.items():
         usual = sum(_mean_square(drawn[name] - tensor) for drawn in draws) / DRAWS
         measured = min(_mean_square(claim.update[name].double() - base[name]) for base in (plain, unprotected))
-        ratio = measured / (SHARE**2 * usual) if usual > 0 else 0.0
-        if not scipy.stats.f.cdf(ratio, tensor.numel(), DRAWS * tensor.numel()) > LEVEL / (2 * len(plain)):
+        ratio = measured / (NOISE_SHARE**2 * usual) if usual > 0 else 0.0
+        if not scipy.stats.f.cdf(ratio, tensor.numel(), DRAWS * tensor.numel()) > NOISE_LEVEL / (2 * len(plain)):
             lacking.append(name)
     return lacking
 

@@ -28,34 +28,30 @@ from fedglass.core.errors import ModelError
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
+from fedglass.core.thresholds import (
+    LOUDEST_ROUNDING,
+    MOST_UNDECIDED,
+    REPLAY_FAINT,
+    REPLAY_NEAR,
+    REPLAY_ROUNDING,
+    UNDECIDED_TENSOR,
+)
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.data.dataset import CIFAR10, CIFAR100, FEMNIST
 from fedglass.fl.local import train
 from fedglass.fl.release import Outgoing
 from fedglass.models.network import Network
 
-ROUNDING = 0.02
-"""The relative error up to which a message counts as explained: another device or half precision may make as much."""
 ORDERS = 6
 """Orders of the batches that are run."""
-NEAR = 1.5
-"""How many times farther than the orders lie from each other a message may lie from the nearest of them."""
-FAINT = 1e-5
-"""Tensors that moved by a smaller share of themselves are left out: rounding alone may have made that."""
-MOST_UNDECIDED = 0.25
-"""The share of entries decided by rounding beyond which a replay proves nothing."""
 MOST_STEPS = 2000
 """Local steps beyond which a training is not run again."""
 SECONDS = 10.0
 """How long other trainings are tried where the claimed one does not give the message."""
 NUDGE = 1e-6
-"""The share by which weights are moved: a few roundings in single precision, as another order of sums makes."""
+"""Relative change of nudged weights: a few roundings in single precision, as another order of sums makes."""
 NUDGED_REPLAYS = 6
 """A step that goes up or down by chance goes the same way in all of them once in 2^6 times."""
-UNDECIDED_TENSOR = 0.5
-"""The share of undecided entries from which on a whole tensor is left to rounding: the others agree by chance."""
-LOUDER = 3.0
-"""How many times longer than in any replay undecided entries may be: rounding does not make more of them."""
 
 
 def nudged(weights: Params, seed: int) -> dict[str, Tensor]:
@@ -81,7 +77,7 @@ def undecided(message: Tensor, replays: Sequence[Tensor], tolerance: float) -> T
     if float(mask.double().mean()) >= UNDECIDED_TENSOR:
         mask = torch.ones_like(mask)
     longest = max(float(replayed[mask].norm()) for replayed in replays)
-    return mask if float(message[mask].norm()) <= LOUDER * longest else torch.zeros_like(mask)
+    return mask if float(message[mask].norm()) <= LOUDEST_ROUNDING * longest else torch.zeros_like(mask)
 
 
 NORMALISATIONS = {
@@ -146,7 +142,7 @@ class ReplayOutcome:
 
     @property
     def proves_nothing(self) -> bool:
-        """Whether nothing contradicts the claimed training, and too few entries confirm it."""
+        """True where nothing contradicts the claimed training, and too few entries confirm it."""
         return self.residual <= self.bound and not self.explained and self.undecided > MOST_UNDECIDED
 
     @property
@@ -236,7 +232,7 @@ def _beyond_rounding(claim: Claim) -> ReplayOutcome:
     replays = [message_of(claim, 0)]
     replays += [message_of(replace(claim, before=nudged(claim.before, i)), 0) for i in range(NUDGED_REPLAYS)]
     message = _message(claim)
-    masks = [undecided(message[i], [tensors[i] for tensors in replays], ROUNDING) for i in range(len(message))]
+    masks = [undecided(message[i], [tensors[i] for tensors in replays], REPLAY_ROUNDING) for i in range(len(message))]
     share = sum(int(masks[i].sum()) for i in _moved(claim)) / sum(masks[i].numel() for i in _moved(claim))
     outcome = replace(_compare(claim, masks), undecided=share)
     return outcome if share <= MOST_UNDECIDED else replace(outcome, explained=False)
@@ -249,7 +245,7 @@ def _compare(claim: Claim, excluded: Sequence[Tensor] = ()) -> ReplayOutcome:
     """
     message = _message(claim)
     replays = [message_of(claim, order) for order in range(1 if has_fixed_order(claim) else ORDERS)]
-    worst, mismatch, entries = ReplayOutcome(0.0, ROUNDING, explained=True), 0.0, 0
+    worst, mismatch, entries = ReplayOutcome(0.0, REPLAY_ROUNDING, explained=True), 0.0, 0
     for i in sorted({*_moved(claim), *_expected(claim, replays)}):
         sent, candidates = message[i], [tensors[i] for tensors in replays]
         if excluded:
@@ -269,11 +265,11 @@ def _expected(claim: Claim, replays: Sequence[Sequence[Tensor]]) -> list[int]:
     Changes below rounding are ignored, such as those of a bias that the next normalisation layer cancels.
     """
     sizes = [[_norm(tensor) for tensor in tensors] for tensors in replays]
-    least = [FAINT * math.hypot(*norms) for norms in sizes]
+    least = [REPLAY_FAINT * math.hypot(*norms) for norms in sizes]
     return [
         i
         for i, before in enumerate(claim.before.values())
-        if all(norms[i] > max(FAINT * _norm(before), faint) for norms, faint in zip(sizes, least, strict=True))
+        if all(norms[i] > max(REPLAY_FAINT * _norm(before), faint) for norms, faint in zip(sizes, least, strict=True))
     ]
 
 
@@ -286,7 +282,7 @@ def _compare_tensor(message: Tensor, replays: Sequence[Tensor]) -> ReplayOutcome
         for i, one in enumerate(replays)
         if len(replays) > 1
     ]
-    bound = ROUNDING + NEAR * max(spread, default=0.0)
+    bound = REPLAY_ROUNDING + REPLAY_NEAR * max(spread, default=0.0)
     tolerance = bound * torch.maximum(message.abs(), message.square().mean().sqrt())
     mismatch = min(float((~((replayed - message).abs() <= tolerance)).double().mean()) for replayed in replays)
     return ReplayOutcome(residual, bound, math.isfinite(residual) and residual <= bound, mismatch=mismatch)
@@ -299,7 +295,7 @@ def _message(claim: Claim) -> list[Tensor]:
 def _moved(claim: Claim) -> list[int]:
     """Return the positions of the tensors that moved, which are compared."""
     message = _message(claim)
-    moved = [i for i, before in enumerate(claim.before.values()) if _norm(message[i]) > FAINT * _norm(before)]
+    moved = [i for i, before in enumerate(claim.before.values()) if _norm(message[i]) > REPLAY_FAINT * _norm(before)]
     # Where all of it is faint, as by a tiny learning rate, all of it is what there is to be explained.
     return moved or [i for i, tensor in enumerate(message) if _norm(tensor) > 0]
 

@@ -1,8 +1,8 @@
-"""Is what a message holds beside its replay the declared noise? Tests refute a mechanism, they never prove it.
+"""Tests of a residual: is it the declared noise? Tests refute a mechanism, they never prove it.
 
-`residual` is the message minus the declared training played again without noise. Declared noise is independent in
-every entry, of one known law: nothing else may be seen in it. What passes is consistent with the declaration; noise
-from an unknown seed, or missing in a few directions that nobody named, passes too.
+`residual` is the message minus a replay of the declared training without noise. Declared noise is independent in every
+entry and follows one known law: nothing else may show in it. A residual that passes is consistent with the
+declaration. Noise from an unknown seed, or missing in a few directions that are not tested, passes too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,8 @@ from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.text import some
+from fedglass.core.thresholds import NOISE_LEVEL, POOLED_ENTRIES
 
-LEVEL = 1e-3
-"""The chance that noise as declared is refuted, over all tests of one message."""
-POOLED = 64
-"""Entries below which tensors are tested together: fewer cannot be told from chance."""
-SPREAD = 0.1
-"""Spread of replays, in std, from which on the residual is not the noise and nothing can be tested."""
 FAR = 1e6
 """Deviations at which entries are cut off, so that squares stay finite: no noise is as large."""
 SEEDS = (
@@ -50,12 +45,12 @@ SEEDS = (
 START = 128
 """Entries of a generator's stream that are compared: 16 that agree are no chance in all of these seeds."""
 BLOCK = 16
-"""Normals that torch draws at once: of another number of entries, the last 16 are drawn anew."""
+"""Normals that torch draws at once: for other numbers of entries, the last 16 are drawn again."""
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseResidual:
-    """What is left of a message beside its replay, and what was declared about it."""
+    """The message minus its replay, and what was declared about it."""
 
     residual: Params
     """The message minus the replay without noise, in double precision."""
@@ -63,7 +58,7 @@ class NoiseResidual:
     """The declared standard deviation of every entry."""
     law: Law = "gaussian"
     message: Params | None = None
-    """What was sent: the update or, with `weights_sent`, the weights. Without it rounding is taken to be none."""
+    """The arrays that were sent: the update or, with `weights_sent`, the weights. None: they were not rounded."""
     before: Params | None = None
     """The model that the training began with."""
     sent_dtype: torch.dtype | None = None
@@ -73,9 +68,9 @@ class NoiseResidual:
     public: Tensor | None = None
     """Gradients of public examples in the order of `residual`.  # (m, d)"""
     signal: Tensor | None = None
-    """By what each audited record moves the message.  # (k, d)"""
+    """The difference that each audited record makes to the message.  # (k, d)"""
     others: Mapping[str, Params] = field(default_factory=dict)
-    """Residuals of other messages, or these messages, by what they are called."""
+    """Residuals of other messages, or these messages, by name."""
 
     def __post_init__(self) -> None:
         if not 0 < self.std < math.inf:
@@ -105,18 +100,20 @@ class Refutation:
     details: Mapping[str, float | int | str]
 
 
-def refutations(residual: NoiseResidual, level: float = LEVEL) -> tuple[Refutation, ...]:
+def refutations(residual: NoiseResidual, level: float = NOISE_LEVEL) -> tuple[Refutation, ...]:
     """Return what refutes the declared noise; empty where the residual is consistent with it."""
     broken = [name for name, tensor in residual.residual.items() if not torch.isfinite(tensor).all()]
     if broken:
         return tuple(Refutation("finite", name, 0.0, {}) for name in broken)
     ran = list(_outcomes(_with_dtype(residual)))
     corrected = [(test, tensor, outcome.p * len(ran), outcome.details) for test, tensor, outcome in ran]
-    return tuple(Refutation(*each) for each in corrected if not each[2] >= level)
+    return tuple(Refutation(*fields) for fields in corrected if not fields[2] >= level)
 
 
 def spread_of(replays: Sequence[Params], std: float) -> float:
-    """Return the largest difference of replays in one entry, relative to std; beyond `SPREAD` nothing can be tested.
+    """Return the largest difference of replays in one entry, relative to std.
+
+    Beyond `REPLAY_SPREAD` the noise cannot be tested.
 
     >>> spread_of([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, 2.5])}], std=5.0)
     0.1
@@ -140,7 +137,7 @@ def _outcomes(residual: NoiseResidual) -> Iterator[tuple[str, str, TestOutcome]]
     """Run every test that applies; one outcome for each test and tensor."""
     drawn = _drawn(residual)
     scores = {name: normal_scores(x, residual.law) for name, x in drawn.items()}
-    pool = [name for name, z in scores.items() if z.size < POOLED]
+    pool = [name for name, z in scores.items() if z.size < POOLED_ENTRIES]
     ran = {name: _of_tensor(scores[name], drawn[name], residual) for name in scores if name not in pool}
     if pool:
         ran[" + ".join(pool)] = _of_pool([scores[name] for name in pool], [drawn[name] for name in pool], residual)

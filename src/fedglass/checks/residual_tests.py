@@ -46,7 +46,7 @@ CLOSE, FAR = 1e-9, 30.0
 
 
 class TestOutcome(NamedTuple):
-    """The chance of anything as unlikely under the declared law, and what was seen."""
+    """The chance of anything as unlikely under the declared law, and the measured details."""
 
     p: float
     details: Mapping[str, float | int | str]
@@ -287,7 +287,7 @@ def correlated(one: Array, other: Array, **seen: str) -> Iterator[TestOutcome]:
 
 
 def correlated_tensors(tensors: Mapping[str, Array]) -> TestOutcome | None:
-    """Test the largest correlation of two tensors, as of noise that begins anew with the same seed in each."""
+    """Test the largest correlation of two tensors, as of noise that starts with the same seed in each."""
     starts = {name: z.reshape(-1)[:MOST_COLUMNS] for name, z in tensors.items()}
     pairs = combinations(starts, 2)
     return smallest(outcome for a, b in pairs for outcome in correlated(starts[a], starts[b], first=a, second=b))
@@ -310,7 +310,7 @@ def principal_directions(z: Array, gradients: Tensor) -> TestOutcome | None:
 
 
 def signal_directions(z: Array, directions: Tensor) -> TestOutcome | None:
-    """Test the noise along each direction by which a record moves the message, and in all of them together."""
+    """Test the noise along the direction in which each record moves the message, and in all of them together."""
     gram, along = _gram(z, directions)
     lengths = np.diag(gram)
     used = np.flatnonzero(lengths > 0)

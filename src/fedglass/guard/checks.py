@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.decoys import decoy_images
+from fedglass.audit.play import OutOfTime
 from fedglass.audit.play_attack import oracle_facts
 from fedglass.checks.claim import Claim
 from fedglass.checks.noise import replayed, residual_of, tensors_with_less_noise
@@ -28,7 +29,7 @@ from fedglass.core.tensors import Params
 from fedglass.execution.machine import one_thread
 from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.quick_attack import attacks_for, run_attacks
-from fedglass.guard.report import CheckResult, Clock, OutOfTime, Reason
+from fedglass.guard.report import CheckResult, Clock, Reason
 from fedglass.verdict.gate import Gate
 
 
@@ -130,9 +131,9 @@ def missing_noise(out: Outbound, claim: Claim, protected: Protected, last: Param
     std = _std(claim, protected)
     if std is None:
         return (*bare, *tensors_with_less_noise(claim, protected.protection, plain))
-    others = {} if last is None else {"the last update": last}
-    refuted = refutations(residual_of(claim, plain, std, others=others, sent_as_weights=True))
-    return (*bare, *dict.fromkeys(each.tensor or each.test.replace("_", " ") for each in refuted))
+    reused_in = {} if last is None else {"the last update": last}
+    refuted = refutations(residual_of(claim, plain, std, others=reused_in, sent_as_weights=True))
+    return (*bare, *dict.fromkeys(refutation.tensor or refutation.test.replace("_", " ") for refutation in refuted))
 
 
 def _std(claim: Claim, protected: Protected) -> float | None:
@@ -182,7 +183,7 @@ def decoys_of(out: Outbound, count: int, seed: int) -> Iterator[Tensor]:
     Where there are few others a set would come up again, and a rank among fewer would pass for one among many.
     # (n, c, h, w) each
     """
-    knows, true_images = out.seen().knows, {_bytes(image) for image in out.inputs}
+    knows, true_images = out.observation().knows, {_bytes(image) for image in out.inputs}
     unused = [] if out.others is None else [image for image in out.others if _bytes(image) not in true_images]
     pixels = out.colours.unwhiten(torch.stack(unused)).clamp(0, 1) if unused else None
     used = set[bytes]()

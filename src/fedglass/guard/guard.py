@@ -40,35 +40,35 @@ POLICIES: tuple[Policy, ...] = ("block", "warn", "log")
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """Audits each update with the truth that only the client has, and refuses what it can not clear.
+    """Checks each update with the true examples, which only the client has, and blocks what it cannot clear.
 
-    It fails closed: an error inside, a time that ran out or a structure that is not the model's is a reason to refuse.
-    What it tells others is `fedglass.guard.report.REFUSED`, and nothing else. docs/guard.md says what it can not do.
+    It fails closed: an internal error, a used-up time budget or a structure that is not the model's is a reason to
+    refuse. Others are sent `fedglass.guard.report.REFUSED`, and nothing else. docs/guard.md states its limits.
     """
 
     policy: Policy = "block"
-    """`block` lets nothing leave that has a reason against it; `warn` and `log` let it leave and say so here."""
+    """`block` stops every update with a reason against it; `warn` and `log` let it leave and log the reason."""
     budget_seconds: float = 30.0
-    """For all checks of an update together."""
+    """Time for all checks of an update together."""
     min_examples: int = 2
-    """Distinct examples that must stand behind an update."""
+    """Least number of distinct examples behind an update."""
     max_examples: int = 4096
-    """Beyond which no update is examined, and thus none is let out."""
+    """Most examples behind an update; larger ones are not checked, and thus blocked."""
     clip: Clip | None = None
-    """The declared bound on the norm of all that leaves, or of each tensor by its name."""
+    """The declared bound on the norm of everything that leaves, or of each tensor by its name."""
     noise_multiplier: float = 0.0
     """The declared deviation of Gaussian noise on the update, in units of `clip`."""
     dpsgd: DPSGD | None = None
-    """The declared clipping and noise inside of local steps."""
+    """The declared clipping and noise inside local steps."""
     false_alarms: float = 0.05
-    """The share of messages that tell nothing which may be refused for pointing at their examples; 0 does not ask.
+    """Share of harmless messages that may be refused for singling out their examples; 0 turns this check off.
 
-    Every message without noise points at its examples, whether a known attack reads them or not.
+    Every message without noise singles out its examples, whether a known attack recovers them or not.
     """
     attacks: Mapping[str, AnyAttack] | None = None
-    """To be played in what is left of the time; None chooses one that is fast on such a message."""
+    """Attacks for the rest of the time; None chooses one that is fast on such a message."""
     starts: int = 8
-    """Of each attack, at most."""
+    """Most runs of each attack."""
     gate: Gate = field(default_factory=Gate)
     whitening: Whitening | None = None
     """Between pixels and the network's inputs; None takes each channel's range."""
@@ -88,7 +88,7 @@ class Guard:
                 f"Guard needs 1 <= min_examples <= max_examples and starts >= 1, got {self.min_examples}, "
                 f"{self.max_examples} and {self.starts}."
             )
-        self.protected  # noqa: B018 # refuses what can not be declared
+        self.protected  # noqa: B018 # refuses an invalid declaration
 
     @property
     def protected(self) -> Protected:
@@ -112,36 +112,37 @@ class Guard:
         others: Tensor | None = None,
         distinct: int | None = None,
     ) -> GuardReport:
-        """Audit one update; never raises. `examples` are as the network was fed, `others` such that were not.
+        """Check one update; never raises.
 
-        `before` is what came from the server; `after` is what would leave, or `update` the difference. `batches` are
-        the rows of each local step, without which several batches in an unknown order can not be told from noise.
-        `distinct` is the number of examples where augmentation makes several of one.
+        `before` came from the server; `after` would leave, or `update` is the difference. `examples` are the inputs of
+        the network, `others` inputs that were not trained on. `batches` are the rows of each local step; without them
+        several batches in an unknown order look like noise. `distinct` is the number of different examples where
+        augmentation makes several of one.
         """
         start = time.monotonic()
 
-        def made() -> Outbound:
+        def outbound() -> Outbound:
             if (after is None) == (update is None):
                 raise UsageError("Guard.check needs either `after` or `update`.")
             leaving = after if update is None else update
             assert leaving is not None, "one of both is given"
-            if update is not None and not has_wrong_layout(before, update):  # what does not fit is refused as it is
+            if update is not None and not has_wrong_layout(before, update):  # a wrong layout is refused later
                 leaving = {name: before[name] + tensor for name, tensor in update.items()}
             rows = None if batches is None else tuple(tuple(int(i) for i in rows) for rows in batches)
             return Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
 
         try:
-            out = made()
+            out = outbound()
             if update is not None and not has_wrong_layout(before, update) and loses_precision(out, update):
                 report = GuardReport(self.policy, (Reason.NOT_EXPLAINED,))
             else:
                 report = self._checked(out, distinct, start)
-        except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
+        except Exception as error:  # noqa: BLE001 # it fails closed
             report = GuardReport(self.policy, (Reason.FAULT,), examined=failed_checks(error))
         return self.decided(replace(report, seconds=time.monotonic() - start), before, after, update)
 
     def watch(self, *, any_thread: bool = False) -> TrainingReader:
-        """To be entered around the training, so that `check_watched` needs neither examples nor facts."""
+        """Return a context manager for the training, so that `check_watched` needs neither examples nor facts."""
         return TrainingReader(keep_examples=True, any_thread=any_thread)
 
     def check_watched(
@@ -154,7 +155,10 @@ class Guard:
         others: Tensor | None = None,
         distinct: int | None = None,
     ) -> GuardReport:
-        """`check` with what `watch` saw; never raises. Names are those of a framework's message or of the model."""
+        """Check an update with what `watch` observed; never raises.
+
+        Names are those of a framework's message or of the model.
+        """
         try:
             if reader is None:
                 return self.refused(Reason.UNWATCHED)
@@ -164,10 +168,10 @@ class Guard:
                 None if arrays is None else under_own_names(arrays, model, observed.untrained)
                 for arrays in (before, after, update)
             )
-            # As it is loaded: a mean over clients comes with counters of batches that are no whole numbers any more.
+            # As it is loaded: in a mean over clients, counters of batches are not whole numbers any more.
             kinds = {name: tensor.dtype for name, tensor in model.state_dict().items()}
             received = None if received is None else {name: tensor.to(kinds[name]) for name, tensor in received.items()}
-        except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
+        except Exception as error:  # noqa: BLE001 # it fails closed
             return self.decided(GuardReport(self.policy, (Reason.UNWATCHED,), examined=failed_checks(error)))
         if (
             received is None
@@ -175,7 +179,7 @@ class Guard:
             or set(sent_after or sent_update or ()) != set(received)
         ):
             return self.refused(Reason.STRUCTURE)
-        # What is not trained and does not travel is here as it was.
+        # Untrained parameters that were not sent are unchanged.
         untrained = {name: p.detach() for name, p in model.named_parameters() if name not in received}
         return self.check(
             model,
@@ -193,7 +197,7 @@ class Guard:
         )
 
     def refused(self, reason: Reason) -> GuardReport:
-        """The report on an update of which nothing could be checked, for whoever stands between guard and framework."""
+        """Return the report on an update that could not be checked, for adapters of frameworks."""
         return self.decided(GuardReport(self.policy, (reason,)))
 
     def decided(
@@ -203,7 +207,7 @@ class Guard:
         after: Params | None = None,
         update: Params | None = None,
     ) -> GuardReport:
-        """Count and log a report. What is logged are fixed words, since logs may leave the client too."""
+        """Count and log a report. Only fixed words are logged, since logs may leave the client too."""
         counts, memory = self.memory.counts, self.memory
         memory.counts = GuardCounts(
             counts.checked + 1,
@@ -232,11 +236,11 @@ class Guard:
         reasons += [Reason.FEW_EXAMPLES] * (distinct_examples < self.min_examples)
         reasons += [Reason.TOO_LARGE] * (len(out.labels) > self.max_examples)
         if self.clip is not None and not self.noise_multiplier:
-            # With noise on top, what is clipped is told by the replay.
+            # With noise on top, the replay tests the clipping.
             reasons += [Reason.CLIPPING] * exceeds_clip(out, self.clip)
         if reasons:
             return replace(report, reasons=tuple(reasons))
-        # Another seed in each round: a message that one start does not read, the next may.
+        # Another seed in each round: where one start fails, the next may recover images.
         seed = self.seed + self.counts.checked
         request = CheckRequest(
             out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, seed, self.memory.sent
@@ -246,5 +250,5 @@ class Guard:
 
 
 def _distinct(out: Outbound) -> int:
-    """How many different examples there are: one that is repeated a hundred times is one."""
+    """Return the number of different examples: one that is repeated a hundred times is one."""
     return len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})

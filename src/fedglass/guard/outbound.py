@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.core.errors import DataError, UsageError
-from fedglass.core.tensors import COUNTER, Params, Update, moved_others
+from fedglass.core.tensors import COUNTER, Params, Update, counted_batches, moved_others
+from fedglass.core.thresholds import CLIP_SLACK_GUARD, LOST_PRECISION, PIXEL_SLACK, largest_norm
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import Clip as ClipAll
@@ -30,8 +31,6 @@ from fedglass.models.fixed import can_be_fixed, with_fixed
 from fedglass.models.network import Network
 
 CLIENT = "this client"
-PIXEL_SLACK = 1e-3
-"""Rounding of pixels on their way through a whitening."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +103,7 @@ class Outbound:
         client = ClientClaim(self.training, truth, protection, order=self.batches)
         return Claim(self.model, self.weights, self.buffers, self.update, self.colours, (client,))
 
-    def seen(self) -> Observation:
+    def observation(self) -> Observation:
         """Return what the server would see. It is taken to know the training and, marked as oracle, the labels."""
         n, labels = len(self.labels), self.labels.detach().cpu()
         knows = Knowledge(
@@ -156,11 +155,6 @@ class Outbound:
         return [name for name in self.after if not name.endswith(COUNTER)]
 
 
-LOST = 0.01
-"""The share of a tensor's update that may be lost in rounding."""
-CLIP_SLACK = 1 + 1e-5
-"""Rounding of a norm that was clipped in single precision."""
-
 Clip = float | Mapping[str, float]
 """A bound on the norm of everything that leaves, or one bound for each tensor by its name."""
 
@@ -190,14 +184,15 @@ def loses_precision(out: Outbound, update: Params) -> bool:
     """
     pairs = ((out.after[n].double() - out.before[n].double(), t.double()) for n, t in update.items())
     return any(
-        float((held - sent).norm()) > LOST * float(sent.norm()) for held, sent in pairs
+        float((held - sent).norm()) > LOST_PRECISION * float(sent.norm()) for held, sent in pairs
     )  # NaN has its own reason
 
 
 def has_wrong_counters(out: Outbound) -> bool:
     """Return whether a counter of batches holds anything but the number of local steps."""
-    moved = {float(out.after[name] - out.before[name]) for name in out.after if name.endswith(COUNTER)}
-    return not moved <= {0.0, float(out.steps)}
+    counters = [name for name in out.after if name.endswith(COUNTER)]
+    counted = counted_batches({name: out.after[name] - out.before[name] for name in counters})
+    return not counted <= {0.0, float(out.steps)}
 
 
 def has_unexplained_buffers(out: Outbound) -> bool:
@@ -212,9 +207,9 @@ def finite(params: Params) -> bool:
 def exceeds_clip(out: Outbound, clip: Clip) -> bool:
     """Return whether the message is longer than clipping without noise allows; without a bound no tensor may move."""
     if not isinstance(clip, Mapping):
-        return not out.norm <= clip * CLIP_SLACK
+        return not out.norm <= largest_norm(clip, CLIP_SLACK_GUARD)
     lengths = {name: float((out.after[name] - out.before[name]).double().norm()) for name in out.leaving}
-    return any(not length <= clip.get(name, 0.0) * CLIP_SLACK for name, length in lengths.items())
+    return any(not length <= largest_norm(clip.get(name, 0.0), CLIP_SLACK_GUARD) for name, length in lengths.items())
 
 
 def static_checks(out: Outbound) -> tuple[Reason, ...]:
