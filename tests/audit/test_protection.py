@@ -13,6 +13,7 @@ import torch
 from fedglass.audit.protection import DELTA, defences_of, describe_privacy, undefended
 from fedglass.audit.public import accuracy, model_after
 from fedglass.audit.simulated import Simulated
+from fedglass.audit.target import Target
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
 from fedglass.defend.accounting import Mechanism, budgets, gaussian_epsilon
@@ -57,8 +58,9 @@ def test_a_message_is_protected_by_its_own_clients_defences_alone(make_federatio
     views = ServerView(0), ServerView(1), ServerView(2), AggregateView(), PeerView(1)
     own, other, third, all_three, peer = Simulated(federation, views=views).targets(lambda done, total: None)
     assert own.defences == ()
-    assert own.protections == (Protection(),)
-    assert other.protections == (Protection(release=noisy.release),)
+    claims = [target.claim for target in (own, other) if isinstance(target, Target) and target.claim is not None]
+    protections = [[client.protection for client in claim.clients] for claim in claims]
+    assert protections == [[Protection()], [Protection(release=noisy.release)]]
     assert other.defences is not None
     assert "Defended by Clip(norm=1.0)." in other.defences
     assert third.defences is not None

@@ -105,7 +105,7 @@ def test_what_cannot_be_run_again_is_named(make_federation: Make) -> None:
         (target,) = Recorded(replace(said, terms=replace(said.terms, **terms)), truths, simulated.views).targets(
             lambda done, total: None
         )
-        return [each.kind for each in message_doubts(target)]
+        return [each.kind for each in (*target.doubts, *message_doubts(target))]
 
     assert kinds() == []
     assert kinds(rule="Krum(byzantine=1)") == [Kind.NOT_REPLAYED]

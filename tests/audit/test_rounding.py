@@ -118,7 +118,7 @@ def test_what_explains_the_message_in_its_place_is_found_but_for_rounding() -> N
     found = replay(declared(training=replace(ADAM, optimiser=SGD())))
     assert found is not None
     assert not found.explained
-    assert found.other == 'the optimiser is Adam: set optimiser = "adam"'
+    assert found.correction == 'the optimiser is Adam: set optimiser = "adam"'
 
 
 def test_more_than_rounding_makes_is_not_left_to_it() -> None:

@@ -45,8 +45,8 @@ from fedglass.federation.truth import Examples
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Protection, Release
 from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.flags import flag
 from fedglass.verdict.records import BASE_RATE, Certificate
-from fedglass.verdict.texts import flag
 
 SIZES = (2, 10, 100, 1000)
 """Numbers of candidates that the adversary chooses from."""
@@ -304,7 +304,7 @@ def certify(
         claim = Claim(model, weights_of(model), buffers_of(model), {}, whitening, (client,))
         bound = bound_of([claim])
         if isinstance(bound, Doubt):
-            raise UsageError(flag(bound).whole)
+            raise UsageError(flag(bound).advice)
         certificate = certificate_of(bound, rounds - 1)
         if certificate is not None and rounds == 1:
             certificate = certificate.model_copy(update=shown_figures([claim], bound, None, 0))
@@ -319,7 +319,7 @@ def _samples(client: ClientClaim, rate: float) -> Samples:
     if type(gradient) is not DPSGD:
         raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
     if refused is not None:
-        raise UsageError(flag(refused).whole)
+        raise UsageError(flag(refused).advice)
     return Samples(rate, gradient.noise_multiplier, client.steps)
 
 

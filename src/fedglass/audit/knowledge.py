@@ -1,31 +1,36 @@
-"""Sentences about what an adversary knows, for the report and the command line."""
+"""What an adversary knows, in plain words for the report and the command line."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 
 from fedglass.attack.needs import parts_of
 from fedglass.attack.parts import GeneratesImages
+from fedglass.audit.target import Section, Source
 from fedglass.core.optimisers import SGD
+from fedglass.core.text import some
 from fedglass.core.types import BatchNorm, Knowledge, Training
-from fedglass.federation.views import Knows
+from fedglass.verdict.records import KnownFact
+from fedglass.verdict.threat import STANDPOINTS, UNNAMED, Facts, Sight, ThreatModel
 
 UNKNOWN = "not known"
+SHOWN = 6
+"""Views that the threat model of a plan lists one by one."""
 
 
-def describe_knowledge(knows: Knowledge) -> dict[str, str]:
-    """Return the facts by name, each with what the adversary knows of it.
+def describe_knowledge(knows: Knowledge) -> dict[str, KnownFact]:
+    """Return what the adversary knows of each fact.
 
     >>> from fedglass.core.types import Whitening
-    >>> facts = Knowledge((1, 28, 28), 62, 4, Whitening((0.5,), (0.5,)))
-    >>> describe_knowledge(facts)["training"], describe_knowledge(facts)["images"]
+    >>> facts = describe_knowledge(Knowledge((1, 28, 28), 62, 4, Whitening((0.5,), (0.5,))))
+    >>> facts["training"].text, facts["images"].text
     ('not known', '28 x 28 pixels, 1 channel, values in [0, 1]')
     """
     channels, height, width = knows.shape
     plural = "" if channels == 1 else "s"
-    labels = UNKNOWN if knows.labels is None else "oracle: the true labels, in no particular order"
-    batches = UNKNOWN if knows.batch_labels is None else "oracle: the true labels of each local batch"
-    return {
+    texts = {
+        "model": "the network and its weights before the round",
         "images": f"{height} x {width} pixels, {channels} channel{plural}, values in [{knows.low:g}, {knows.high:g}]",
         "classes": str(knows.classes),
         "examples": f"{knows.examples} behind the message" if knows.counted else UNKNOWN,
@@ -33,20 +38,56 @@ def describe_knowledge(knows: Knowledge) -> dict[str, str]:
         "training": UNKNOWN if knows.training is None else describe_training(knows.training),
         "learning rate": UNKNOWN if knows.lr is None else f"{knows.lr:g}",
         "local steps": UNKNOWN if knows.steps is None else str(knows.steps),
-        "labels": labels,
-        "labels of each batch": batches,
+    }
+    if knows.present is not None:
+        texts["accepted updates"] = f"{UNKNOWN}: the rule may have rejected some"
+    return {name: KnownFact(text=text) for name, text in texts.items()} | {
+        "labels": _oracle(knows.labels, "the true labels, in no particular order"),
+        "labels of each batch": _oracle(knows.batch_labels, "the true labels of each local batch"),
     }
 
 
+def _oracle(labels: object, text: str) -> KnownFact:
+    return KnownFact(text=UNKNOWN) if labels is None else KnownFact(text=text, oracle=True)
+
+
+def sights_of(source: Source) -> list[Sight]:
+    """Return the views of a source that will be attacked, and what the adversary knows in each."""
+    seen = zip(source.infos(), source.rehearse(), strict=True)
+    return [Sight(info.words, info.standpoint, describe_knowledge(view.observation.knows)) for info, view in seen]
+
+
+def adversary_sections(sights: Sequence[Sight], more: Sequence[str], source: str) -> list[Section]:
+    """Return what the adversary sees and knows, as `fedglass check` prints it; `more` are further facts."""
+    model, of = ThreatModel(sights), f" of {source}" if source else ""
+    sees = [" ".join(STANDPOINTS.get(standpoint, UNNAMED)) for standpoint in model.standpoints]
+    views = [f"{view[0].upper()}{view[1:]}." for view in model.views]
+    knows = _lines(model.common)
+    for sights_alike, facts in model.differences[:SHOWN]:
+        knows += [f"{some([sight.view for sight in sights_alike])}: {line}" for line in _lines(facts)]
+    if len(model.differences) > SHOWN:
+        knows.append(f"... and {len(model.differences) - SHOWN} more sets of facts.")
+    if len(views) > SHOWN:
+        views = [*views[: SHOWN - 1], f"... and {len(views) - SHOWN + 1} more of this kind."]
+    return [
+        Section(f"What the adversary sees{of}", [*sees, *views]),
+        Section(f"What it knows apart from the message{of}", [*knows, *more]),
+    ]
+
+
+def _lines(facts: Facts) -> list[str]:
+    return [f"{name}: {'ORACLE: ' if fact.oracle else ''}{fact.text}" for name, fact in facts.items()]
+
+
 def describe_learned(attack: object) -> str:
-    """Return what the networks that draw an attack's images have learned from; empty where none does.
+    """What the networks have learned from that draw an attack's images; empty where none does.
 
     >>> from fedglass.recipes import recipe
     >>> describe_learned(recipe("maliciously_curious_client_published"))
     'an autoencoder that the adversary has trained on its own examples'
     """
-    sources = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, GeneratesImages))
-    return "; ".join(sources)
+    found = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, GeneratesImages))
+    return "; ".join(found)
 
 
 def _clients(knows: Knowledge) -> str:
@@ -56,7 +97,7 @@ def _clients(knows: Knowledge) -> str:
 
 
 def _each(knows: Knowledge) -> str:
-    """Return the number of examples of each of several clients, where it is known."""
+    """How many examples each of several clients has, where that is known."""
     if knows.sizes is None:
         return ""
     low, high = min(knows.sizes), max(knows.sizes)
@@ -64,7 +105,7 @@ def _each(knows: Knowledge) -> str:
 
 
 def describe_training(training: Training) -> str:
-    """Return a client's training as one phrase.
+    """A client's training in one phrase.
 
     >>> describe_training(Training(lr=0.1))
     'one SGD step on all examples at learning rate 0.1 (FedSGD)'
@@ -81,52 +122,24 @@ def describe_training(training: Training) -> str:
 
 
 def describe_optimiser(optimiser: object) -> str:
-    """Return the name of an optimiser, and its options where they are not the default.
+    """Its name, and its options where they are not the default.
 
     >>> describe_optimiser(SGD(momentum=0.9, nesterov=True))
     'SGD (momentum 0.9, nesterov)'
     """
-    changed: dict[str, object] = {}
+    given: dict[str, object] = {}
     if is_dataclass(optimiser):
-        changed = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
-    options = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in changed.items()]
-    return type(optimiser).__name__ + (f" ({', '.join(options)})" if options else "")
+        given = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
+    words = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in given.items()]
+    return type(optimiser).__name__ + (f" ({', '.join(words)})" if words else "")
 
 
 def _particulars(training: Training) -> str:
-    """Return what else of a training is not the default."""
-    applies_by_text = {
+    """What else is not the default."""
+    said = {
         "batches in file order": not training.shuffle,
         f"gradients clipped at norm {training.clip or 0:g}": training.clip is not None,
         f"labels smoothed by {training.label_smoothing:g}": training.label_smoothing > 0,
         "normalised with batch statistics": training.batch_norm is BatchNorm.BATCH,
     }
-    return "".join(f", {text}" for text, applies in applies_by_text.items() if applies)
-
-
-def describe_knows(knows: Knows) -> list[str]:
-    """Return the optional facts as sentences.
-
-    >>> describe_knows(Knows(training=False))[1]
-    "It does not know the clients' learning rate, epochs and batch size."
-    """
-    training = "the clients' learning rate, epochs and batch size"
-    and_number = ", range and number" if knows.examples else " and range"
-    lines = [
-        f"It knows the model and its weights before the round, the shape{and_number} of the images, and the number of "
-        "classes.",
-        f"It {'knows' if knows.training and knows.lr else 'does not know'} {training}.",
-    ]
-    if (knows.steps or knows.training) and not (knows.training and knows.lr):
-        lines.append(f"It knows the number of local steps{', but not the learning rate' if not knows.lr else ''}.")
-    if not knows.examples:
-        lines.append("It knows neither how many examples nor how many clients are behind the message.")
-    if not knows.kept:
-        lines.append("A peer does not know whose updates got through the rule.")
-    if knows.labels:
-        lines.append("ORACLE: it is told the true labels, in no particular order.")
-    if knows.batch_labels:
-        lines.append("ORACLE: it is told the true labels of each local batch.")
-    if not knows.labels and not knows.batch_labels:
-        lines.append("It does not know the labels.")
-    return lines
+    return "".join(f", {words}" for words, applies in said.items() if applies)

@@ -193,7 +193,7 @@ def _evidence(
         reconstruction.labels.detach().cpu().numpy(),
         shown.numpy(),
         raw=None if raw is None else raw.numpy(),
-        found_raw=None if reconstruction.raw is None else reconstruction.raw.detach().cpu().numpy(),
+        images_raw=None if reconstruction.raw is None else reconstruction.raw.detach().cpu().numpy(),
         film=None if frames is None else frames.numpy(),
         film_captions=captions,
     )
@@ -214,12 +214,12 @@ def _truth_fields(assessment: Assessment, private: Truth, extra: dict[str, Any])
         "controls": {
             control: {name: list(values) for name, values in of.items()} for control, of in by_image.controls.items()
         },
-        "identity_kept": list(by_image.kept),
+        "identity_preserved": list(by_image.identity_preserved),
         "blends": [list(members) for members in by_image.blends] if any(by_image.blends) else [],
-        "shown_otherwise": list(assessment.shown_transformed),
+        "transformed_match": list(assessment.shown_transformed),
         "skipped_metrics": dict(scores.skipped),
         "blind": {name: list(values) for name, values in by_image.blind.items()},
-        "blind_by": {name: list(guesses) for name, guesses in by_image.blind_by.items()},
+        "blind_guess": {name: list(guesses) for name, guesses in by_image.blind_guess.items()},
         "labels_true": private.labels.tolist(),
         "owners": list(private.owners),
         "labels_recovered": list(scored.labels),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedglass.audit.knowledge import describe_knowledge
+from fedglass.audit.knowledge import adversary_sections, sights_of
 from fedglass.audit.public import Public
 from fedglass.audit.target import (
     RoundProgress,
@@ -25,10 +25,10 @@ from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.core.tensors import Params
 from fedglass.core.text import some
-from fedglass.federation.client import Answers, one_by_one
-from fedglass.federation.transcript import Attendance, Participant, Transcript
+from fedglass.federation.client import TrainClients, train_sequentially
+from fedglass.federation.transcript import Participant, ParticipantsByRound, Transcript
 from fedglass.federation.truth import Examples, Truths
-from fedglass.federation.views import Knows, Seen, ServerView, Together, View
+from fedglass.federation.views import Knows, ServerView, Together, View, ViewResult
 from fedglass.fl.release import Protection
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 
@@ -48,7 +48,7 @@ class Recorded:
     """What protects each client, to be played again; nothing of those of whom it is not known."""
     doubts: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """By round and client, what was recorded and is not as it was said; of the round itself under no name."""
-    everywhere: Attendance | None = None
+    everywhere: ParticipantsByRound | None = None
     """Who took part in which of all rounds that are known of; those of the transcript where nobody says."""
     beside: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """By round and client, what was sent beside the arrays of the model."""
@@ -69,7 +69,7 @@ class Recorded:
         if not self.views:
             raise UsageError("The adversary needs at least one view, such as ServerView(client=0), got none.")
         for view in self.views:
-            view.check(self.transcript.attendance)
+            view.check(self.transcript.participants_by_round)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -88,7 +88,7 @@ class Recorded:
     def _judged_by(self) -> Iterator[Sequence[object]]:
         """What decides the verdict beside the messages: a bundle may have grown, or been corrected, since the last."""
         yield sorted(self.doubts.items())
-        known = self.transcript.attendance.rounds
+        known = self.transcript.participants_by_round.rounds
         more = {} if self.everywhere is None else self.everywhere.rounds
         yield sorted((index, names) for index, names in more.items() if index not in known)
         yield [(*turn, of_params(update)) for turn, update in sorted(self.aside.items(), key=lambda pair: pair[0])]
@@ -101,21 +101,26 @@ class Recorded:
         for index, past in sorted(said.rounds.items()):
             sent = (p for m in past.messages for p in (m.update, m.buffers))
             params = [past.before, past.buffers, past.step, *sent, past.buffers_after]
-            facts += [str(index), identity_text(past.participants), identity_text(past.kept), *map(of_params, params)]
+            facts += [
+                str(index),
+                identity_text(past.participants),
+                identity_text(past.accepted),
+                *map(of_params, params),
+            ]
             for m in past.messages:
-                if m.own is not None:
-                    facts += [m.client, of_params(m.own.before), of_params(m.own.buffers)]
+                if m.start is not None:
+                    facts += [m.client, of_params(m.start.before), of_params(m.start.buffers)]
         return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
         past = self.transcript
         return target_infos(self.name, self.views, past.terms.clients, lambda index: past.rounds[index].participants)
 
-    def rehearse(self) -> Iterator[Seen]:
+    def rehearse(self) -> Iterator[ViewResult]:
         for view in self.views:
             yield view.see(self.transcript, self.knows, self.truths)
 
-    def targets(self, progress: RoundProgress, answers: Answers = one_by_one) -> Sequence[Target]:
+    def targets(self, progress: RoundProgress, answers: TrainClients = train_sequentially) -> Sequence[Target]:
         return [self.target(view) for view in self.views]
 
     def target(self, view: View) -> Target:
@@ -134,8 +139,8 @@ class Recorded:
 
     def _further(self, view: View, found: Target) -> int:
         """Also what others have sent that have the same examples: a client under two names, or a picture of many."""
-        attendance = self.everywhere or self.transcript.attendance
-        twins = () if self.truths is None else self.truths.sharing(found.behind)
+        attendance = self.everywhere or self.transcript.participants_by_round
+        twins = () if self.truths is None else self.truths.clients_sharing_images(found.behind)
         others = sum(name in present for present in attendance.rounds.values() for name in twins)
         return further_rounds(view, found.behind, attendance, self.views) + others
 
@@ -155,23 +160,25 @@ class Recorded:
             pool=pool,
             further=self._further(view, target),
             simulated=self.simulated,
-            recorder_caveats=tuple(each for name in seen.behind for each in self.reserved.get((index, name), ())),
+            recorder_caveats=tuple(each for name in seen.clients for each in self.reserved.get((index, name), ())),
             same_noise_in={} if self.simulated else self._others(view, target),
         )
 
-    def _doubts(self, seen: Seen, index: int, target: Target, participants: Sequence[Participant]) -> Iterator[Doubt]:
+    def _doubts(
+        self, seen: ViewResult, index: int, target: Target, participants: Sequence[Participant]
+    ) -> Iterator[Doubt]:
         """Yield the doubts about one message that need no computation."""
         yield from coverage_doubts(
             seen,
             target.truth,
-            [p for p in participants if p.name in seen.behind],
+            [p for p in participants if p.name in seen.clients],
             unaudited_clients=self.overlooked,
-            extra_payload=[each for name in seen.behind for each in self.beside.get((index, name), ())],
+            extra_payload=[each for name in seen.clients for each in self.beside.get((index, name), ())],
             simulated=self.simulated,
         )
         if not self.simulated and has_unnamed_defence(self.transcript, participants, self.defences):
             yield doubt(Kind.DEFENCE_NOT_NAMED)
-        contradictions = [text for name in ("", *seen.behind) for text in self.doubts.get((index, name), ())]
+        contradictions = [text for name in ("", *seen.clients) for text in self.doubts.get((index, name), ())]
         if contradictions:
             yield doubt(Kind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
 
@@ -209,21 +216,14 @@ class Recorded:
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
         lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         lines += list(self._untrained())
-        seen = next(iter(self.rehearse())).observation
-        facts = [f"{name}: {words}" for name, words in describe_knowledge(seen.knows).items()]
-        facts += [] if self.public is None else [self.public.words]
-        sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
-        told = [
-            Section(f"Recording{named}", lines),
-            Section("What the adversary sees", sees),
-            Section("What it knows beside", facts),
-        ]
-        return [*told, Section("What is not as it was said", self.doubted())] if self.doubts else told
+        more = [] if self.public is None else [self.public.words]
+        sections = [Section(f"Recording{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
+        return [*sections, Section("Contradictions", self.doubted())] if self.doubts else sections
 
     def _personalised(self) -> Iterator[str]:
         """Whose messages add to another model than the round's, in words."""
         for index, past in sorted(self.transcript.rounds.items()):
-            for name in past.sent_their_own(self.transcript.terms.clients):
+            for name in past.clients_with_own_model(self.transcript.terms.clients):
                 yield f"{name} was sent a model of its own in round {index + 1}, to which its message adds."
 
     def _untrained(self) -> Iterator[str]:

@@ -16,11 +16,11 @@ from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
 from fedglass.core.tensors import Params, moved_others
 from fedglass.core.types import BatchNorm, Observation
-from fedglass.federation.client import Answers, one_by_one
+from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.peer import PeerView
-from fedglass.federation.transcript import Attendance, Participant, Round, Transcript
+from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
-from fedglass.federation.views import Knows, Named, Seen, Together, View
+from fedglass.federation.views import HasLabel, Knows, Together, View, ViewResult
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 
 RoundProgress = Callable[[int, int], None]
@@ -87,7 +87,7 @@ class Target:
 
 
 def coverage_doubts(
-    view_result: Seen,
+    view_result: ViewResult,
     truth: Truth | None,
     participants: Sequence[Participant],
     *,
@@ -195,11 +195,13 @@ class Source(Protocol):
         """Return the source as sentences of the threat model."""
         ...
 
-    def rehearse(self) -> Iterable[Seen]:
+    def rehearse(self) -> Iterable[ViewResult]:
         """Refuse what could only fail after the training; then yield what will be seen, except its entries."""
         ...
 
-    def targets(self, progress: RoundProgress, answers: Answers = one_by_one) -> Sequence[Target | Pending]:
+    def targets(
+        self, progress: RoundProgress, answers: TrainClients = train_sequentially
+    ) -> Sequence[Target | Pending]:
         """Return the targets in the order of `infos`; `answers` trains the clients that are simulated for them."""
         ...
 
@@ -211,7 +213,7 @@ def target_infos(
     prefix, infos = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
-        short = view.brief() if isinstance(view, Named) else None
+        short = view.label() if isinstance(view, HasLabel) else None
         named = ("", "") if short is None else (prefix + short.name, short.standpoint)
         text = prefix + view.describe() + (_crowd(view, clients, present) if isinstance(view, PeerView) else "")
         infos.append(TargetInfo(repr(view), identity, text, view.rounds()[-1] + 1, *named))
@@ -229,7 +231,9 @@ def _crowd(view: PeerView, clients: Sequence[str], present: ParticipantsOfRound)
     )
 
 
-def further_rounds(view: View, behind: Sequence[str], attendance: Attendance, views: Sequence[View] = ()) -> int:
+def further_rounds(
+    view: View, behind: Sequence[str], attendance: ParticipantsByRound, views: Sequence[View] = ()
+) -> int:
     """Return the number of further rounds with any of these clients, whose examples stay the same.
 
     Rounds that one of `views` attacks together with this one are audited there. One of the clients is enough:
@@ -245,15 +249,15 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
     """Return the target that one view makes of a transcript, simulated or recorded."""
     view_result, round_ = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
     terms = transcript.terms
-    protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in view_result.behind}
+    protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in view_result.clients}
     return Target(
         view_result.observation,
-        None if truths is None else truths.behind(view_result.behind, view.rounds()[-1], view_result.own),
+        None if truths is None else truths.truth_of(view_result.clients, view.rounds()[-1], view_result.own_client),
         class_names=terms.class_names,
         defences=None if protected is None else tuple(merge_by_client(protected)),
-        behind=view_result.behind,
+        behind=view_result.clients,
         participants=tuple(p.name for p in round_.participants),
-        kept=round_.kept,
+        kept=round_.accepted,
         behaviours=(*terms.behaviours, *_come_back(round_, view.rounds()[-1])),
     )
 
@@ -267,7 +271,7 @@ def _come_back(round_: Round, index: int) -> list[str]:
     ]
 
 
-def _batch_statistics(view_result: Seen, participants: Sequence[Participant]) -> bool:
+def _batch_statistics(view_result: ViewResult, participants: Sequence[Participant]) -> bool:
     """Return whether BatchNorm trained with the statistics of its batches: as declared, or because they moved."""
     trainings = [p.training for p in participants if p.training is not None]
     used = any(training.batch_norm is BatchNorm.BATCH for training in trainings)

@@ -18,15 +18,14 @@ from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
-from fedglass.federation.transcript import Participant, Transcript
+from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Participant, Transcript
 from fedglass.federation.truth import Examples, Truths
-from fedglass.federation.views import Seen
-from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.federation.views import ViewResult
 from fedglass.fl.local import Batch, schedule
 from fedglass.fl.release import Protection
 
 UNPROTECTED = Protection()
-MEANS = ("not recorded", repr(WeightedMean()))
+MEANS = (UNKNOWN_RULE, MEAN_RULE)
 """Aggregation rules for which a replay computes the weighted mean."""
 
 
@@ -161,9 +160,9 @@ class Claim:
         return replace(self, clients=tuple(replace(client, protection=protection) for client in self.clients))
 
 
-def participants_of(transcript: Transcript, index: int, view_result: Seen) -> list[Participant]:
+def participants_of(transcript: Transcript, index: int, view_result: ViewResult) -> list[Participant]:
     """Return the clients whose examples are in the message of a recorded round, the adversary's own last."""
-    names = (*view_result.behind, *(() if view_result.own is None else (view_result.own,)))
+    names = (*view_result.clients, *(() if view_result.own_client is None else (view_result.own_client,)))
     by_name = {p.name: p for p in transcript.rounds[index].participants}
     return [by_name[name] for name in names]
 
@@ -179,7 +178,7 @@ def has_unnamed_defence(
 def claim_of(
     transcript: Transcript,
     index: int,
-    view_result: Seen,
+    view_result: ViewResult,
     truths: Truths | None,
     protections: Mapping[str, Protection],
 ) -> Claim | None:
@@ -212,7 +211,7 @@ def claim_of(
         tuple(clients),
         observation.buffers_after,
         round=index,
-        own_clients=int(view_result.own is not None),
+        own_clients=int(view_result.own_client is not None),
         combined_by_mean=len(clients) == 1 or terms.rule in MEANS,
         unnamed_defence=has_unnamed_defence(transcript, participants, protections),
         image_shape=terms.shape,

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.best_of import AnyAttack
-from fedglass.attack.decoys import decoy_images
 from fedglass.audit.play import OutOfTime
 from fedglass.audit.play_attack import oracle_facts
 from fedglass.checks.claim import Claim
@@ -27,6 +26,7 @@ from fedglass.core.optimisers import SGD
 from fedglass.core.rng import derive
 from fedglass.core.tensors import Params
 from fedglass.execution.machine import one_thread
+from fedglass.guard.decoys import decoy_images
 from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.quick_attack import attacks_for, run_attacks
 from fedglass.guard.report import CheckResult, Clock, Reason
