@@ -219,7 +219,7 @@ class Refinement:
 class Refine(Protocol):
     """Images -> better images, without the message."""
 
-    def refine(self, given: Refinement) -> Tensor:
+    def refine(self, refinement: Refinement) -> Tensor:
         """The images made better.  # (n, c, h, w), pixels before whitening"""
         ...
 
@@ -238,7 +238,7 @@ class Learned(Protocol):
     An audit compares what it shows with what the same model shows of another image, and with what it shows untrained.
     """
 
-    def refine(self, given: Refinement) -> Tensor: ...
+    def refine(self, refinement: Refinement) -> Tensor: ...
 
     def untrained(self) -> Refine:
         """The same with a model that has learned nothing."""

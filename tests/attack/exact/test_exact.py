@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedglass.attack.exact.exact import FOUND_NOTHING, ExactAttack
-from fedglass.attack.exact.method import SearchBudget, ExactSolution
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Training
 from fedglass.federation.federation import observe

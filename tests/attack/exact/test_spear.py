@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import first_dense
 from fedglass.attack.exact.division import Spear
-from fedglass.attack.exact.method import SearchBudget, ExactSolution
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import stack_update
 from fedglass.attack.exact.verify import explains, fit_layer, message_of
 from fedglass.core.rng import stream

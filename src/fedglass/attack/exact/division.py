@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.method import Details, SearchBudget, ExactSolution
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import RowRatios, fit_rank_one, spectrum, stack_update
 from fedglass.attack.exact.sparse import Accept, ReluLayer, SparseInputs, proved_inputs, sparse_inputs
 from fedglass.attack.exact.verify import Fit, ReplayableMessage, ReplayFit, best_label, fit_layer, message_of

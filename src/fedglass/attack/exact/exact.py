@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.attack import check_counted, check_observation
-from fedglass.attack.exact.method import ExactMethod, SearchBudget, ExactSolution
+from fedglass.attack.exact.method import ExactMethod, ExactSolution, SearchBudget
 from fedglass.attack.exact.verify import explains
 from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress, no_progress

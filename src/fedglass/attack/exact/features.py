@@ -22,7 +22,7 @@ from fedglass.attack.exact.cut import Cut, Features, cut_at, head_gradients, mix
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run, first_dense
 from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
 from fedglass.attack.exact.linear import is_affine, smoothest_images
-from fedglass.attack.exact.method import Details, SearchBudget, ExactSolution, once
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget, once
 from fedglass.attack.exact.rows import entry_error, fit_rank_one, stack_update
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.parts import Problem, no_progress

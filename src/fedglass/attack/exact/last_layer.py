@@ -38,7 +38,7 @@ from fedglass.attack.exact.cut import (
     verify_features,
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
-from fedglass.attack.exact.method import Details, SearchBudget, ExactSolution
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import spectrum, with_ones
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.labels.counts import is_clipped, round_to_sum, unsmoothed

@@ -22,7 +22,7 @@ from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.division import as_images, within_bounds
 from fedglass.attack.exact.linear import smoothest_images
-from fedglass.attack.exact.method import Details, SearchBudget, ExactSolution
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import (
     AGREE_WITHIN,
     MAX_RATIO_ERROR,
