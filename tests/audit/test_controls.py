@@ -35,8 +35,8 @@ LOW = Gate(threshold=6.0)
 class Grey:
     """Draws grey from everything, trained or not."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        return torch.full_like(given.images, 0.5)
+    def refine(self, refinement: Refinement) -> Tensor:
+        return torch.full_like(refinement.images, 0.5)
 
     def untrained(self) -> Refine:
         return self
@@ -46,8 +46,8 @@ class Grey:
 class Faithful:
     """Draws what it is given; untrained it draws grey."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        return given.images.clone()
+    def refine(self, refinement: Refinement) -> Tensor:
+        return refinement.images.clone()
 
     def untrained(self) -> Refine:
         return Grey()
@@ -57,8 +57,8 @@ class Faithful:
 class Mirrors:
     """Draws something else than it is given."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        return 1 - given.images
+    def refine(self, refinement: Refinement) -> Tensor:
+        return 1 - refinement.images
 
     def untrained(self) -> Refine:
         return Grey()

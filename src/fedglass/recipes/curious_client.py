@@ -47,8 +47,8 @@ def curious_client(
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
     images, objective = BoundedLowResolution(factor), Cosine() + tv * TotalVariation()
     alone = Attack(labels, (Stage(SuperClient(budget_mib), images, objective, solver),))
-    beside = Stage(SuperClient(budget_mib), FixOwnImages(images), objective, solver)
-    fixed = Attack(FixOwnLabels(labels), (beside,))
+    with_own_images = Stage(SuperClient(budget_mib), FixOwnImages(images), objective, solver)
+    fixed = Attack(FixOwnLabels(labels), (with_own_images,))
     ways: dict[str, AnyAttack] = {"subtract": BestOf(alone, SubtractOwnUpdate()), "fixed": fixed, "along": alone}
     if own not in ways:
         raise unknown_name("own", own, ways)
