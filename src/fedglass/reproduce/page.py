@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedglass.report.charts import line_chart, trade_off
-from fedglass.report.page import Album, Inlined, render, write_page
+from fedglass.report.page import Album, InlinePicture, render, write_page
 from fedglass.report.page import Cell as TableCell
 from fedglass.report.page import Table as PageTable
 from fedglass.reproduce.cases import Cell, Trial, TrialCase
@@ -149,7 +149,7 @@ class Strip:
 
     title: str
     note: str
-    picture: Inlined
+    picture: InlinePicture
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], alb
     return found
 
 
-def _strip(cell: Cell, record: Record, picture: Inlined) -> Strip:
+def _strip(cell: Cell, record: Record, picture: InlinePicture) -> Strip:
     measures = measures_of(record)
     told = [f"{measures['psnr']:.1f} dB"]
     told += [f"{measures['recovered']:.0f} % recovered"] if "recovered" in measures else []
