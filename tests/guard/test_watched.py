@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from fedglass.guard import Guard, GuardReport, Reason
 from fedglass.guard.names import under_own_names, unwrapped
-from fedglass.guard.runners import Here
+from fedglass.guard.runners import InlineRunner
 from fedglass.guard.watched import trained
 
-HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "attacks": {}, "false_alarms": 0.0}
+HERE: dict[str, Any] = {"runner": InlineRunner(), "budget_seconds": 600.0, "attacks": {}, "false_alarms": 0.0}
 Optimiser = Callable[[Any], torch.optim.Optimizer]
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass import recording
-from fedglass.checks.replay import Declared, Part, Replay, replay
+from fedglass.checks.claim import Claim, ClientClaim
+from fedglass.checks.replay import ReplayOutcome, replay
 from fedglass.core.types import Training, Whitening
 from fedglass.recordings.reader import read_bundle
 from fedglass.recordings.transcript import Reading
@@ -59,7 +60,7 @@ def replayed(
     frozen: bool = False,
     clip: float | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-) -> tuple[Training | None, Replay | None]:
+) -> tuple[Training | None, ReplayOutcome | None]:
     """Record one training, and play what the bundle says of it."""
     model = network().train(not frozen)
     with recording(folder / "b", model, client="a", round=1, truth=True, whitening=((0.4,), (0.3,))):
@@ -71,9 +72,9 @@ def replayed(
         return None, None
     truths = truths_beside(folder / "b-truth", bundle.clients, 1)
     own = truths.of("a", 0)
-    part = Part(own.images, own.labels, training, order=truths.batches("a", 0))
+    client = ClientClaim(training, own, order=truths.batches("a", 0))
     whitening = Whitening((0.4,), (0.3,))
-    return training, replay(Declared(network(), past.before, past.buffers, message.update, whitening, (part,)))
+    return training, replay(Claim(network(), past.before, past.buffers, message.update, whitening, (client,)))
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
