@@ -68,7 +68,7 @@ def test_the_first_and_the_last_round_are_looked_at(folder: Path) -> None:
     (source,) = sources(job(folder))
     expected = [ServerView(client, index) for index in (0, 2) for client in (0, 1)]
     assert list(source.views) == expected
-    assert source.infos()[-1].words == "b: the server sees the update of client 1 in round 3"
+    assert source.infos()[-1].text == "b: the server sees the update of client 1 in round 3"
 
 
 def in_turn(folder: Path, present: dict[int, tuple[str, ...]], unsent: tuple[int, ...] = ()) -> None:
@@ -300,7 +300,7 @@ def test_numbers_that_nobody_told_are_not_known_to_the_adversary(tmp_path: Path)
     with pytest.raises(UsageError, match=r"number of examples behind the message.*give recording\.examples"):
         job(tmp_path)
     (source,) = sources(job(tmp_path, "examples = 3"))
-    assert source.infos()[0].words.endswith("client 0 in round 1")
+    assert source.infos()[0].text.endswith("client 0 in round 1")
     (seen,) = source.rehearse()
     assert seen.observation.knows.examples == 3
 
@@ -554,4 +554,4 @@ def test_clients_that_have_the_same_picture_tell_of_the_same_data(tmp_path: Path
         writer.truth(name, images, labels)
     writer.truth("b", *examples(1, 1))
     found = targets(job(tmp_path, 'truth = "b-truth"\nrounds = "all"'))
-    assert [(*target.behind, target.further) for target in found] == [("a", 1), ("b", 0), ("c", 1)]
+    assert [(*target.contributors, target.further) for target in found] == [("a", 1), ("b", 0), ("c", 1)]
