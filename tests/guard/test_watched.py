@@ -42,6 +42,12 @@ def watched(
     return guard.check_watched(reader, before, after=dict(net.state_dict()))
 
 
+def scheduled(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A scheduler that is stepped between rounds writes `initial_lr` into the optimiser's options."""
+    torch.optim.lr_scheduler.StepLR(optimiser, step_size=10)
+    return optimiser
+
+
 @pytest.mark.parametrize(
     "optimiser",
     [
@@ -49,8 +55,10 @@ def watched(
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
         lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99)),
         lambda p: torch.optim.AdamW(p, lr=0.01),
+        lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
+        lambda p: scheduled(torch.optim.SGD(p, lr=0.1)),
     ],
-    ids=["sgd", "momentum", "adam", "adamw"],
+    ids=["sgd", "momentum", "adam", "adamw", "adam with decoupled decay", "sgd with a scheduler"],
 )
 def test_the_replay_of_what_was_seen_is_the_update(toy: Any, optimiser: Optimiser) -> None:
     report = watched(toy, optimiser)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedglass import recording
 from fedglass.checks.replay import Declared, Part, Replay, replay
+from fedglass.core.optimisers import AdamW
 from fedglass.core.types import Training, Whitening
 from fedglass.recordings.reader import read_bundle
 from fedglass.recordings.transcript import Reading
@@ -28,6 +29,7 @@ OPTIMISERS: dict[str, Optimiser] = {
     "Nesterov and decay": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "Adam with decoupled decay": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
 }
 
 
@@ -85,6 +87,27 @@ def test_every_optimiser_and_mode_of_batch_normalisation(name: str, frozen: bool
     assert found is not None
     assert (training.epochs, training.batch_size) == (3, 4)
     assert found.residual < 1e-3
+
+
+def test_adam_with_decoupled_decay_is_adamw(tmp_path: Path) -> None:
+    """Five honest steps on a full batch: the replay differs from the message by rounding alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1, decoupled_weight_decay=True)
+    with recording(tmp_path / "b", model, client="a", round=1):
+        for _ in range(5):
+            optimiser.zero_grad()
+            F.cross_entropy(model(IMAGES), LABELS).backward()  # type: ignore[no-untyped-call] # of torch
+            optimiser.step()
+
+    round_ = Reading(read_bundle(tmp_path / "b"), model, {}).round(1)
+    training = round_.participants[0].training
+    assert training == Training(0.01, 5, optimiser=AdamW(weight_decay=0.1), shuffle=False)
+    part = Part(IMAGES, LABELS, training)
+    plain = Whitening((0.0,), (1.0,))
+    repeated = replay(Declared(model, before, {}, round_.messages[0].update, plain, (part,)))
+    assert repeated.residual < 1e-5
 
 
 def test_clipped_gradients(tmp_path: Path) -> None:

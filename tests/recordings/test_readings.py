@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from fedglass.core.errors import UpdateError
-from fedglass.core.optimisers import SGD, Adam
+from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Round
 from fedglass.models.catalogue import build
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.transcript import Reading, training_of
+from fedglass.recordings.training_facts import training_of
+from fedglass.recordings.transcript import Reading
 
 from .federations import CLASSES, SHAPE, Arrays, Real, State
 
@@ -122,6 +123,7 @@ def test_numbers_of_examples_that_are_not_known_are_not_known(tmp_path: Path) ->
 
 
 READ = {"optimiser": "SGD", "lr": 0.1}
+ADAM = {"optimiser": "Adam", "lr": 0.1, "steps": 1, "batch_sizes": [5]}
 CASES: dict[str, tuple[dict[str, Any], int | None, Training | None]] = {
     "one batch": ({**READ, "steps": 1, "batch_sizes": [5]}, 5, Training(lr=0.1)),
     "epochs": (
@@ -149,6 +151,22 @@ CASES: dict[str, tuple[dict[str, Any], int | None, Training | None]] = {
         5,
         None,
     ),
+    "decoupled decay": (
+        {**ADAM, "options": {"weight_decay": 0.1, "decoupled_weight_decay": True}},
+        5,
+        Training(lr=0.1, optimiser=AdamW(weight_decay=0.1)),
+    ),
+    "decoupled decay that is not named": (
+        {**ADAM, "options": {"decoupled_weight_decay": True}},
+        5,
+        Training(lr=0.1, optimiser=AdamW(weight_decay=0.0)),
+    ),
+    "what a scheduler notes": (
+        {**ADAM, "options": {"initial_lr": 0.1}},
+        5,
+        Training(lr=0.1, optimiser=Adam()),
+    ),
+    "an unknown option": ({**ADAM, "options": {"momentun": 0.1}}, 5, None),
     "no rate": ({"optimiser": "SGD", "steps": 1, "batch_sizes": [5]}, 5, None),
     "no batches": ({**READ, "steps": 3}, 5, None),
 }

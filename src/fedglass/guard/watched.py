@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
-from fedglass.core.optimisers import SGD, Adam, AdamW, Optimiser
-from fedglass.core.types import BatchNorm, Training
+from fedglass.core.types import Training
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import BY_HAND, ODD_BATCHES, training_facts
 from fedglass.recorders.steps import StepRead
-from fedglass.recordings.format import RESERVED
+from fedglass.recordings.format import RESERVED, FactSheet
+from fedglass.recordings.training_facts import training_of_batches
 
-OPTIMISERS: Mapping[str, tuple[type[SGD | Adam | AdamW], tuple[str, ...]]] = {
-    "SGD": (SGD, ("momentum", "dampening", "nesterov", "weight_decay")),
-    "Adam": (Adam, ("betas", "eps", "weight_decay")),
-    "AdamW": (AdamW, ("betas", "eps", "weight_decay")),
-}
-"""Those that can be played again, with the options that count."""
-OTHERWISE = ("amsgrad", "maximize")
-"""Options that make another optimiser of them."""
 ANSWERED = (BY_HAND, ODD_BATCHES)
 """What the replay of the very batches tells: weights that were written to may hold the declared noise."""
 CHANGED = "Gradients were changed between backward and the step"
@@ -63,11 +53,15 @@ def trained(reader: TrainingReader, noisy_steps: bool = False) -> Trained:
         raise UsageError("The training can not be played again: what the network was given are no images.")
     keys = dict.fromkeys((row, label) for step in steps for row, label in _pairs(step))
     rows = {key: i for i, key in enumerate(keys)}
+    sheet: FactSheet = {name: {"read": value} for name, value in facts.items()}
+    training = training_of_batches(sheet, [step.examples for step in steps], len(keys))
+    if training is None:
+        raise UsageError("The training can not be played again: its optimiser, with its options, is not known.")
     return Trained(
         model,
         torch.stack([reader.inputs[digest] for digest, _ in keys]),
         torch.tensor([label for _, label in keys], dtype=torch.int64),
-        _training(facts, len(keys), steps),
+        training,
         tuple(tuple(rows[pair] for pair in _pairs(step)) for step in steps),
         tuple(facts.get("untrained", ())),
     )
@@ -75,28 +69,3 @@ def trained(reader: TrainingReader, noisy_steps: bool = False) -> Trained:
 
 def _pairs(step: StepRead) -> list[tuple[bytes, int]]:
     return list(zip(step.rows, step.labels or (), strict=True))
-
-
-def _training(facts: Mapping[str, Any], examples: int, steps: list[StepRead]) -> Training:
-    size = steps[0].examples
-    whole = size >= examples and all(step.examples == size for step in steps)
-    return Training(
-        lr=facts["lr"],
-        batch_size=None if whole else size,
-        batch_norm=BatchNorm.BATCH if facts.get("batch_norm") == "batch" else BatchNorm.FROZEN,
-        optimiser=_optimiser(facts),
-        steps=None if whole and len(steps) == 1 else len(steps),
-        clip=facts.get("clip"),
-        label_smoothing=facts.get("label_smoothing") or 0.0,
-    )
-
-
-def _optimiser(facts: Mapping[str, Any]) -> Optimiser:
-    name, options = str(facts.get("optimiser")), facts.get("options", {})
-    if options.get("decoupled_weight_decay"):
-        name = "AdamW"  # what torch makes of Adam then
-    if name not in OPTIMISERS or any(options.get(each) for each in OTHERWISE):
-        raise UsageError(f"The training can not be played again: the optimiser {name}, with its options, is not known.")
-    kind, known = OPTIMISERS[name]
-    told: dict[str, Any] = {key: options[key] for key in known if key in options}
-    return kind(**told)

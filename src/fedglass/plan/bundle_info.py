@@ -21,7 +21,7 @@ from fedglass.recipes import recipe
 from fedglass.recordings.format import best
 from fedglass.recordings.observed import Finding, change, findings_of
 from fedglass.recordings.reader import Bundle
-from fedglass.recordings.transcript import participant_of
+from fedglass.recordings.training_facts import participant_of
 
 NEEDED = ("model", "shape", "classes", "whitening")
 """Without which nothing can be attacked."""
