@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import DataError, FedglassError, UsageError
+from fedglass.core.files import make_folder
 from fedglass.core.types import Whitening
 from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
@@ -243,8 +244,8 @@ def _keep_beside(folder: Path, client: str, index: int, own: tuple[Tensor, Tenso
         labels = torch.tensor([told[i] for i in range(len(images))])
         batches = [[rows[row] for row in batch] for batch in batches]
         order = {number: steps for (number, _), steps in before.order.items()}
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of parents, mkdir would let others list the names
-    folder.mkdir(mode=0o700, exist_ok=True)
+    make_folder(folder.parent)  # which would otherwise let others list the names of the clients
+    make_folder(folder)
     write_client_truth(folder, client, check_examples(client, images, labels), {**order, index: batches})
 
 
