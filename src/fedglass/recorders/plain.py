@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import FedglassError
-from fedglass.models.names import COMPILED
+from fedglass.models.names import unwrap
 from fedglass.recorders.client import ClientRecorder, Told, going_on
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.steps import StepRead
@@ -106,7 +106,7 @@ def record_aggregate(folder: str | Path, model: nn.Module, *, round: int, kept: 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of a model's weights and buffers, by the names that its architecture has for them."""
-    return {name.removeprefix(f"{COMPILED}."): tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {name: tensor.detach().clone() for name, tensor in unwrap(model).state_dict().items()}
 
 
 def _follows(writer: BundleWriter, index: int, before: Mapping[str, Tensor]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fedglass.models.names import COMPILED, PARALLEL
+from fedglass.models.names import unwrap
 from fedglass.recorders.steps import StepRead
 from fedglass.recordings.format import FIGURES, INPUTS, LETTERS, RESERVED
 
@@ -199,7 +199,7 @@ def _check_network(steps: Sequence[StepRead], doubts: _Doubts) -> None:
 def _untrained(steps: Sequence[StepRead], doubts: _Doubts) -> list[str] | None:
     """The parameters that no step moves, by the network's own names; None where all are trained."""
     left = [
-        [name for name, parameter in _inner(step.module).named_parameters() if id(parameter) not in step.weights]
+        [name for name, parameter in unwrap(step.module).named_parameters() if id(parameter) not in step.weights]
         for step in steps
         if step.module is not None
     ]
@@ -217,19 +217,10 @@ def _apart(steps: Sequence[StepRead]) -> bool:
 
 def _factory(module: nn.Module) -> str | None:
     """The class of a model as a plan names it, where it is no building block of torch's."""
-    kind = type(_inner(module))
+    kind = type(unwrap(module))
     if kind.__module__.startswith(("torch.", "__")) or "<locals>" in kind.__qualname__:
         return None
     return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _inner(module: nn.Module) -> nn.Module:
-    """The network itself, out of what compiles it or trains it in parallel."""
-    while isinstance(inner := getattr(module, COMPILED, getattr(module, PARALLEL, None)), nn.Module):
-        if not type(module).__module__.startswith("torch."):
-            break  # a network that has a part of this name
-        module = inner
-    return module
 
 
 # What a reply holds beside its model and some figures: control variates, states of optimisers, whatever a client adds.
