@@ -16,8 +16,8 @@ from fedglass.checks.replay import Declared, Part, Replay, replay
 from fedglass.core.optimisers import AdamW
 from fedglass.core.types import Training, Whitening
 from fedglass.recordings.reader import read_bundle
-from fedglass.recordings.transcript import Reading
-from fedglass.recordings.truth_files import truths_beside
+from fedglass.recordings.transcript import TranscriptReader
+from fedglass.recordings.truth_files import read_truths
 
 EXAMPLES = 10
 IMAGES = torch.rand(EXAMPLES, 1, 8, 8, generator=torch.Generator().manual_seed(2))
@@ -67,11 +67,11 @@ def replayed(
     with recording(folder / "b", model, client="a", round=1, truth=True, whitening=((0.4,), (0.3,))):
         trained(make(model.parameters()), model, loss, clip)
     bundle = read_bundle(folder / "b")
-    past = Reading(bundle, network(), {}).round(1)
+    past = TranscriptReader(bundle, network(), {}).round(1)
     training, message = past.participants[0].training, past.messages[0]
     if training is None:
         return None, None
-    truths = truths_beside(folder / "b-truth", bundle.clients, 1)
+    truths = read_truths(folder / "b-truth", bundle.clients, 1)
     own = truths.of("a", 0)
     part = Part(own.images, own.labels, training, order=truths.batches("a", 0))
     whitening = Whitening((0.4,), (0.3,))
@@ -101,7 +101,7 @@ def test_adam_with_decoupled_decay_is_adamw(tmp_path: Path) -> None:
             F.cross_entropy(model(IMAGES), LABELS).backward()  # type: ignore[no-untyped-call] # of torch
             optimiser.step()
 
-    round_ = Reading(read_bundle(tmp_path / "b"), model, {}).round(1)
+    round_ = TranscriptReader(read_bundle(tmp_path / "b"), model, {}).round(1)
     training = round_.participants[0].training
     assert training == Training(0.01, 5, optimiser=AdamW(weight_decay=0.1), shuffle=False)
     part = Part(IMAGES, LABELS, training)
@@ -145,5 +145,5 @@ def test_batches_of_odd_sizes_are_no_training_that_fedglass_has(tmp_path: Path) 
             F.cross_entropy(model(IMAGES[rows]), LABELS[rows]).backward()  # type: ignore[no-untyped-call] # of torch
             optimiser.step()
 
-    (person,) = Reading(read_bundle(tmp_path / "b"), network(), {}).round(1).participants
+    (person,) = TranscriptReader(read_bundle(tmp_path / "b"), network(), {}).round(1).participants
     assert (person.training, person.steps, person.lr) == (None, 3, 0.1)

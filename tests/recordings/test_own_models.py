@@ -19,7 +19,7 @@ from fedglass.federation.peer import PeerView
 from fedglass.federation.views import AggregateView, ServerView
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
-from fedglass.plan.selection import chosen
+from fedglass.plan.selection import select_messages
 from fedglass.recordings import BundleWriter, read_bundle
 from fedglass.recordings.observed import findings_of
 from fedglass.verdict.records import Record
@@ -142,7 +142,7 @@ def test_an_aggregate_of_them_is_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_an_aggregate_without_them_is_looked_at(tmp_path: Path) -> None:
     personalised(tmp_path / "b")
     BundleWriter(tmp_path / "b", resume=True).round(1).facts({"kept": ["client 0"]})
-    assert chosen(read_bundle(tmp_path / "b"), "aggregate").rounds == (1,)
+    assert select_messages(read_bundle(tmp_path / "b"), "aggregate").rounds == (1,)
 
 
 def test_no_other_view_combines_them(tmp_path: Path) -> None:
@@ -176,6 +176,6 @@ def test_a_client_of_whom_nobody_knows_what_it_was_sent_is_left_out(tmp_path: Pa
     turn.sent(wide(1), client="a")
     for name in "ab":
         turn.received(name, wide(2), examples=1)
-    choice = chosen(read_bundle(tmp_path / "b"), None)
+    choice = select_messages(read_bundle(tmp_path / "b"), None)
     assert choice.whose(1) == ("a",)
     assert choice.left == ("b in round 1: the model that it was sent was not recorded",)

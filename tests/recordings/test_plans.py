@@ -22,7 +22,7 @@ from fedglass.models.catalogue import build
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
-from fedglass.plan.selection import chosen
+from fedglass.plan.selection import select_messages
 from fedglass.recordings import BundleWriter, read_bundle
 from fedglass.recordings.format import best
 from fedglass.verdict.doubts import Kind
@@ -266,7 +266,7 @@ def test_an_aggregate_alone_is_attacked_as_one(tmp_path: Path) -> None:
     (source,) = sources(job(tmp_path))
     assert source.views == (AggregateView(0), AggregateView(1))
     assert source.rehearse()
-    assert chosen(read_bundle(tmp_path / "b"), None).view == "aggregate"
+    assert select_messages(read_bundle(tmp_path / "b"), None).view == "aggregate"
 
 
 def test_an_aggregate_of_nobody_knows_whom(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedglass.plan.schema import parse_plan
 from fedglass.recorders.plain import recording
 from fedglass.recordings import BundleWriter, read_bundle
 from fedglass.recordings.observed import findings_of
-from fedglass.recordings.transcript import Reading
+from fedglass.recordings.transcript import TranscriptReader
 
 from .federations import CLASSES, SHAPE, TERMS, State, examples
 
@@ -150,7 +150,7 @@ def test_the_recorder_tells_them_by_the_networks_own_names(tmp_path: Path, wrapp
         optimiser.step()
     bundle = read_bundle(tmp_path / "b")
     assert bundle.facts_of("a", 1)["untrained"] == {"read": list(STEM)}
-    assert Reading(bundle, pretrained(), {}).round(1).participants[0].untrained == STEM
+    assert TranscriptReader(bundle, pretrained(), {}).round(1).participants[0].untrained == STEM
 
 
 def test_what_is_not_trained_and_moves_is_said(tmp_path: Path) -> None:

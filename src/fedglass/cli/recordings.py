@@ -13,7 +13,7 @@ from fedglass.cli.options import Output, answering
 from fedglass.core.text import some
 
 if TYPE_CHECKING:
-    from fedglass.plan.bundle_info import Info
+    from fedglass.plan.bundle_info import BundleInfo
     from fedglass.recordings.format import FactSheet, RoundFacts
 
 
@@ -70,16 +70,16 @@ def record_info(bundle: Path, output: Output) -> None:
       fedglass record-info recorded/
       fedglass record-info recorded/ --json
     """
-    from fedglass.plan.bundle_info import info_of, plain_info
+    from fedglass.plan.bundle_info import info_as_json, inspect_bundle
     from fedglass.recordings.reader import read_bundle
 
-    info = info_of(read_bundle(bundle))
+    info = inspect_bundle(read_bundle(bundle))
     for line in _lines(info):
         output.say(line)
-    output.answer(plain_info(info))
+    output.answer(info_as_json(info))
 
 
-def _lines(info: Info) -> Iterator[str]:
+def _lines(info: BundleInfo) -> Iterator[str]:
     bundle = info.bundle
     yield f"{bundle.folder}: {_counted(len(bundle.rounds), 'round')}, {_counted(len(bundle.clients), 'client')}, whole."
     yield from (f"  {line}" for line in _told(bundle.facts))
@@ -132,7 +132,7 @@ def _some(names: Iterable[str]) -> str:
     return some(list(dict.fromkeys(names)), SHOWN)
 
 
-def _judged(info: Info) -> Iterator[str]:
+def _judged(info: BundleInfo) -> Iterator[str]:
     if info.findings:
         yield "Not as it was said:"
         for found in info.findings:

@@ -16,7 +16,7 @@ from fedglass.core.tensors import MEAN
 from fedglass.core.types import Whitening
 from fedglass.federation.transcript import Participant, Terms, Transcript
 from fedglass.federation.views import Knows, Look
-from fedglass.plan.selection import Choice, chosen, no_images
+from fedglass.plan.selection import Selection, input_problem, select_messages
 from fedglass.recipes import recipe
 from fedglass.recordings.format import best
 from fedglass.recordings.observed import Finding, change, findings_of
@@ -28,11 +28,11 @@ NEEDED = ("model", "shape", "classes", "whitening")
 
 
 @dataclass(frozen=True, eq=False)
-class Info:
+class BundleInfo:
     """A bundle in plain values."""
 
     bundle: Bundle
-    choice: Choice | None
+    choice: Selection | None
     """What would be looked at; None where there is nothing."""
     problem: str
     """Why there is nothing, or why nothing of it can be attacked."""
@@ -46,19 +46,19 @@ class Info:
         return tuple(name for name in NEEDED if best(self.bundle.facts, name) is None)
 
 
-def info_of(bundle: Bundle) -> Info:
+def inspect_bundle(bundle: Bundle) -> BundleInfo:
     """Look at a bundle, at all of its messages."""
     choice, problem = None, ""
     try:
-        choice = chosen(bundle, None)
+        choice = select_messages(bundle, None)
     except FedglassError as error:
         problem = str(error)
-    problem = problem or no_images(bundle)
+    problem = problem or input_problem(bundle)
     findings = [found for index in bundle.rounds for found in findings_of(bundle, index)]
-    return Info(bundle, choice, problem, tuple(findings), {} if choice is None else _missing(choice))
+    return BundleInfo(bundle, choice, problem, tuple(findings), {} if choice is None else _missing(choice))
 
 
-def _missing(choice: Choice) -> dict[str, tuple[Fact, ...]]:
+def _missing(choice: Selection) -> dict[str, tuple[Fact, ...]]:
     """What every attack lacks on the first message that lacks something."""
     known = list(_known(choice))
     found = {}
@@ -71,7 +71,7 @@ def _missing(choice: Choice) -> dict[str, tuple[Fact, ...]]:
     return found
 
 
-def _known(choice: Choice) -> Iterator[frozenset[Fact]]:
+def _known(choice: Selection) -> Iterator[frozenset[Fact]]:
     """What the adversary knows beside each message that would be looked at."""
     bundle = choice.bundle
     terms = Terms((1, 1, 1), 2, Whitening((0.0,), (1.0,)), bundle.clients, "")
@@ -90,7 +90,7 @@ def _statistics(bundle: Bundle, names: tuple[str, ...], index: int) -> bool:
     return any(bool(t.any()) for moved in moves for name, t in moved.items() if name.endswith(MEAN))
 
 
-def plain_info(info: Info) -> dict[str, Any]:
+def info_as_json(info: BundleInfo) -> dict[str, Any]:
     """The same as JSON has it."""
     bundle, choice = info.bundle, info.choice
     return {

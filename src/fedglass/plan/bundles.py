@@ -19,31 +19,31 @@ from fedglass.federation.truth import Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView, Together, View
 from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
-from fedglass.plan.loose_files import defended_in_words, knows_of, tensors_of
+from fedglass.plan.loose_files import defence_texts, knows_of, read_model_tensors
 from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.recording_tables import BundleTable
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.selection import (
-    Choice,
+    Selection,
     attendance_of,
     base_of,
-    chosen,
-    doubts_of,
-    no_images,
-    others_of,
-    overlooked_in,
-    sent_beside,
-    told_beside,
+    contradictions_by_client,
+    extra_payload,
+    input_problem,
+    recorder_statements,
+    select_messages,
+    unaudited_clients,
+    unaudited_updates,
 )
 from fedglass.plan.tables import DefenceTable
 from fedglass.recordings.format import RESERVED, best
 from fedglass.recordings.reader import Bundle, read_bundle
-from fedglass.recordings.transcript import Reading, rule_in_words
-from fedglass.recordings.truth_files import truths_beside
+from fedglass.recordings.transcript import TranscriptReader, rule_text
+from fedglass.recordings.truth_files import read_truths
 
 
 @dataclass(frozen=True, eq=False)
-class Settled:
+class ModelSpec:
     """What must be known of a bundle before its model can be built."""
 
     model: str
@@ -55,17 +55,17 @@ class Settled:
         return build(self.model, shape=self.shape, classes=self.classes)
 
 
-def opened(table: BundleTable, folder: Path) -> tuple[Bundle, Truths | None]:
+def open_bundle(table: BundleTable, folder: Path) -> tuple[Bundle, Truths | None]:
     """The bundle of a table, every file of it checked, and the truths that the table names."""
     bundle = read_bundle(folder / Path(table.bundle).expanduser())
     if not bundle.rounds:
         raise DataError(f"{bundle.folder} holds no round yet: record one first.")
     if table.truth is None:
         return bundle, None
-    return bundle, truths_beside(folder / Path(table.truth).expanduser(), bundle.clients, base_of(bundle))
+    return bundle, read_truths(folder / Path(table.truth).expanduser(), bundle.clients, base_of(bundle))
 
 
-def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> Settled:
+def model_spec(table: BundleTable, bundle: Bundle, truths: Truths | None) -> ModelSpec:
     """What the plan says, or else what the bundle tells; what neither does is asked for by its key."""
     facts, own = bundle.facts, next(iter(truths.examples.values()), None) if truths is not None else None
     shape = table.shape or best(facts, "shape") or (None if own is None else list(own.images.shape[1:]))
@@ -76,7 +76,7 @@ def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> 
         key for key, value in {"shape": shape, "classes": classes, "whitening": whitening}.items() if value is None
     ]
     if missing:
-        raise UsageError(("shape" in missing and no_images(bundle)) or _asked_for(bundle, missing))
+        raise UsageError(("shape" in missing and input_problem(bundle)) or _asked_for(bundle, missing))
     assert shape is not None, "it was asked for"
     assert classes is not None, "it was asked for"
     assert whitening is not None, "it was asked for"
@@ -94,7 +94,7 @@ def settled_facts(table: BundleTable, bundle: Bundle, truths: Truths | None) -> 
                 f"recording.truth has labels of {client!r} that are none of the {classes} classes which "
                 f"{bundle.folder} tells (0 is the first): correct one of them."
             )
-    return Settled(model_of(table, bundle), (channels, height, width), classes, whitening)
+    return ModelSpec(model_name(table, bundle), (channels, height, width), classes, whitening)
 
 
 def _asked_for(bundle: Bundle, missing: Sequence[str]) -> str:
@@ -108,7 +108,7 @@ def _asked_for(bundle: Bundle, missing: Sequence[str]) -> str:
     )
 
 
-def model_of(table: BundleTable, bundle: Bundle) -> str:
+def model_name(table: BundleTable, bundle: Bundle) -> str:
     """The model that the plan names, or a built-in one that the bundle names: no data file may run code."""
     if table.model is not None:
         return table.model
@@ -133,12 +133,14 @@ def _whitening(told: dict[str, Any] | None) -> Whitening | None:
 def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path) -> list[Recorded]:
     """The messages that are looked at; those whose truth is known and those whose is not are apart."""
     _check_adversary(table, adversary)
-    bundle, truths = opened(table, folder)
-    settled = settled_facts(table, bundle, truths)
+    bundle, truths = open_bundle(table, folder)
+    settled = model_spec(table, bundle, truths)
     counts = {} if truths is None else {name: len(own.labels) for name, own in truths.examples.items()}
     model = settled.built()
-    reading = Reading(bundle, model, counts, _rest(table, model, folder))
-    choice = chosen(bundle, adversary.view if "view" in adversary.model_fields_set else None, table.rounds, table.whose)
+    reading = TranscriptReader(bundle, model, counts, _rest(table, model, folder))
+    choice = select_messages(
+        bundle, adversary.view if "view" in adversary.model_fields_set else None, table.rounds, table.whose
+    )
     transcript, protections = _transcript(table, reading, settled, choice)
     views = _views(choice, transcript.terms.clients, base_of(bundle))
     views = [
@@ -149,10 +151,10 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     known = [view for view, clients in views if truths is not None and clients and set(clients) <= set(truths.examples)]
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
-    doubts = doubts_of(bundle, reading.model, choice)
+    doubts = contradictions_by_client(bundle, reading.model, choice)
     everywhere = Attendance(transcript.terms.clients, attendance_of(bundle, choice))
-    lacking, aside = overlooked_in(bundle, choice), others_of(reading, choice)
-    beside, reserved = sent_beside(bundle, reading.model, choice), told_beside(bundle, choice, RESERVED)
+    lacking, aside = unaudited_clients(bundle, choice), unaudited_updates(reading, choice)
+    beside, reserved = extra_payload(bundle, reading.model, choice), recorder_statements(bundle, choice, RESERVED)
     knows = knows_of(adversary)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
@@ -168,7 +170,9 @@ def _rest(table: BundleTable, model: nn.Module, folder: Path) -> dict[str, Tenso
     if table.weights is None:
         return {}
     known = {**weights_of(model), **buffers_of(model)}
-    return tensors_of("recording.weights", folder / Path(table.weights).expanduser(), known, optional=set(known))
+    return read_model_tensors(
+        "recording.weights", folder / Path(table.weights).expanduser(), known, optional=set(known)
+    )
 
 
 def _check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
@@ -182,7 +186,7 @@ def _check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
 
 
 def _transcript(
-    table: BundleTable, reading: Reading, settled: Settled, choice: Choice
+    table: BundleTable, reading: TranscriptReader, settled: ModelSpec, choice: Selection
 ) -> tuple[Transcript, dict[str, Protection]]:
     bundle, base = reading.bundle, base_of(reading.bundle)
     rounds = {index - base: _told(reading.round(index, choice.whose(index)), table) for index in choice.rounds}
@@ -190,7 +194,7 @@ def _transcript(
     words, protections = _defences(table, bundle, choice, clients)
     unprotected = [client for client in clients if not (words or {}).get(client)]
     rounds = {index: with_still(past, unprotected) for index, past in rounds.items()}
-    rules = {rule_in_words(bundle, index) for index in choice.rounds}
+    rules = {rule_text(bundle, index) for index in choice.rounds}
     terms = Terms(
         settled.shape,
         settled.classes,
@@ -224,12 +228,12 @@ def _told(past: Round, table: BundleTable) -> Round:
 
 
 def _defences(
-    table: BundleTable, bundle: Bundle, choice: Choice, clients: Sequence[str]
+    table: BundleTable, bundle: Bundle, choice: Selection, clients: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]] | None, dict[str, Protection]]:
     """What protects each client in words, and what of it can be played again; nobody's where somebody has not said."""
     if table.defended is not None:
         shield = defences_of(table.defended) if isinstance(table.defended, list) else None
-        words = dict.fromkeys(clients, defended_in_words(table.defended))
+        words = dict.fromkeys(clients, defence_texts(table.defended))
         return words, {} if shield is None else dict.fromkeys(clients, shield)
     general = best(bundle.facts, "defences")
     told = {
@@ -259,7 +263,7 @@ def _played(parts: Sequence[Mapping[str, Any]]) -> Protection | None:
         return None
 
 
-def _views(choice: Choice, clients: Sequence[str], base: int) -> list[tuple[View, tuple[str, ...]]]:
+def _views(choice: Selection, clients: Sequence[str], base: int) -> list[tuple[View, tuple[str, ...]]]:
     """Each with the names of those whose truth is needed to score it."""
     found: list[tuple[View, tuple[str, ...]]] = []
     for index in choice.rounds:

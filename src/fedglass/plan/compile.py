@@ -21,7 +21,7 @@ from fedglass.diffusion.stored import located_model
 from fedglass.metrics.catalogue import metric, why_not
 from fedglass.plan.bundles import recorded_bundle
 from fedglass.plan.federation import simulated
-from fedglass.plan.loose_files import recorded
+from fedglass.plan.loose_files import recorded_message
 from fedglass.plan.options import checked_options, defences_of
 from fedglass.plan.recording_tables import BundleTable, RecordingTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
@@ -95,7 +95,7 @@ def recordings(table: RecordingTable | BundleTable, adversary: AdversaryTable, f
     """What a recording's table names: one message, or those of a bundle."""
     if isinstance(table, BundleTable):
         return recorded_bundle(table, adversary, folder)
-    return [recorded(table, adversary, folder)]
+    return [recorded_message(table, adversary, folder)]
 
 
 def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:

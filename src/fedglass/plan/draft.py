@@ -17,10 +17,10 @@ from fedglass.core.registry import built_in, factory, takes
 from fedglass.core.types import Observation
 from fedglass.data.catalogue import located
 from fedglass.federation.views import Together
-from fedglass.plan.bundles import opened, recorded_bundle
+from fedglass.plan.bundles import open_bundle, recorded_bundle
 from fedglass.plan.recording_tables import BundleTable
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.selection import chosen
+from fedglass.plan.selection import select_messages
 from fedglass.recipes import recipe
 from fedglass.recordings.format import best
 from fedglass.recordings.reader import Bundle
@@ -30,7 +30,7 @@ FILES = {"truth": "what the clients have kept of their own", "weights": "what of
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class AttackSelection:
     """Attacks for a recording."""
 
     attacks: tuple[str, ...]
@@ -45,7 +45,7 @@ class Draft:
     """A plan's text, and what is to be told with it."""
 
     text: str
-    chosen: Chosen | None
+    select_messages: AttackSelection | None
     """None where the model can not be built yet."""
     problem: str = ""
     """Why it can not, as a sentence."""
@@ -73,15 +73,15 @@ def draft(
         truth=str(beside.resolve()) if truth is not None or beside.is_dir() else None,
         weights=None if weights is None else str(weights.resolve()),
     )
-    bundle, _ = opened(table, Path())
+    bundle, _ = open_bundle(table, Path())
     allowed, problem, doubts, unseen, together = None, "", tuple[str, ...](), tuple[str, ...](), False
     try:
         # Without the truth nobody knows whether a client's data stayed the same.
         wanted = AdversaryTable(together=False if table.truth is None else "also")
         sources = recorded_bundle(table, wanted, Path())
         together = any(isinstance(view, Together) for source in sources if source.truths for view in source.views)
-        allowed, doubts = attacks_for(sources), tuple(sources[0].doubted())
-        unseen = chosen(bundle, None).left
+        allowed, doubts = select_attacks(sources), tuple(sources[0].doubted())
+        unseen = select_messages(bundle, None).left
     except FedglassError as error:
         problem = str(error)
     told = path or table.bundle
@@ -91,7 +91,7 @@ def draft(
     return Draft(text, allowed, problem, doubts, unseen)
 
 
-def attacks_for(sources: Sequence[Recorded]) -> Chosen:
+def select_attacks(sources: Sequence[Recorded]) -> AttackSelection:
     """The attacks that can be played on every message of the sources, and say more than others on one of them."""
     seen = [found.observation for source in sources for found in source.rehearse()]
     found = ((entry.name, reasons_of(entry.value)) for entry in built_in("attacks").values())
@@ -107,7 +107,7 @@ def attacks_for(sources: Sequence[Recorded]) -> Chosen:
         else:
             attacks.append(name)
     others = {name: _labels(name, seen) for name in attacks}
-    return Chosen(tuple(attacks), left, {name: found for name, found in others.items() if found})
+    return AttackSelection(tuple(attacks), left, {name: found for name, found in others.items() if found})
 
 
 def _labels(name: str, seen: Sequence[Observation]) -> str:
@@ -135,7 +135,7 @@ def _text(
     path: str,
     model: str | None,
     files: Mapping[str, str | None],
-    allowed: Chosen | None,
+    allowed: AttackSelection | None,
     problem: str,
     adversary: Sequence[str],
 ) -> str:

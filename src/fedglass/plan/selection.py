@@ -17,16 +17,16 @@ from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.tensors import Params
 from fedglass.models.names import names_of
 from fedglass.plan.tables import MOST_CASES
-from fedglass.recordings.format import FIGURES, FURTHER, INPUTS, LETTERS, LOST, Held, RoundFacts, best, sheet
+from fedglass.recordings.format import FIGURES, FURTHER, INPUTS, LETTERS, LOST, FileRef, RoundFacts, best, sheet
 from fedglass.recordings.observed import findings_of
 from fedglass.recordings.reader import Bundle
-from fedglass.recordings.transcript import Reading
+from fedglass.recordings.transcript import TranscriptReader
 
 Seat = Literal["server", "aggregate"]
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Selection:
     """Messages of a bundle."""
 
     bundle: Bundle
@@ -71,12 +71,12 @@ def _answered(past: RoundFacts) -> list[str]:
     return [message.client for message in past.messages if message.absent is None]
 
 
-def chosen(
+def select_messages(
     bundle: Bundle,
     view: str | None,
     rounds: Sequence[int] | Literal["all"] | None = None,
     names: Sequence[str] | None = None,
-) -> Choice:
+) -> Selection:
     """What is asked for, or else what shows everybody once, as the server saw it; refuses what is not there."""
     strangers = [name for name in names or () if name not in bundle.clients]
     if strangers:
@@ -86,17 +86,17 @@ def chosen(
         )
     seat = _seat(bundle, view)
     whose = None if names is None else tuple(names)
-    reasons = {index: why_not(bundle, index, seat, whose) for index in bundle.rounds}
+    reasons = {index: reason_to_skip(bundle, index, seat, whose) for index in bundle.rounds}
     usable = [index for index, reason in reasons.items() if not reason]
     if not usable:
         why = next(iter(reasons.values()), "it holds no round yet, record one first")
         raise UsageError(f"{bundle.folder} has nothing to attack: {why}.")
     if rounds is None:
-        wanted: Sequence[int] = _showing_everybody(Choice(bundle, seat, tuple(usable), whose))
+        wanted: Sequence[int] = _showing_everybody(Selection(bundle, seat, tuple(usable), whose))
     else:
         wanted = usable if rounds == "all" else rounds
     _check_rounds(bundle, wanted, reasons)
-    choice = Choice(bundle, seat, tuple(dict.fromkeys(wanted)), whose)
+    choice = Selection(bundle, seat, tuple(dict.fromkeys(wanted)), whose)
     count = sum(1 if seat == "aggregate" else len(choice.whose(index)) for index in choice.rounds)
     if count > MOST_CASES:
         raise UsageError(f"{bundle.folder}: {count:,} messages are too many: choose recording.rounds and .whose.")
@@ -104,10 +104,10 @@ def chosen(
     # that are named everybody is meant.
     meant = choice.rounds if isinstance(rounds, list | tuple) else tuple(bundle.rounds)
     overlooked = _overlooked(choice, meant) if names is None else ()
-    return Choice(bundle, seat, choice.rounds, whose, tuple(_left(bundle, choice, usable, reasons)), overlooked)
+    return Selection(bundle, seat, choice.rounds, whose, tuple(_left(bundle, choice, usable, reasons)), overlooked)
 
 
-def _showing_everybody(all_of_it: Choice) -> list[int]:
+def _showing_everybody(all_of_it: Selection) -> list[int]:
     """The first and the last round, and of clients that are in neither the first one that they are in.
 
     A client that nobody has looked at may leak whatever the others' messages show.
@@ -122,13 +122,13 @@ def _showing_everybody(all_of_it: Choice) -> list[int]:
     return sorted(found)
 
 
-def _overlooked(choice: Choice, meant: Sequence[int]) -> tuple[str, ...]:
+def _overlooked(choice: Selection, meant: Sequence[int]) -> tuple[str, ...]:
     present = dict.fromkeys(name for index in meant for name in choice.present(index))
     seen = {name for index in choice.rounds for name in choice.seen(index)}
     return tuple(name for name in present if name not in seen)
 
 
-def why_not(bundle: Bundle, index: int, seat: Seat, names: tuple[str, ...] | None) -> str:
+def reason_to_skip(bundle: Bundle, index: int, seat: Seat, names: tuple[str, ...] | None) -> str:
     """Why a round can not be looked at; empty where it can."""
     past, following = bundle.rounds[index], bundle.rounds.get(index + 1)
     if past.sent is None and (seat == "aggregate" or not any(message.sent for message in past.messages)):
@@ -140,14 +140,14 @@ def why_not(bundle: Bundle, index: int, seat: Seat, names: tuple[str, ...] | Non
             f"in round {index} {others[0]} was sent a model of its own, so that the aggregate adds to no one model and "
             "only single messages can be looked at"
         )
-    if seat == "server" and not Choice(bundle, seat, (index,), names).whose(index):
+    if seat == "server" and not Selection(bundle, seat, (index,), names).whose(index):
         return f"round {index} was recorded without a message of those clients"
     return ""
 
 
 def _sent_their_own(bundle: Bundle, index: int) -> list[str]:
     """Who of those in the aggregate began with another model than the rest."""
-    behind = Choice(bundle, "aggregate", (index,)).people(index)
+    behind = Selection(bundle, "aggregate", (index,)).people(index)
     return [m.client for m in bundle.rounds[index].messages if m.sent is not None and m.client in behind]
 
 
@@ -167,7 +167,7 @@ def _check_rounds(bundle: Bundle, wanted: Sequence[int], reasons: dict[int, str]
             raise UsageError(f"recording.rounds can not have {index}: {reasons[index]}; choose another.")
 
 
-def _left(bundle: Bundle, choice: Choice, usable: list[int], reasons: dict[int, str]) -> Iterator[str]:
+def _left(bundle: Bundle, choice: Selection, usable: list[int], reasons: dict[int, str]) -> Iterator[str]:
     yield from (reason for reason in reasons.values() if reason)
     rest = [str(index) for index in usable if index not in choice.rounds]
     if rest:
@@ -195,7 +195,7 @@ def base_of(bundle: Bundle) -> int:
     return 0 if 0 in bundle.rounds else 1
 
 
-def no_images(bundle: Bundle) -> str:
+def input_problem(bundle: Bundle) -> str:
     """What is to be said where a network was given something else than images; empty where nobody says so."""
     given = best(bundle.facts, INPUTS)
     if not isinstance(given, list) or best(bundle.facts, "shape") is not None:
@@ -206,7 +206,7 @@ def no_images(bundle: Bundle) -> str:
     )
 
 
-def attendance_of(bundle: Bundle, choice: Choice) -> dict[int, tuple[str, ...]]:
+def attendance_of(bundle: Bundle, choice: Selection) -> dict[int, tuple[str, ...]]:
     """Who was there in which round; where the numbering leaves some out, everybody may have been, at least once.
 
     Also before the first: who begins to record in round 5 has not seen four.
@@ -219,12 +219,14 @@ def attendance_of(bundle: Bundle, choice: Choice) -> dict[int, tuple[str, ...]]:
     return present
 
 
-def overlooked_in(bundle: Bundle, choice: Choice) -> tuple[str, ...]:
+def unaudited_clients(bundle: Bundle, choice: Selection) -> tuple[str, ...]:
     """Who took part and is not looked at; whom a recorder has lost nobody can name."""
     return (*choice.overlooked, *((MISSED,) if best(bundle.facts, LOST) else ()))
 
 
-def doubts_of(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[int, str], tuple[str, ...]]:
+def contradictions_by_client(
+    bundle: Bundle, model: nn.Module, choice: Selection
+) -> dict[tuple[int, str], tuple[str, ...]]:
     """What is not as it was said, by round and client."""
     doubts: dict[tuple[int, str], tuple[str, ...]] = {}
     for index in choice.rounds:
@@ -239,7 +241,7 @@ def doubts_of(bundle: Bundle, model: nn.Module, choice: Choice) -> dict[tuple[in
     return doubts
 
 
-def told_beside(bundle: Bundle, choice: Choice, fact: str) -> dict[tuple[int, str], tuple[str, ...]]:
+def recorder_statements(bundle: Bundle, choice: Selection, fact: str) -> dict[tuple[int, str], tuple[str, ...]]:
     """What recorders tell of their own accord, by round and client."""
     found = {
         (index - base_of(bundle), message.client): best(bundle.facts_of(message.client, index), fact)
@@ -261,10 +263,10 @@ Beside = dict[tuple[int, str], tuple[str, ...]]
 """By round and client."""
 
 
-def sent_beside(bundle: Bundle, model: nn.Module, choice: Choice) -> Beside:
+def extra_payload(bundle: Bundle, model: nn.Module, choice: Selection) -> Beside:
     """By name, what left with the messages that are looked at, and no attack reads."""
     found = defaultdict[tuple[int, str], list[str]](list)
-    for turn, said in told_beside(bundle, choice, FURTHER).items():
+    for turn, said in recorder_statements(bundle, choice, FURTHER).items():
         found[turn] += said
     for index in choice.rounds:
         for message in bundle.rounds[index].messages:
@@ -272,11 +274,11 @@ def sent_beside(bundle: Bundle, model: nn.Module, choice: Choice) -> Beside:
             found[turn] += large_metrics(best(bundle.facts_of(message.client, index), "metrics", {}))
             held = bundle.rounds[index].aggregated if choice.view == "aggregate" else message.received
             if held is not None and message.absent is None:
-                found[turn] += second_names(bundle, held, model)
+                found[turn] += divergent_aliases(bundle, held, model)
     return {turn: tuple(names) for turn, names in found.items() if names}
 
 
-def others_of(reading: Reading, choice: Choice) -> dict[tuple[int, str], Params]:
+def unaudited_updates(reading: TranscriptReader, choice: Selection) -> dict[tuple[int, str], Params]:
     """What the server has got in the same rounds of those that nobody has asked about, as far as it can be read."""
     found: dict[tuple[int, str], Params] = {}
     for index in choice.rounds if choice.view == "server" and choice.names is not None else ():
@@ -308,7 +310,7 @@ def _size(value: Any) -> tuple[int, int]:
     return sum(figures for figures, _ in sizes), sum(letters for _, letters in sizes)
 
 
-def second_names(bundle: Bundle, held: Held, model: nn.Module) -> Iterator[str]:
+def divergent_aliases(bundle: Bundle, held: FileRef, model: nn.Module) -> Iterator[str]:
     """Tensors that the model has under two names, and that were sent with other values, or alone, under the second.
 
     Attacks read the first. A defence that goes through the parameters, of which torch names each once, passes over

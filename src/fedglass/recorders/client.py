@@ -22,7 +22,7 @@ from fedglass.recorders.read import model_facts, training_facts
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.format import MANIFEST, OF_CLIENT, RESERVED, sheet
 from fedglass.recordings.reader import read_index
-from fedglass.recordings.truth_files import FACTS, examples_of, write_own
+from fedglass.recordings.truth_files import FACTS, check_examples, write_client_truth
 
 # From what a network was given back to pixels in [0, 1], which is what truths hold.
 
@@ -245,7 +245,7 @@ def _keep_beside(folder: Path, client: str, index: int, own: tuple[Tensor, Tenso
         order = {number: steps for (number, _), steps in before.order.items()}
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of parents, mkdir would let others list the names
     folder.mkdir(mode=0o700, exist_ok=True)
-    write_own(folder, client, examples_of(client, images, labels), {**order, index: batches})
+    write_client_truth(folder, client, check_examples(client, images, labels), {**order, index: batches})
 
 
 def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from fedglass.recorders.client import ClientRecorder, Told, going_on
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.steps import StepRead
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.reader import same
+from fedglass.recordings.reader import equal_up_to_rounding
 from fedglass.recordings.writer import TRUTH
 
 log = logging.getLogger("fedglass")
@@ -115,7 +115,7 @@ def _follows(writer: BundleWriter, index: int, before: Mapping[str, Tensor]) -> 
     if last is None:
         return True
     after = writer.arrays(last)
-    return list(after) == list(before) and all(same(after[name], before[name].cpu()) for name in after)
+    return list(after) == list(before) and all(equal_up_to_rounding(after[name], before[name].cpu()) for name in after)
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

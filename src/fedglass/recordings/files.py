@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
-from fedglass.recordings.format import ArrayFacts, Held
+from fedglass.recordings.format import ArrayFacts, FileRef
 
 if sys.platform != "win32":
     import fcntl
@@ -31,7 +31,7 @@ Arrays = Mapping[str, Any] | Sequence[Any]
 """Tensors or NumPy arrays by name, or a list of them, whose names are then '0', '1', ..."""
 Form = Literal["state", "update"]
 
-NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -46,7 +46,7 @@ NAMES = {
 """Types of tensors as safetensors calls them."""
 
 
-def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
+def as_tensors(arrays: Arrays) -> dict[str, Tensor]:
     """What is to be written, detached and on the CPU, in the order in which it came."""
     named = arrays.items() if isinstance(arrays, Mapping) else ((str(i), a) for i, a in enumerate(arrays))
     found = {str(name): _tensor(str(name), array) for name, array in named}
@@ -63,7 +63,7 @@ def _tensor(name: str, array: Any) -> Tensor:
             tensor = torch.from_numpy(np.array(array))  # a copy: what comes may be read-only or change later
         except TypeError as error:
             raise UsageError(f"The array {name!r} must hold numbers, got {type(array).__name__}: {error}.") from error
-    if tensor.layout is not torch.strided or tensor.dtype not in NAMES:
+    if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_NAMES:
         raise UsageError(
             f"The array {name!r} must be dense, of floats, integers or booleans, got {tensor.dtype} "
             f"({tensor.layout}): convert it first."
@@ -71,20 +71,20 @@ def _tensor(name: str, array: Any) -> Tensor:
     return tensor
 
 
-def stored(tensors: Mapping[str, Tensor], file: str, form: Form) -> tuple[bytes, Held]:
+def to_safetensors(tensors: Mapping[str, Tensor], file: str, form: Form) -> tuple[bytes, FileRef]:
     """The bytes of a safetensors file, and what a manifest says of it."""
     # safetensors refuses tensors that share memory, as tied weights do.
     data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
-    arrays = [ArrayFacts(name=n, dtype=NAMES[t.dtype], shape=list(t.shape)) for n, t in tensors.items()]
+    arrays = [ArrayFacts(name=n, dtype=DTYPE_NAMES[t.dtype], shape=list(t.shape)) for n, t in tensors.items()]
     digest = hashlib.sha256(data).hexdigest()
-    return data, Held(file=file, sha256=digest, bytes=len(data), form=form, arrays=arrays)
+    return data, FileRef(file=file, sha256=digest, bytes=len(data), form=form, arrays=arrays)
 
 
 CHUNK = 2**20
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
+def open_plain_file(path: Path) -> Iterator[int]:
     """A descriptor of a plain file; links, folders and pipes are refused, and nothing is waited for."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -111,18 +111,18 @@ def _why_not(path: Path, error: OSError) -> str:
     return f"Cannot read {path}: {error.strerror}; name the folder of a bundle."
 
 
-def contents(path: Path, *, most: int) -> bytes:
+def read_at_most(path: Path, *, most: int) -> bytes:
     """All bytes of a file that has no more than so many."""
-    with opened(path) as fd:
+    with open_plain_file(path) as fd:
         length = os.fstat(fd).st_size
         if length > most:
             raise DataError(f"{path} has {length} bytes, expected at most {most}: it is another file.")
         return b"".join(_chunks(fd, most))
 
 
-def exact_contents(path: Path, length: int, sha256: str) -> bytes:
+def read_exactly(path: Path, length: int, sha256: str) -> bytes:
     """The bytes of a file whose length and digest are known."""
-    with opened(path) as fd:
+    with open_plain_file(path) as fd:
         _check_length(path, fd, length)
         data = b"".join(_chunks(fd, length))
     _check_digest(path, hashlib.sha256(data).hexdigest(), sha256)
@@ -132,7 +132,7 @@ def exact_contents(path: Path, length: int, sha256: str) -> bytes:
 def check_contents(path: Path, length: int, sha256: str) -> None:
     """The same check without keeping the bytes."""
     digest = hashlib.sha256()
-    with opened(path) as fd:
+    with open_plain_file(path) as fd:
         _check_length(path, fd, length)
         for chunk in _chunks(fd, length):
             digest.update(chunk)
@@ -170,7 +170,7 @@ LOCK = ".lock"
 
 
 @contextlib.contextmanager
-def waiting(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder; the system lets go of it when the process ends, however that happens."""
     try:
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)

@@ -273,7 +273,7 @@ class ArrayFacts(_Table):
     shape: Annotated[list[Side], Field(max_length=16)]
 
 
-class Held(_Table):
+class FileRef(_Table):
     """A file of tensors and what it must be."""
 
     file: TensorFile
@@ -289,9 +289,9 @@ class MessageFacts(_Table):
     """A client in a round."""
 
     client: Text
-    received: Held | None = None
+    received: FileRef | None = None
     """What the server got; None where that was not seen."""
-    sent: Held | None = None
+    sent: FileRef | None = None
     """What this client was sent, where that is not what all were."""
     absent: Words | None = None
     """Why it was called and sent nothing."""
@@ -302,13 +302,13 @@ class RoundFacts(_Table):
     """One round."""
 
     index: Index
-    sent: Held | None = None
-    aggregated: Held | None = None
+    sent: FileRef | None = None
+    aggregated: FileRef | None = None
     messages: Annotated[list[MessageFacts], Field(max_length=100_000)] = []
     facts: _sheet(OF_ROUND) = {}  # type: ignore[valid-type] # a type that is made from the table of facts
 
 
-class Listed(_Table):
+class RoundRef(_Table):
     """A round's own file."""
 
     index: Index
@@ -331,7 +331,7 @@ class Manifest(_Table):
     """In the order in which they were first met."""
     always: Annotated[dict[Text, _sheet(OF_CLIENT)], Field(max_length=100_000)] = {}  # type: ignore[valid-type] # as above
     """Facts of clients that hold in every round."""
-    rounds: Annotated[list[Listed], Field(max_length=100_000)] = []
+    rounds: Annotated[list[RoundRef], Field(max_length=100_000)] = []
 
 
 def sheet(told: Any) -> FactSheet:

@@ -14,19 +14,19 @@ from torch import Tensor
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.fl.aggregate.rule import WeightedMean
-from fedglass.recordings.files import contents
-from fedglass.recordings.format import FactSheet, Held, sheet, united
-from fedglass.recordings.reader import Bundle, read_bundle, same
+from fedglass.recordings.files import read_at_most
+from fedglass.recordings.format import FactSheet, FileRef, sheet, united
+from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,
     LONGEST,
     MANIFEST,
-    ParticipantFacts,
-    RoundFacts,
-    TermsFacts,
-    TrainingFacts,
-    saved_manifest,
-    saved_parts,
+    SavedParticipant,
+    SavedRound,
+    SavedTerms,
+    SavedTraining,
+    read_saved_manifest,
+    read_saved_parts,
 )
 from fedglass.recordings.writer import BundleWriter, RoundWriter
 
@@ -93,7 +93,7 @@ def _renamed(told: FactSheet, names: Mapping[str, str]) -> FactSheet:
     return {**told, "kept": kept} if kept else told
 
 
-def _new(bundle: Bundle, held: Held, writer: BundleWriter, known: Held | None) -> bool:
+def _new(bundle: Bundle, held: FileRef, writer: BundleWriter, known: FileRef | None) -> bool:
     """Whether it is not there yet; what is there and differs is refused."""
     if known is None:
         return True
@@ -107,7 +107,7 @@ def _new(bundle: Bundle, held: Held, writer: BundleWriter, known: Held | None) -
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    return list(one) == list(other) and all(equal_up_to_rounding(one[name], other[name]) for name in one)
 
 
 # A saved transcript (format 1) as a bundle (format 2), which every command reads; the model is not needed for it.
@@ -121,7 +121,7 @@ NAME = 200
 def is_saved(folder: Path) -> bool:
     """Whether a folder is that of a saved transcript."""
     try:
-        found = json.loads(contents(folder / MANIFEST, most=LONGEST))
+        found = json.loads(read_at_most(folder / MANIFEST, most=LONGEST))
     except (DataError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("format") == FORMAT
@@ -129,7 +129,7 @@ def is_saved(folder: Path) -> bool:
 
 def bundle_of_saved(saved: Path, into: Path) -> Bundle:
     """Write what a transcript holds to a new folder: its updates to the last bit, its defences in words alone."""
-    manifest = saved_manifest(saved)
+    manifest = read_saved_manifest(saved)
     writer = BundleWriter(into, writer="a saved transcript", facts=_terms(manifest.terms))
     for client in manifest.terms.clients:
         told = None if manifest.terms.defences is None else manifest.terms.defences.get(client, [])
@@ -140,13 +140,13 @@ def bundle_of_saved(saved: Path, into: Path) -> Bundle:
     return read_bundle(into)
 
 
-def _write(writer: BundleWriter, past: RoundFacts, saved: Path) -> None:
-    turn, models = writer.round(past.index), saved_parts(saved, past.models, "before", "step")
+def _write(writer: BundleWriter, past: SavedRound, saved: Path) -> None:
+    turn, models = writer.round(past.index), read_saved_parts(saved, past.models, "before", "step")
     turn.sent({**models["before"], **models.get("buffers", {})})
     for person in past.participants:
         after = models.get("after", {})
         if person.name in past.messages:
-            parts = saved_parts(saved, past.messages[person.name], "update")
+            parts = read_saved_parts(saved, past.messages[person.name], "update")
             after = parts.get("buffers", {})
             message = {**parts["update"], **_moved(saved, models, after)}
             turn.received(person.name, message, form="update")
@@ -165,7 +165,7 @@ def _moved(saved: Path, models: Parts, after: Mapping[str, Tensor]) -> dict[str,
     return subtract(after, {name: before[name] for name in after})
 
 
-def _terms(terms: TermsFacts) -> dict[str, Any]:
+def _terms(terms: SavedTerms) -> dict[str, Any]:
     mean = terms.rule == repr(WeightedMean())
     return {
         "shape": terms.shape,
@@ -183,7 +183,7 @@ def _constants(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> lis
     return [name for name in own if torch.equal(before[name], after.get(name, before[name]))]
 
 
-def _facts(person: ParticipantFacts, constants: Sequence[str]) -> dict[str, Any]:
+def _facts(person: SavedParticipant, constants: Sequence[str]) -> dict[str, Any]:
     told = {"examples": person.examples if person.counted else "unknown", "weight": person.weight}
     named = {"x-known-as": person.known_as or None, "untrained": [*person.untrained, *constants] or None}
     if person.training is None:
@@ -191,7 +191,7 @@ def _facts(person: ParticipantFacts, constants: Sequence[str]) -> dict[str, Any]
     return {**told, **named, **_training(person.training, person.examples)}
 
 
-def _training(training: TrainingFacts, examples: int) -> dict[str, Any]:
+def _training(training: SavedTraining, examples: int) -> dict[str, Any]:
     same = training.model_dump(include={"lr", "epochs", "batch_norm", "shuffle", "steps", "clip", "label_smoothing"})
     optimiser = {"optimiser": training.optimiser.name, "options": training.optimiser.options}
     return {**same, **optimiser, "batch_size": training.batch_size or examples, "loss": "cross_entropy"}

@@ -17,23 +17,23 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedglass.core.errors import DataError
-from fedglass.recordings.files import NAMES, contents, exact_contents
+from fedglass.recordings.files import DTYPE_NAMES, read_at_most, read_exactly
 from fedglass.recordings.format import (
     FORMAT,
     MANIFEST,
     MOST_BYTES,
     FactSheet,
-    Held,
-    Listed,
+    FileRef,
     Manifest,
     MessageFacts,
     RoundFacts,
+    RoundRef,
     is_signed,
     merged,
     sheet,
 )
 
-LONGEST = 64 * 2**20
+MOST_JSON_BYTES = 64 * 2**20
 """Bytes of a JSON file."""
 T = TypeVar("T", bound=BaseModel)
 
@@ -70,9 +70,9 @@ class Bundle:
         always = sheet(self.manifest.always.get(client, {}))
         return always if message is None else merged(always, sheet(message.facts))
 
-    def arrays(self, held: Held) -> dict[str, Tensor]:
+    def arrays(self, held: FileRef) -> dict[str, Tensor]:
         """The tensors of a file, in the order in which they were sent."""
-        return tensors_in(self.folder, held)
+        return read_tensors(self.folder, held)
 
 
 def read_index(folder: Path) -> tuple[Manifest, dict[int, RoundFacts]]:
@@ -87,33 +87,33 @@ def read_index(folder: Path) -> tuple[Manifest, dict[int, RoundFacts]]:
     return manifest, rounds
 
 
-def tensors_in(folder: Path, held: Held) -> dict[str, Tensor]:
+def read_tensors(folder: Path, held: FileRef) -> dict[str, Tensor]:
     """The tensors of a file, whose digest, names, types and shapes must be those that the manifest tells."""
     path = folder / held.file
     if held.bytes > MOST_BYTES:
         _refuse(path, f"is said to have {held.bytes} bytes, expected at most {MOST_BYTES}")
-    data = exact_contents(path, held.bytes, held.sha256)
+    data = read_exactly(path, held.bytes, held.sha256)
     try:
         found = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise DataError(f"{path} can not be read as safetensors ({_first(error)}): record it again.") from error
     told = {array.name: (array.dtype, tuple(array.shape)) for array in held.arrays}
     _each_once(path, "array", [array.name for array in held.arrays])
-    held_by_file = {name: (NAMES.get(tensor.dtype), tuple(tensor.shape)) for name, tensor in found.items()}
+    held_by_file = {name: (DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape)) for name, tensor in found.items()}
     odd = [name for name in {**told, **held_by_file} if told.get(name) != held_by_file.get(name)]
     if odd:
         _refuse(path, f"holds other arrays than the bundle tells, such as {odd[0][:100]!r}")
     return {name: found[name] for name in told}
 
 
-def files_of(past: RoundFacts) -> Iterator[Held]:
+def files_of(past: RoundFacts) -> Iterator[FileRef]:
     """All files of a round."""
     own = [held for message in past.messages for held in (message.sent, message.received)]
     yield from (held for held in (past.sent, *own, past.aggregated) if held is not None)
 
 
 def _manifest(path: Path) -> Manifest:
-    data = contents(path, most=LONGEST)
+    data = read_at_most(path, most=MOST_JSON_BYTES)
     found = _json(path, data)
     version = found.get("format") if isinstance(found, dict) else None
     if isinstance(version, int) and version > FORMAT:
@@ -133,11 +133,11 @@ def _manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _round(folder: Path, listed: Listed, clients: list[str]) -> RoundFacts:
+def _round(folder: Path, listed: RoundRef, clients: list[str]) -> RoundFacts:
     path = folder / listed.file
-    if listed.bytes > LONGEST:
-        _refuse(path, f"is said to have {listed.bytes} bytes, expected at most {LONGEST}")
-    data = exact_contents(path, listed.bytes, listed.sha256)
+    if listed.bytes > MOST_JSON_BYTES:
+        _refuse(path, f"is said to have {listed.bytes} bytes, expected at most {MOST_JSON_BYTES}")
+    data = read_exactly(path, listed.bytes, listed.sha256)
     past = _valid(path, RoundFacts, _json(path, data))
     if past.index != listed.index or not listed.file.startswith(f"round-{past.index:05}-"):
         _refuse(path, f"is that of round {past.index}, expected round {listed.index}")
@@ -166,7 +166,7 @@ def _check_message(path: Path, index: int, message: MessageFacts, clients: list[
         _refuse(path, f"says that {message.client!r} was absent, and has its message")
 
 
-def _check_name(path: Path, held: Held | None, expected: str) -> None:
+def _check_name(path: Path, held: FileRef | None, expected: str) -> None:
     """A file has the name of its round and client: one of another can not take its place."""
     if held is not None and held.file != expected:
         _refuse(path, f"names {held.file!r}, expected {expected!r}")
@@ -243,7 +243,7 @@ def _check_round(bundle: Bundle, past: RoundFacts) -> None:
     """Every file is read once; what has the same name has the same shape in all of them."""
     shapes: dict[str, tuple[int, ...]] = {}
     for held in files_of(past):
-        tensors_in(bundle.folder, held)
+        read_tensors(bundle.folder, held)
         for array in held.arrays:
             shape = tuple(array.shape)
             if shapes.setdefault(array.name, shape) != shape:
@@ -264,7 +264,7 @@ def _check_continues(bundle: Bundle, index: int) -> None:
             return
         after = _added(bundle.arrays(past.sent), after)
     odd = [name for name in {**after, **found} if name not in after or name not in found]
-    odd += [name for name in after if name in found and not same(after[name], found[name])]
+    odd += [name for name in after if name in found and not equal_up_to_rounding(after[name], found[name])]
     if odd:
         raise DataError(
             f"{bundle.folder}: round {index + 1} does not start where round {index} ended, at {odd[0][:100]!r}: rounds "
@@ -276,7 +276,7 @@ def _added(before: dict[str, Tensor], step: dict[str, Tensor]) -> dict[str, Tens
     return {name: b + step[name] if name in step else b for name, b in before.items()}
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def equal_up_to_rounding(one: Tensor, other: Tensor) -> bool:
     """Equal but for the rounding of a sum, and of the types in which both were sent."""
     if one.shape != other.shape:
         return False

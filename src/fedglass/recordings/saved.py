@@ -42,21 +42,21 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Held(_Table):
+class SavedFile(_Table):
     """A file of tensors and what it must be."""
 
     file: FileName
     sha256: Sha256
 
 
-class OptimiserFacts(_Table):
+class SavedOptimiser(_Table):
     """An optimiser by name, with its options."""
 
     name: Text
     options: dict[Text, float | bool | list[float]] = {}
 
     @classmethod
-    def of(cls, training: Training) -> OptimiserFacts:
+    def of(cls, training: Training) -> SavedOptimiser:
         kind = next((name for name, made in OPTIMISERS.items() if made is type(training.optimiser)), None)
         if kind is None:
             raise UsageError(
@@ -73,22 +73,22 @@ class OptimiserFacts(_Table):
         return OPTIMISERS[self.name](**plain)
 
 
-class TrainingFacts(_Table):
+class SavedTraining(_Table):
     """A client's training as it was declared."""
 
     lr: float
     epochs: Count
     batch_size: Count | None
     batch_norm: Literal["frozen", "batch"]
-    optimiser: OptimiserFacts
+    optimiser: SavedOptimiser
     shuffle: bool
     steps: Count | None
     clip: float | None
     label_smoothing: float
 
     @classmethod
-    def of(cls, training: Training) -> TrainingFacts:
-        told = {"batch_norm": training.batch_norm.value, "optimiser": OptimiserFacts.of(training)}
+    def of(cls, training: Training) -> SavedTraining:
+        told = {"batch_norm": training.batch_norm.value, "optimiser": SavedOptimiser.of(training)}
         return cls.model_validate({**vars(training), **told})
 
     def value(self) -> Training:
@@ -96,12 +96,12 @@ class TrainingFacts(_Table):
         return Training(**{**dict(self), **told})
 
 
-class ParticipantFacts(_Table):
+class SavedParticipant(_Table):
     """A participant of a round."""
 
     name: Text
     examples: Count
-    training: TrainingFacts | None
+    training: SavedTraining | None
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
     steps: Count | None
     weight: Count | None = None
@@ -110,8 +110,8 @@ class ParticipantFacts(_Table):
     untrained: Names = []
 
     @classmethod
-    def of(cls, known: Participant) -> ParticipantFacts:
-        training = None if known.training is None else TrainingFacts.of(known.training)
+    def of(cls, known: Participant) -> SavedParticipant:
+        training = None if known.training is None else SavedTraining.of(known.training)
         return cls.model_validate({**vars(known), "training": training, "untrained": list(known.untrained)})
 
     def value(self) -> Participant:
@@ -119,17 +119,17 @@ class ParticipantFacts(_Table):
         return Participant(**{**dict(self), "training": training, "untrained": tuple(self.untrained)})
 
 
-class RoundFacts(_Table):
+class SavedRound(_Table):
     """A round: its own file, and one of each message."""
 
     index: Annotated[int, Field(ge=0)]
-    models: Held
-    participants: Annotated[list[ParticipantFacts], Field(min_length=1, max_length=100_000)]
-    messages: dict[Text, Held]
+    models: SavedFile
+    participants: Annotated[list[SavedParticipant], Field(min_length=1, max_length=100_000)]
+    messages: dict[Text, SavedFile]
     kept: Names
 
 
-class TermsFacts(_Table):
+class SavedTerms(_Table):
     """What everybody in the federation knows."""
 
     shape: tuple[Count, Count, Count]
@@ -143,7 +143,7 @@ class TermsFacts(_Table):
     behaviours: Names
 
     @classmethod
-    def of(cls, terms: Terms) -> TermsFacts:
+    def of(cls, terms: Terms) -> SavedTerms:
         facts = asdict(terms)
         whitening = facts.pop("whitening")
         return cls.model_validate({**facts, "mean": list(whitening["mean"]), "std": list(whitening["std"])})
@@ -161,20 +161,20 @@ class TermsFacts(_Table):
         )
 
 
-class Manifest(_Table):
+class SavedManifest(_Table):
     """`manifest.json`."""
 
     format: Literal[1] = FORMAT
     fedglass: Text
     origin: Text
-    terms: TermsFacts
-    rounds: Annotated[list[RoundFacts], Field(min_length=1, max_length=100_000)]
+    terms: SavedTerms
+    rounds: Annotated[list[SavedRound], Field(min_length=1, max_length=100_000)]
 
 
-def facts_of(index: int, past: Round, models: Held, messages: dict[str, Held]) -> RoundFacts:
+def facts_of(index: int, past: Round, models: SavedFile, messages: dict[str, SavedFile]) -> SavedRound:
     """One round of a manifest."""
-    people = [ParticipantFacts.of(p) for p in past.participants]
-    return RoundFacts(index=index, models=models, participants=people, messages=messages, kept=list(past.kept))
+    people = [SavedParticipant.of(p) for p in past.participants]
+    return SavedRound(index=index, models=models, participants=people, messages=messages, kept=list(past.kept))
 
 
 # Transcripts and truths on disk: safetensors and JSON, no pickle, every file with its hash in the manifest.
@@ -202,8 +202,8 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
             for i, m in enumerate(past.messages)
         }
         rounds.append(facts_of(index, past, models, messages))
-    terms = TermsFacts.of(transcript.terms)
-    manifest = Manifest(fedglass=__version__, origin=transcript.origin, terms=terms, rounds=rounds)
+    terms = SavedTerms.of(transcript.terms)
+    manifest = SavedManifest(fedglass=__version__, origin=transcript.origin, terms=terms, rounds=rounds)
     write_atomic(directory / MANIFEST, manifest.model_dump_json(indent=1) + "\n", private=True)
 
 
@@ -218,13 +218,13 @@ def _check_storable(past: Round, index: int) -> None:
 
 def load_transcript(directory: Path, model: nn.Module) -> Transcript:
     """The transcript of a directory; `model` is the architecture, which no file can bring along."""
-    manifest = saved_manifest(directory)
+    manifest = read_saved_manifest(directory)
     rounds = {facts.index: _round(directory, facts, model) for facts in manifest.rounds}
     _check_order(directory, rounds)
     return Transcript(model, _terms(directory / MANIFEST, manifest.terms), rounds, manifest.origin)
 
 
-def saved_manifest(directory: Path) -> Manifest:
+def read_saved_manifest(directory: Path) -> SavedManifest:
     """What a directory is said to hold."""
     manifest = _manifest(directory / MANIFEST)
     _check_names(directory / MANIFEST, manifest)
@@ -233,7 +233,7 @@ def saved_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def _check_people(path: Path, facts: RoundFacts) -> None:
+def _check_people(path: Path, facts: SavedRound) -> None:
     present = [p.name for p in facts.participants]
     strangers = [name for name in (*facts.messages, *facts.kept) if name not in present]
     if strangers or len(set(present)) != len(present):
@@ -243,7 +243,7 @@ def _check_people(path: Path, facts: RoundFacts) -> None:
         )
 
 
-def saved_parts(directory: Path, held: Held, *needed: str) -> dict[str, dict[str, Tensor]]:
+def read_saved_parts(directory: Path, held: SavedFile, *needed: str) -> dict[str, dict[str, Tensor]]:
     """The parts of a file as it has them, whatever the model; those that are needed must be there."""
     found: dict[str, dict[str, Tensor]] = {}
     for key, tensor in _tensors(directory, held).items():
@@ -268,7 +268,7 @@ def load_truths(directory: Path) -> Truths:
     try:
         facts = json.loads(_read(path, LONGEST))
         clients, told = [str(name) for name in facts["clients"]], facts["batch_labels"]
-        tensors = _tensors(directory, Held(file=TRUTH, sha256=facts["sha256"]))
+        tensors = _tensors(directory, SavedFile(file=TRUTH, sha256=facts["sha256"]))
         examples = {
             name: Examples(tensors[f"{i}{SEPARATOR}images"], tensors[f"{i}{SEPARATOR}labels"])
             for i, name in enumerate(clients)
@@ -294,7 +294,7 @@ def _labels(batches: list[list[int]]) -> BatchLabels:
     return tuple(tuple(int(label) for label in batch) for batch in batches)
 
 
-def _manifest(path: Path) -> Manifest:
+def _manifest(path: Path) -> SavedManifest:
     text = _read(path, LONGEST)
     try:
         found = json.loads(text)
@@ -303,7 +303,7 @@ def _manifest(path: Path) -> Manifest:
             raise DataError(
                 f"{path} has format {found['format']}, expected at most {FORMAT}: a newer fedglass wrote it, use that."
             )
-        return Manifest.model_validate(found)
+        return SavedManifest.model_validate(found)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path} is not the manifest of a transcript ({_first(error)}): it is damaged or of another kind; save the "
@@ -311,7 +311,7 @@ def _manifest(path: Path) -> Manifest:
         ) from error
 
 
-def _check_names(path: Path, manifest: Manifest) -> None:
+def _check_names(path: Path, manifest: SavedManifest) -> None:
     """Every round and every client comes once."""
     rounds, clients = [str(facts.index) for facts in manifest.rounds], manifest.terms.clients
     twice = next((name for names in (rounds, clients) for name, n in Counter(names).items() if n > 1), None)
@@ -321,7 +321,7 @@ def _check_names(path: Path, manifest: Manifest) -> None:
         )
 
 
-def _terms(path: Path, facts: TermsFacts) -> Terms:
+def _terms(path: Path, facts: SavedTerms) -> Terms:
     try:
         terms = facts.value()
     except FedglassError as error:
@@ -334,7 +334,7 @@ def _terms(path: Path, facts: TermsFacts) -> Terms:
     return terms
 
 
-def _round(directory: Path, facts: RoundFacts, model: nn.Module) -> Round:
+def _round(directory: Path, facts: SavedRound, model: nn.Module) -> Round:
     weights, buffers = weights_of(model), buffers_of(model)
     like = {"before": weights, "buffers": buffers, "step": weights, "after": buffers}
     models = _parts(directory, facts.models, like, optional="after")
@@ -377,7 +377,7 @@ def _continues(past: Round, following: Round, name: str) -> bool:
     return bool(((after - found).abs() <= 2 * torch.finfo(after.dtype).eps * size).all())
 
 
-def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> Held:
+def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> SavedFile:
     tensors = {
         f"{part}{SEPARATOR}{key}": tensor.detach().cpu().contiguous().clone()
         for part, params in parts.items()
@@ -385,10 +385,12 @@ def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> Held:
     }
     data = save(tensors)
     write_atomic(directory / name, data, private=True)
-    return Held(file=name, sha256=_sha256(data))
+    return SavedFile(file=name, sha256=_sha256(data))
 
 
-def _parts(directory: Path, held: Held, like: Mapping[str, Params], *, optional: str) -> dict[str, dict[str, Tensor]]:
+def _parts(
+    directory: Path, held: SavedFile, like: Mapping[str, Params], *, optional: str
+) -> dict[str, dict[str, Tensor]]:
     """The named parts of a file, of just the names, shapes and types that the model has; one may be left out."""
     most = LONGEST + sum(t.numel() * t.element_size() for params in like.values() for t in params.values())
     tensors = _tensors(directory, held, most)
@@ -411,7 +413,7 @@ def _parts(directory: Path, held: Held, like: Mapping[str, Params], *, optional:
     return found
 
 
-def _tensors(directory: Path, held: Held, most: int | None = None) -> dict[str, Tensor]:
+def _tensors(directory: Path, held: SavedFile, most: int | None = None) -> dict[str, Tensor]:
     path = directory / held.file
     data = _read(path, most)
     if _sha256(data) != held.sha256:

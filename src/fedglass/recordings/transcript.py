@@ -14,7 +14,7 @@ from fedglass.federation.transcript import Message, Participant, Round, Start
 from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.models.fixed import lost
 from fedglass.models.names import Names, names_of
-from fedglass.recordings.format import Held, MessageFacts, RoundFacts, best, sheet
+from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts, best, sheet
 from fedglass.recordings.observed import MEANS
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.training_facts import participant_of
@@ -22,12 +22,12 @@ from fedglass.recordings.training_facts import participant_of
 # From a bundle to a transcript: what was recorded, under the names and in the types of the model.
 
 
-SOMEBODY = "all clients"
+UNKNOWN_CLIENTS = "all clients"
 """Who is behind an aggregate of which nobody has said whose it is."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class TranscriptReader:
     """A bundle beside the model that it was recorded from."""
 
     bundle: Bundle
@@ -58,11 +58,11 @@ class Reading:
         return Round(
             common.before,
             common.buffers,
-            people or (Participant(SOMEBODY, 1, counted=False),),
+            people or (Participant(UNKNOWN_CLIENTS, 1, counted=False),),
             tuple(messages),
             step,
             buffers_after,
-            kept if people else (SOMEBODY,),
+            kept if people else (UNKNOWN_CLIENTS,),
         )
 
     def _participant(self, message: MessageFacts, index: int) -> Participant:
@@ -74,11 +74,11 @@ class Reading:
         untrained = dict.fromkeys((*(name for name in found.untrained if name in known), *lacking))
         return replace(found, untrained=tuple(untrained))
 
-    def _names(self, held: Held) -> Names:
+    def _names(self, held: FileRef) -> Names:
         sent = [(array.name, tuple(array.shape)) for array in held.arrays]
         return names_of(sent, self.model, str(self.bundle.folder / held.file))
 
-    def _state(self, held: Held, rest: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _state(self, held: FileRef, rest: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and buffers in the model's own types; `rest` are those that need not have travelled."""
         found = {**rest, **self._names(held).applied(self.bundle.arrays(held))}
         where, weights, buffers = self.bundle.folder / held.file, weights_of(self.model), buffers_of(self.model)
@@ -103,12 +103,12 @@ class Reading:
             {name: found[name].to(like.dtype) for name, like in buffers.items() if name in found},
         )
 
-    def _start(self, held: Held) -> Start:
+    def _start(self, held: FileRef) -> Start:
         before, buffers = self._state(held, self.rest)
         self._check_buffers(buffers, held)
         return Start(before, buffers)
 
-    def _check_buffers(self, buffers: Params, held: Held) -> None:
+    def _check_buffers(self, buffers: Params, held: FileRef) -> None:
         needed = [
             n for n, b in buffers_of(self.model).items() if b.is_floating_point() and n in self.model.state_dict()
         ]
@@ -119,7 +119,7 @@ class Reading:
                 "record the model's whole state_dict."
             )
 
-    def _message(self, message: MessageFacts, common: Start, begun: Held) -> Message:
+    def _message(self, message: MessageFacts, common: Start, begun: FileRef) -> Message:
         assert message.received is not None, "messages that were not seen are left out"
         own = None if message.sent is None else self._start(message.sent)
         start = common if own is None else own
@@ -127,7 +127,7 @@ class Reading:
         self._check_lost(message.received, message.sent or begun, update)
         return Message(message.client, update, statistics, own)
 
-    def _check_lost(self, held: Held, sent: Held, update: Params) -> None:
+    def _check_lost(self, held: FileRef, sent: FileRef, update: Params) -> None:
         """Refuse what moved in the message's own precision alone: read in the model's it would count as not trained.
 
         Not so a weight that was sent in double precision, and came back in the model's.
@@ -144,7 +144,7 @@ class Reading:
                     "which the model is: record the message in the model's own type, or as an update."
                 )
 
-    def _added(self, held: Held, start: Start) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _added(self, held: FileRef, start: Start) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What a message or an aggregate adds to the weights, and the buffers after it."""
         if held.form == "update":
             added, statistics = self._state(held, {name: torch.zeros_like(w) for name, w in start.before.items()})
@@ -172,7 +172,7 @@ def _moved(buffers: Params, by: Params) -> dict[str, Tensor]:
     return add({name: buffers[name] for name in known}, {name: by[name] for name in known})
 
 
-def rule_in_words(bundle: Bundle, index: int) -> str:
+def rule_text(bundle: Bundle, index: int) -> str:
     """The aggregation rule as a transcript prints it."""
     rule = best(sheet(bundle.rounds[index].facts), "rule", best(bundle.facts, "rule"))
     if rule is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedglass.core.errors import DataError
 from fedglass.core.files import write_atomic
 from fedglass.federation.truth import Truths
-from fedglass.recordings.files import tensors_of
+from fedglass.recordings.files import as_tensors
 
 FORMAT = 1
 TENSORS, FACTS = "truth.safetensors", "truth.json"
@@ -52,7 +52,7 @@ def write_truths(
     write_atomic(folder / FACTS, json.dumps(facts) + "\n", private=True)
 
 
-def write_own(
+def write_client_truth(
     folder: Path, client: str, own: tuple[Tensor, Tensor], batches: Mapping[int, Sequence[Sequence[int]]]
 ) -> None:
     """One client's examples, and by round which rows of them each local step took."""
@@ -71,9 +71,9 @@ def write_own(
     write_truths(folder, {client: own}, labels, taken, order)
 
 
-def examples_of(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
+def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """A client's own examples as they are written: pixels in [0, 1] and whole labels."""
-    found = tensors_of({"images": images, "labels": labels})
+    found = as_tensors({"images": images, "labels": labels})
     pixels, told = found["images"], found["labels"]
     pixels = pixels.float() / 255 if pixels.dtype is torch.uint8 else pixels.float()
     fit = pixels.dim() == 4 and told.dim() == 1 and len(pixels) == len(told) > 0 and not told.is_floating_point()
@@ -97,7 +97,7 @@ def examples_of(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
 MOST = 10_000
 
 
-def truths_beside(folder: Path, clients: Collection[str], base: int) -> Truths:
+def read_truths(folder: Path, clients: Collection[str], base: int) -> Truths:
     """All truths of a folder or of the folders in it, of these clients; `base` is the number of the first round."""
     if not folder.is_dir():
         raise DataError(

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedglass import __version__
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.files import write_atomic
-from fedglass.recordings.files import Arrays, Form, stored, tensors_of, waiting
+from fedglass.recordings.files import Arrays, Form, as_tensors, lock_folder, to_safetensors
 from fedglass.recordings.format import (
     LOST,
     MANIFEST,
@@ -27,18 +27,18 @@ from fedglass.recordings.format import (
     OF_FEDERATION,
     OF_ROUND,
     FactSheet,
-    Held,
-    Listed,
+    FileRef,
     Manifest,
     MessageFacts,
     RoundFacts,
+    RoundRef,
     Source,
     merged,
     sheet,
     signed,
 )
-from fedglass.recordings.reader import read_index, tensors_in
-from fedglass.recordings.truth_files import examples_of, write_own
+from fedglass.recordings.reader import read_index, read_tensors
+from fedglass.recordings.truth_files import check_examples, write_client_truth
 
 # Writes one round of a bundle.
 
@@ -151,7 +151,7 @@ class RoundWriter:
     def _write(self, **changed: Any) -> None:
         self.bundle.write_round(self.told.model_copy(update=changed))
 
-    def _check_new(self, held: Held | None, what: str) -> None:
+    def _check_new(self, held: FileRef | None, what: str) -> None:
         if held is not None:
             raise UsageError(
                 f"Round {self.index} has {what} already, expected each once: number the rounds as they come, or write "
@@ -213,7 +213,7 @@ class BundleWriter:
                 if self._depth > 1:
                     yield
                     return
-                with waiting(self.folder):
+                with lock_folder(self.folder):
                     self._catch_up()
                     yield
             finally:
@@ -283,7 +283,7 @@ class BundleWriter:
             folder = self._truth / f"client-{position:05}"
             self._made_folder(self._truth)
             self._made_folder(folder)
-            write_own(folder, client, examples_of(client, images, labels), batches or {})
+            write_client_truth(folder, client, check_examples(client, images, labels), batches or {})
         return folder
 
     def _made_folder(self, folder: Path) -> None:
@@ -301,9 +301,9 @@ class BundleWriter:
         """What was told of a client in every round."""
         return sheet(self._manifest.always.get(client, {}))
 
-    def arrays(self, held: Held) -> dict[str, Tensor]:
+    def arrays(self, held: FileRef) -> dict[str, Tensor]:
         """What was written to a file."""
-        return tensors_in(self.folder, held)
+        return read_tensors(self.folder, held)
 
     def meet(self, client: str) -> int:
         """A client's position, which is in the names of its files; a new one comes last."""
@@ -317,9 +317,9 @@ class BundleWriter:
         """What it holds of a round so far."""
         return self._rounds.get(index, RoundFacts(index=index))
 
-    def store(self, arrays: Arrays, file: str, form: Form) -> Held:
+    def store(self, arrays: Arrays, file: str, form: Form) -> FileRef:
         """Write arrays to a file of that name, which the manifest does not name yet."""
-        data, held = stored(tensors_of(arrays), file, form)
+        data, held = to_safetensors(as_tensors(arrays), file, form)
         self._put(file, data)
         return held
 
@@ -330,7 +330,7 @@ class BundleWriter:
         data = (told.model_dump_json(indent=1) + "\n").encode()
         name = f"round-{told.index:05}-{turn:04}.json"
         self._put(name, data)
-        new = Listed(index=told.index, file=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+        new = RoundRef(index=told.index, file=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
         others = [each for each in self._manifest.rounds if each.index != told.index]
         self._write_manifest(rounds=sorted([*others, new], key=lambda each: each.index))
         self._rounds[told.index] = told
