@@ -7,7 +7,7 @@ import torch
 
 from fedglass.core.errors import DataError
 from fedglass.core.types import Whitening
-from fedglass.recorders.client import distinct, measured_whitening, pixels_of
+from fedglass.recorders.client import measured_whitening, pixels_of, union_of_images
 
 
 def pictures(seed: int = 0) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_a_wrong_normalisation_is_refused() -> None:
 def test_of_two_rounds_each_example_is_kept_once() -> None:
     images = pictures()
 
-    union, rows = distinct(images[:3], images[[3, 1, 1]])
+    union, rows = union_of_images(images[:3], images[[3, 1, 1]])
 
     assert rows[:2] == [3, 1]
     assert torch.equal(union[rows], images[[3, 1, 1]])

@@ -214,7 +214,7 @@ def _plan_of(
     for reason in made.unseen:
         output.note(f"Not looked at: {reason}")
     for words in made.doubts:
-        output.note(f"Not as it was said: {words}")
+        output.note(f"Contradiction: {words}")
     return made.text
 
 

@@ -134,9 +134,9 @@ def _some(names: Iterable[str]) -> str:
 
 def _judged(info: BundleInfo) -> Iterator[str]:
     if info.findings:
-        yield "Not as it was said:"
+        yield "Contradictions:"
         for found in info.findings:
-            yield f"  round {found.round}{f', {found.client}' if found.client else ''}: {found.words}"
+            yield f"  round {found.round}{f', {found.client}' if found.client else ''}: {found.text}"
     if info.problem:
         yield info.problem
         return
@@ -158,10 +158,10 @@ def _told(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str]:
     """Each fact with its source."""
     import json
 
-    from fedglass.recordings.format import RESERVED
+    from fedglass.recordings.format import RESERVATIONS
 
     for name, told in sheet.items():
-        if name == RESERVED:
+        if name == RESERVATIONS:
             yield from (f"the recorder says: {each}" for said in told.values() for each in _sentences(said))
         elif name not in without:
             said = ", ".join(f"{json.dumps(value)[:100]} ({source})" for source, value in told.items())

@@ -14,8 +14,8 @@ from fedglass.core.types import Training
 from fedglass.models.names import names_of
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import BY_HAND, ODD_BATCHES, training_facts
-from fedglass.recorders.steps import StepRead
-from fedglass.recordings.format import RESERVED, FactSheet
+from fedglass.recorders.steps import ObservedStep
+from fedglass.recordings.format import RESERVATIONS, FactSheet
 from fedglass.recordings.training_facts import CROSS_ENTROPY, training_of_batches
 
 ANSWERED = (BY_HAND, ODD_BATCHES)
@@ -50,7 +50,9 @@ def observed_training(reader: TrainingReader, noisy_steps: bool = False) -> Obse
     if not steps:
         raise UsageError("No optimiser took a step while the guard watched: train inside of `guard.watch()`.")
     facts = training_facts(steps)
-    doubts = [d for d in facts.get(RESERVED, ()) if d not in ANSWERED and not (noisy_steps and d.startswith(CHANGED))]
+    doubts = [
+        d for d in facts.get(RESERVATIONS, ()) if d not in ANSWERED and not (noisy_steps and d.startswith(CHANGED))
+    ]
     if doubts or facts.get("loss") != CROSS_ENTROPY or "lr" not in facts:
         raise UsageError(f"The training cannot be replayed: {' '.join(doubts) or 'its loss is another.'}")
     model = steps[-1].module
@@ -74,7 +76,7 @@ def observed_training(reader: TrainingReader, noisy_steps: bool = False) -> Obse
     )
 
 
-def _labelled(step: StepRead) -> list[tuple[bytes, int]]:
+def _labelled(step: ObservedStep) -> list[tuple[bytes, int]]:
     """Return the digest and the label of each example of a step: one image under two labels is two examples."""
     return list(zip(step.rows, step.labels or (), strict=True))
 

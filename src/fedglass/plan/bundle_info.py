@@ -18,8 +18,8 @@ from fedglass.federation.transcript import Participant, Terms, Transcript
 from fedglass.federation.views import Knows, Look
 from fedglass.plan.selection import Selection, input_problem, select_messages
 from fedglass.recipes import recipe
-from fedglass.recordings.format import best
-from fedglass.recordings.observed import Finding, change, findings_of
+from fedglass.recordings.format import preferred
+from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.training_facts import participant_of
 
@@ -36,14 +36,14 @@ class BundleInfo:
     """What would be looked at; None where there is nothing."""
     problem: str
     """Why there is nothing, or why nothing of it can be attacked."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Contradiction, ...]
     missing: Mapping[str, tuple[Fact, ...]]
     """Of each attack, what it needs and the bundle does not tell."""
 
     @property
     def needed(self) -> tuple[str, ...]:
         """What no attack can do without, and the bundle does not tell."""
-        return tuple(name for name in NEEDED if best(self.bundle.facts, name) is None)
+        return tuple(name for name in NEEDED if preferred(self.bundle.facts, name) is None)
 
 
 def inspect_bundle(bundle: Bundle) -> BundleInfo:
@@ -54,7 +54,7 @@ def inspect_bundle(bundle: Bundle) -> BundleInfo:
     except FedglassError as error:
         problem = str(error)
     problem = problem or input_problem(bundle)
-    findings = [found for index in bundle.rounds for found in findings_of(bundle, index)]
+    findings = [found for index in bundle.rounds for found in contradictions_of(bundle, index)]
     return BundleInfo(bundle, choice, problem, tuple(findings), {} if choice is None else _missing(choice))
 
 
@@ -86,7 +86,7 @@ def _known(choice: Selection) -> Iterator[frozenset[Fact]]:
 
 def _statistics(bundle: Bundle, names: tuple[str, ...], index: int) -> bool:
     """Whether running statistics came with the message, and were moved by the training."""
-    moves = [change(bundle, name, index) or {} for name in names]
+    moves = [update_of(bundle, name, index) or {} for name in names]
     return any(bool(t.any()) for moved in moves for name, t in moved.items() if name.endswith(MEAN))
 
 
@@ -123,7 +123,7 @@ def info_as_json(info: BundleInfo) -> dict[str, Any]:
         "left_out": [] if choice is None else list(choice.left),
         "problem": info.problem,
         "needed": list(info.needed),
-        "findings": [{"round": f.round, "client": f.client, "words": f.words} for f in info.findings],
+        "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in info.findings],
         "attacks": [
             {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
             for name, facts in info.missing.items()

@@ -36,7 +36,7 @@ from fedglass.plan.selection import (
     unaudited_updates,
 )
 from fedglass.plan.tables import DefenceTable
-from fedglass.recordings.format import RESERVED, best
+from fedglass.recordings.format import RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.transcript import TranscriptReader, rule_text
 from fedglass.recordings.truth_files import read_truths
@@ -68,10 +68,10 @@ def open_bundle(table: BundleTable, folder: Path) -> tuple[Bundle, Truths | None
 def model_spec(table: BundleTable, bundle: Bundle, truths: Truths | None) -> ModelSpec:
     """What the plan says, or else what the bundle tells; what neither does is asked for by its key."""
     facts, own = bundle.facts, next(iter(truths.examples.values()), None) if truths is not None else None
-    shape = table.shape or best(facts, "shape") or (None if own is None else list(own.images.shape[1:]))
-    told = best(facts, "whitening")
+    shape = table.shape or preferred(facts, "shape") or (None if own is None else list(own.images.shape[1:]))
+    told = preferred(facts, "whitening")
     whitening = table.whitening.value() if table.whitening is not None else _whitening(told)
-    classes = table.classes or best(facts, "classes")
+    classes = table.classes or preferred(facts, "classes")
     missing = [
         key for key, value in {"shape": shape, "classes": classes, "whitening": whitening}.items() if value is None
     ]
@@ -112,7 +112,7 @@ def model_name(table: BundleTable, bundle: Bundle) -> str:
     """The model that the plan names, or a built-in one that the bundle names: no data file may run code."""
     if table.model is not None:
         return table.model
-    told = best(bundle.facts, "model")
+    told = preferred(bundle.facts, "model")
     if told is None:
         raise UsageError(f"{bundle.folder} does not name its model: say which with --model or recording.model.")
     if origin_of("models", told) != BUILT_IN:
@@ -154,7 +154,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     doubts = contradictions_by_client(bundle, reading.model, choice)
     everywhere = Attendance(transcript.terms.clients, attendance_of(bundle, choice))
     lacking, aside = unaudited_clients(bundle, choice), unaudited_updates(reading, choice)
-    beside, reserved = extra_payload(bundle, reading.model, choice), recorder_statements(bundle, choice, RESERVED)
+    beside, reserved = extra_payload(bundle, reading.model, choice), recorder_statements(bundle, choice, RESERVATIONS)
     knows = knows_of(adversary)
 
     def source(name: str, views: list[View], truths: Truths | None) -> Recorded:
@@ -201,9 +201,9 @@ def _transcript(
         settled.whitening,
         clients,
         rules.pop() if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
-        _names(best(bundle.facts, "class_names"), settled.classes),
+        _names(preferred(bundle.facts, "class_names"), settled.classes),
         words,
-        tuple(best(bundle.facts, "behaviours", ())),
+        tuple(preferred(bundle.facts, "behaviours", ())),
     )
     return Transcript(reading.model, terms, rounds), protections
 
@@ -235,9 +235,9 @@ def _defences(
         shield = defences_of(table.defended) if isinstance(table.defended, list) else None
         words = dict.fromkeys(clients, defence_texts(table.defended))
         return words, {} if shield is None else dict.fromkeys(clients, shield)
-    general = best(bundle.facts, "defences")
+    general = preferred(bundle.facts, "defences")
     told = {
-        client: best(bundle.facts_of(client, index), "defences", general)
+        client: preferred(bundle.facts_of(client, index), "defences", general)
         for index in choice.rounds
         for client in choice.people(index) or clients
     }

@@ -17,8 +17,18 @@ from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.tensors import Params
 from fedglass.models.names import names_of
 from fedglass.plan.tables import MOST_CASES
-from fedglass.recordings.format import FIGURES, FURTHER, INPUTS, LETTERS, LOST, FileRef, RoundFacts, best, sheet
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.format import (
+    EXTRA_ARRAYS,
+    INCOMPLETE,
+    INPUTS,
+    MANY_CHARACTERS,
+    MANY_NUMBERS,
+    FileRef,
+    RoundFacts,
+    preferred,
+    sheet,
+)
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.transcript import TranscriptReader
 
@@ -63,7 +73,7 @@ class Selection:
     def people(self, index: int) -> tuple[str, ...]:
         """Whose examples are in the aggregate of a round."""
         past = self.bundle.rounds[index]
-        kept = best(sheet(past.facts), "kept")
+        kept = preferred(sheet(past.facts), "kept")
         return tuple(name for name in _answered(past) if kept is None or name in kept)
 
 
@@ -155,7 +165,7 @@ def _seat(bundle: Bundle, view: str | None) -> Seat:
     if view in ("server", "aggregate"):
         return "server" if view == "server" else "aggregate"
     messages = any(message.received is not None for past in bundle.rounds.values() for message in past.messages)
-    return "server" if messages and best(bundle.facts, "sees") != "aggregate" else "aggregate"
+    return "server" if messages and preferred(bundle.facts, "sees") != "aggregate" else "aggregate"
 
 
 def _check_rounds(bundle: Bundle, wanted: Sequence[int], reasons: dict[int, str]) -> None:
@@ -197,8 +207,8 @@ def base_of(bundle: Bundle) -> int:
 
 def input_problem(bundle: Bundle) -> str:
     """What is to be said where a network was given something else than images; empty where nobody says so."""
-    given = best(bundle.facts, INPUTS)
-    if not isinstance(given, list) or best(bundle.facts, "shape") is not None:
+    given = preferred(bundle.facts, INPUTS)
+    if not isinstance(given, list) or preferred(bundle.facts, "shape") is not None:
         return ""
     return (
         f"{bundle.folder} was recorded from a network whose inputs have shape {str(tuple(given))[:LONGEST_SAID]}, and "
@@ -221,7 +231,7 @@ def attendance_of(bundle: Bundle, choice: Selection) -> dict[int, tuple[str, ...
 
 def unaudited_clients(bundle: Bundle, choice: Selection) -> tuple[str, ...]:
     """Who took part and is not looked at; whom a recorder has lost nobody can name."""
-    return (*choice.overlooked, *((MISSED,) if best(bundle.facts, LOST) else ()))
+    return (*choice.overlooked, *((MISSED,) if preferred(bundle.facts, INCOMPLETE) else ()))
 
 
 def contradictions_by_client(
@@ -233,8 +243,8 @@ def contradictions_by_client(
         past = bundle.rounds[index]
         sent = past.sent or next(message.sent for message in past.messages if message.sent is not None)
         names = names_of([(a.name, tuple(a.shape)) for a in sent.arrays], model, str(bundle.folder / sent.file))
-        for found in findings_of(bundle, index, names.model):
-            if found.aside:
+        for found in contradictions_of(bundle, index, names.model):
+            if found.statistics_only:
                 continue
             key = (found.round - base_of(bundle), found.client)
             doubts[key] = (*doubts.get(key, ()), found.words)
@@ -244,7 +254,7 @@ def contradictions_by_client(
 def recorder_statements(bundle: Bundle, choice: Selection, fact: str) -> dict[tuple[int, str], tuple[str, ...]]:
     """What recorders tell of their own accord, by round and client."""
     found = {
-        (index - base_of(bundle), message.client): best(bundle.facts_of(message.client, index), fact)
+        (index - base_of(bundle), message.client): preferred(bundle.facts_of(message.client, index), fact)
         for index in choice.rounds
         for message in bundle.rounds[index].messages
     }
@@ -266,12 +276,12 @@ Beside = dict[tuple[int, str], tuple[str, ...]]
 def extra_payload(bundle: Bundle, model: nn.Module, choice: Selection) -> Beside:
     """By name, what left with the messages that are looked at, and no attack reads."""
     found = defaultdict[tuple[int, str], list[str]](list)
-    for turn, said in recorder_statements(bundle, choice, FURTHER).items():
+    for turn, said in recorder_statements(bundle, choice, EXTRA_ARRAYS).items():
         found[turn] += said
     for index in choice.rounds:
         for message in bundle.rounds[index].messages:
             turn = (index - base_of(bundle), message.client)
-            found[turn] += large_metrics(best(bundle.facts_of(message.client, index), "metrics", {}))
+            found[turn] += large_metrics(preferred(bundle.facts_of(message.client, index), "metrics", {}))
             held = bundle.rounds[index].aggregated if choice.view == "aggregate" else message.received
             if held is not None and message.absent is None:
                 found[turn] += divergent_aliases(bundle, held, model)
@@ -294,7 +304,7 @@ def large_metrics(metrics: Mapping[str, Any]) -> Iterator[str]:
     """The metrics that are more than a figure or a few."""
     for name, value in metrics.items():
         figures, letters = _size(value)
-        if figures >= FIGURES or letters >= LETTERS:
+        if figures >= MANY_NUMBERS or letters >= MANY_CHARACTERS:
             yield f"metric {name}"
 
 
@@ -302,7 +312,7 @@ def _size(value: Any) -> tuple[int, int]:
     """How many numbers and how many characters there are in a metric."""
     if isinstance(value, str):
         instead = INSTEAD.fullmatch(value)
-        return (0, len(value)) if instead is None else (int(instead[1]), LETTERS * (instead[2] == "bytes"))
+        return (0, len(value)) if instead is None else (int(instead[1]), MANY_CHARACTERS * (instead[2] == "bytes"))
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     if inner is None:
         return 1, 0

@@ -20,7 +20,7 @@ from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import model_facts, training_facts
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import MANIFEST, OF_CLIENT, RESERVED, sheet
+from fedglass.recordings.format import MANIFEST, OF_CLIENT, RESERVATIONS, sheet
 from fedglass.recordings.reader import read_index
 from fedglass.recordings.truth_files import FACTS, check_examples, write_client_truth
 
@@ -85,11 +85,11 @@ def pixels_of(client: str, inputs: Tensor, whitening: Whitening) -> Tensor:
     return pixels.clamp(0, 1)
 
 
-def distinct(images: Tensor, more: Tensor) -> tuple[Tensor, list[int]]:
+def union_of_images(images: Tensor, more: Tensor) -> tuple[Tensor, list[int]]:
     """The images of both, and where those of the second are among them; one that a side has twice stays twice.
 
     >>> a, b = torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
-    >>> union, rows = distinct(torch.cat([a, b]), b)
+    >>> union, rows = union_of_images(torch.cat([a, b]), b)
     >>> len(union), rows
     (2, [1])
     """
@@ -113,19 +113,19 @@ def _keys(images: Tensor) -> Iterator[tuple[bytes, int]]:
 
 
 log = logging.getLogger("fedglass")
-UNSEEN = (
+NO_STEP = (
     "fedglass has seen no step of an optimiser of torch in the training of %r, and tells nothing of it: it ran in "
     "another thread or process, or without torch.optim."
 )
 SAME_DIGITS = 0.01
 """Between a normalisation that was told and one that was measured."""
-UNHEARD = "What the client did could not be followed to its end, and nothing is told of it."
+OBSERVATION_FAILED = "What the client did could not be followed to its end, and nothing is told of it."
 Batches = Sequence[Sequence[int]]
 """Rows of a client's examples, of each local step."""
 
 
 @contextmanager
-def going_on(what: str) -> Iterator[None]:
+def log_and_continue(what: str) -> Iterator[None]:
     """Whatever goes wrong is said in the log: a recorder is no reason to lose a training that is done."""
     try:
         yield
@@ -136,7 +136,7 @@ def going_on(what: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Told:
+class UserFacts:
     """What nobody can read off a running client: its user tells it once."""
 
     model: str | None = None
@@ -165,7 +165,7 @@ class ClientRecorder:
     `truth` is the folder for its examples, which are private: below it the client has one of its own. None keeps none.
     """
 
-    def __init__(self, folder: str | Path, client: str, *, told: Told, truth: str | Path | None) -> None:
+    def __init__(self, folder: str | Path, client: str, *, told: UserFacts, truth: str | Path | None) -> None:
         self.client, self.told = client, told
         self.truth = None if truth is None else Path(truth) / folder_name(client)
         self.writer = BundleWriter(folder, writer=client, resume=True)
@@ -178,18 +178,18 @@ class ClientRecorder:
     def trained(self, index: int, reader: TrainingReader, defences: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write what was read of a round; whoever heard nothing says so, and examples that can not be kept are not."""
         if not reader.steps and not reader.fault:
-            log.warning(UNSEEN, self.client)
+            log.warning(NO_STEP, self.client)
             return
         seen = model_facts(reader.steps)
         if self.told.model is not None:
             seen.pop("model", None)
         self.writer.facts(seen, source="read")
-        facts: dict[str, Any] = {RESERVED: [UNHEARD]} if reader.fault else training_facts(reader.steps)
+        facts: dict[str, Any] = {RESERVATIONS: [OBSERVATION_FAILED]} if reader.fault else training_facts(reader.steps)
         if defences:
             facts["defences"] = [dict(each) for each in defences]
         self.writer.round(index).retell_client(self.client, OF_CLIENT.told(facts, "read"))
         if self.truth is not None and reader.inputs and not reader.fault:
-            with going_on(f"the examples of {self.client!r}"):
+            with log_and_continue(f"the examples of {self.client!r}"):
                 self._keep(self.truth, index, reader)
 
     def _keep(self, folder: Path, index: int, reader: TrainingReader) -> None:
@@ -238,7 +238,7 @@ def _keep_beside(folder: Path, client: str, index: int, own: tuple[Tensor, Tenso
     if (folder / FACTS).exists():
         before = Truths.load(folder)
         known = before.examples[client]
-        images, rows = distinct(known.images, images)
+        images, rows = union_of_images(known.images, images)
         told = dict(enumerate(known.labels.tolist())) | dict(zip(rows, labels.tolist(), strict=True))
         labels = torch.tensor([told[i] for i in range(len(images))])
         batches = [[rows[row] for row in batch] for batch in batches]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedglass.core.errors import UsageError
-from fedglass.recorders.client import ClientRecorder, Told, folder_name, going_on
+from fedglass.recorders.client import ClientRecorder, UserFacts, folder_name, log_and_continue
 from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of, name_of
 from fedglass.recorders.flower_strategy import defences_of
 from fedglass.recorders.hooks import TrainingReader
@@ -19,8 +19,8 @@ from fedglass.recorders.hooks import TrainingReader
 S = TypeVar("S")
 
 
-class Recorded:
-    """A mixin to the left of a strategy: `class MyStrategy(Recorded, FedAvg)`, made with `bundle="folder"`.
+class RecordedStrategy:
+    """A mixin to the left of a strategy: `class MyStrategy(RecordedStrategy, FedAvg)`, made with `bundle="folder"`.
 
     Of strategies that are wrapped in others the outermost is to be recorded. It takes down what goes out and what comes
     back before the strategy touches it: wrappers for differential privacy clip in place. A recorder that can not write
@@ -83,7 +83,7 @@ def recorded(
     if isinstance(strategy, type) or not any(hasattr(strategy, name) for name in ("aggregate_train", "aggregate_fit")):
         raise UsageError(f"recorded() takes a strategy that was made, such as FedAvg(), got {strategy!r:.100}.")
     kind = type(strategy)
-    both = type(kind.__name__, (Recorded, kind), {"__module__": __name__})
+    both = type(kind.__name__, (RecordedStrategy, kind), {"__module__": __name__})
     made: S = object.__new__(both)
     vars(made).update(vars(strategy), _recorder=StrategyRecorder(bundle, clients, facts))
     return made
@@ -113,7 +113,7 @@ def recording_mod(
 
     `whitening` is the pixels' normalisation (means, deviations), where it can not be read off the pixels themselves.
     """
-    told = Told(model, whitening, {} if facts is None else facts)
+    told = UserFacts(model, whitening, {} if facts is None else facts)
     place = Path(folder)
     if not place.is_absolute():
         log.warning(
@@ -125,10 +125,10 @@ def recording_mod(
         with TrainingReader(keep_examples=truth is not None) as reader:
             reply = call_next(message, context)
         if not reply.has_error() and (reader.steps or reader.fault or _trained(message, reply)):
-            with going_on("this training"):
+            with log_and_continue("this training"):
                 name = name_of(reply, message.metadata.dst_node_id)
                 recorder = ClientRecorder(place / folder_name(name), name, told=told, truth=truth)
-                mods = list(mods_within(call_next))
+                mods = list(inner_mods(call_next))
                 recorder.trained(_round(message), reader, defences_of(mods, _config(message)))
         return reply
 
@@ -153,7 +153,7 @@ def _round(message: Any) -> int:
     return int(message.metadata.group_id) if str(message.metadata.group_id).isdecimal() else 0
 
 
-def mods_within(call_next: Any) -> Iterator[Any]:
+def inner_mods(call_next: Any) -> Iterator[Any]:
     """The mods between this one and the client, innermost first, which is the order in which they see the reply.
 
     Flower's chain is made of closures; what is in none of them is not known, and not told.
@@ -162,5 +162,5 @@ def mods_within(call_next: Any) -> Iterator[Any]:
     names = getattr(getattr(call_next, "__code__", None), "co_freevars", ())
     held = dict(zip(names, cells, strict=False))
     if "_mod" in held and "_ffn" in held:
-        yield from mods_within(held["_ffn"])
+        yield from inner_mods(held["_ffn"])
         yield held["_mod"]

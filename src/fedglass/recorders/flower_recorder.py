@@ -16,7 +16,7 @@ from fedglass.recorders.client import folder_name, take_training
 from fedglass.recorders.flower_strategy import defences_asked, layers_of, privacy_spent, rule_of
 from fedglass.recorders.read import extents
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import FURTHER, MANIFEST
+from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
 
 # Flower's older API: results of clients as lists of bytes, which secure aggregation still uses.
 
@@ -276,7 +276,7 @@ def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | None, dict[str,
     }
     others |= {name: found for name, told in reply.content.config_records.items() if (found := extents(told))}
     weight = float(weight) if plain else None
-    return examples, {"weight": weight, "metrics": metrics, FURTHER: others or None}
+    return examples, {"weight": weight, "metrics": metrics, EXTRA_ARRAYS: others or None}
 
 
 def _numpy(record: Any) -> dict[str, Any]:

@@ -28,20 +28,20 @@ from torch.utils.hooks import RemovableHandle
 
 from fedglass.recorders.passes import (
     LOSSES,
-    Passes,
-    ShownFunctions,
+    ForwardPasses,
+    FunctionListener,
+    has_weight_penalty,
+    listening_backward,
+    listening_losses,
     on_accumulated,
     on_gradient,
-    replaced_losses,
-    shown_roots,
-    weights_beside,
 )
-from fedglass.recorders.steps import Loss, Pass, StepRead
+from fedglass.recorders.steps import ForwardPass, LossCall, ObservedStep
 
 # Which examples a step took, told by what they hold.
 
 
-class Examples:
+class ExampleLog:
     """Digests of examples, and where they are to be kept the examples themselves."""
 
     def __init__(self, keep: bool) -> None:
@@ -100,14 +100,14 @@ class TrainingReader:
 
     def __init__(self, *, keep_examples: bool = False, any_thread: bool = False) -> None:
         self.any_thread = any_thread
-        self.steps: list[StepRead] = []
+        self.steps: list[ObservedStep] = []
         self.fault = ""
         """Why it stopped listening: what came before is then not all of the training. Empty where it did not."""
         self._thread: int | None = None
         self._open = ExitStack()
-        self._examples = Examples(keep_examples)
-        self._passes = Passes(self._begun, self._ended)
-        self._losses: list[Loss] = []
+        self._examples = ExampleLog(keep_examples)
+        self._passes = ForwardPasses(self._begun, self._ended)
+        self._losses: list[LossCall] = []
         self._penalty = False
         self._watched: dict[int, RemovableHandle] = {}
         self._norms: dict[int, Tensor] = {}
@@ -132,8 +132,8 @@ class TrainingReader:
             self._open.callback(handle.remove)
         self._open.callback(self._unwatch)
         called = self._harmless(self.called)
-        self._open.enter_context(replaced_losses(called) if self.any_thread else ShownFunctions(called))
-        self._open.enter_context(shown_roots(self._harmless(self._minimised)))
+        self._open.enter_context(listening_losses(called) if self.any_thread else FunctionListener(called))
+        self._open.enter_context(listening_backward(self._harmless(self._minimised)))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -187,7 +187,7 @@ class TrainingReader:
             if id(parameter) not in self._watched:
                 self._watched[id(parameter)] = on_accumulated(parameter, self._harmless(self._accumulated))
 
-    def _ended(self, begun: Pass, outputs: list[Tensor]) -> None:
+    def _ended(self, begun: ForwardPass, outputs: list[Tensor]) -> None:
         for tensor in outputs:
             on_gradient(tensor, self._harmless(begun.reached))
 
@@ -202,13 +202,13 @@ class TrainingReader:
         if not isinstance(result, Tensor) or not result.requires_grad or not self._mine():
             return
         if function in LOSSES:
-            loss = Loss.of(LOSSES[function], given, options)
+            loss = LossCall.of(LOSSES[function], given, options)
             on_gradient(result, self._harmless(loss.reached))
             self._losses.append(loss)
 
     def _minimised(self, root: Tensor) -> None:
         """Weights on another way than through a network are a penalty, as FedProx has one."""
-        self._penalty = self._penalty or (self._here() and weights_beside(root))
+        self._penalty = self._penalty or (self._here() and has_weight_penalty(root))
 
     # Steps
 
@@ -246,7 +246,7 @@ class TrainingReader:
         passes = [each for each in self._passes.since if each.used]
         losses = [each for each in self._losses if each.used]
         rows = self._examples.rows_of([each.inputs for each in passes])
-        self.steps.append(StepRead.of(self._before, passes, losses, rows, penalty=self._penalty))
+        self.steps.append(ObservedStep.of(self._before, passes, losses, rows, penalty=self._penalty))
         self._losses, self._penalty = [], False
         self._passes.since.clear()
         self._norms.clear()

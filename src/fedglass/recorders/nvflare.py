@@ -24,12 +24,12 @@ from nvflare.apis.shareable import ReservedHeaderKey
 from torch import Tensor
 
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.recorders.client import ClientRecorder, Told, folder_name, take_training
+from fedglass.recorders.client import ClientRecorder, UserFacts, folder_name, take_training
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import extents
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.files import Form
-from fedglass.recordings.format import FURTHER, MANIFEST
+from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
 
 # What NVFlare's own filters do to a client's answer, read off the running client, and what leaves beside the model.
 #
@@ -205,7 +205,7 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
             "weight": float(weight) if isinstance(weight, int | float) and weight > 0 else None,
             "metrics": dxo.get_meta_prop("initial_metrics") or None,
             "filters": passed(dxo.get_filter_history()) or None,
-            FURTHER: _further(shareable, dxo) or None,
+            EXTRA_ARRAYS: _further(shareable, dxo) or None,
         }
         writer.training(client, index, facts, source="read")
         if self.clients is not None:
@@ -256,7 +256,7 @@ class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
             return
         client = fl_ctx.get_identity_name()
         whitening = None if self.whitening is None else (self.whitening[0], self.whitening[1])
-        told = Told(self.model, whitening)
+        told = UserFacts(self.model, whitening)
         defences = [] if arrays is None else defences_of(fl_ctx, arrays[2].data_kind)
         recorder = ClientRecorder(Path(self.folder) / folder_name(client), client, told=told, truth=self.truth)
         recorder.trained(index, reader, defences)

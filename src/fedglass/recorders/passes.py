@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from fedglass.models.names import COMPILED
-from fedglass.recorders.steps import Pass
+from fedglass.recorders.steps import ForwardPass
 
 # Functions of torch that show themselves to a listener while they compute what they always do.
 
@@ -40,11 +40,11 @@ LOSSES: Mapping[Any, str] = {
 """Functions that a module of the same name calls too."""
 
 
-MADE = "made by a network"
+NETWORK_OUTPUT = "made by a network"
 """A mark of nodes of autograd's graph."""
 
 
-class ShownFunctions(TorchFunctionMode):
+class FunctionListener(TorchFunctionMode):
     """All functions, in the thread that has entered it."""
 
     def __init__(self, called: Called) -> None:
@@ -59,7 +59,7 @@ class ShownFunctions(TorchFunctionMode):
 
 
 @contextmanager
-def replaced_losses(called: Called) -> Iterator[None]:
+def listening_losses(called: Called) -> Iterator[None]:
     """Losses in `torch.nn.functional`, in all threads."""
 
     def shown(function: Any) -> Any:
@@ -82,7 +82,7 @@ def replaced_losses(called: Called) -> Iterator[None]:
 
 
 @contextmanager
-def shown_roots(called: Callable[[Tensor], None]) -> Iterator[None]:
+def listening_backward(called: Callable[[Tensor], None]) -> Iterator[None]:
     """What gradients are asked of, in all threads: `loss.backward()` goes by way of `torch.autograd.backward`."""
     plain = torch.autograd.backward
 
@@ -99,11 +99,11 @@ def shown_roots(called: Callable[[Tensor], None]) -> Iterator[None]:
         torch.autograd.backward = plain
 
 
-def mark_as_made(outputs: Iterable[Tensor]) -> None:
+def mark_as_network_output(outputs: Iterable[Tensor]) -> None:
     """Remember in the graph itself, which is not kept alive by it, that these came out of a network."""
     for tensor in outputs:
         if tensor.grad_fn is not None:
-            _marks(tensor.grad_fn)[MADE] = True
+            _marks(tensor.grad_fn)[NETWORK_OUTPUT] = True
 
 
 def _marks(node: Any) -> dict[str, object]:
@@ -111,12 +111,12 @@ def _marks(node: Any) -> dict[str, object]:
     return found
 
 
-def weights_beside(root: Tensor) -> bool:
+def has_weight_penalty(root: Tensor) -> bool:
     """Whether weights are in what is minimised on another way than through what a network made."""
     todo, seen = [root.grad_fn], set()
     while todo:
         node = todo.pop()
-        if node is None or node in seen or MADE in _marks(node):
+        if node is None or node in seen or NETWORK_OUTPUT in _marks(node):
             continue
         if isinstance(getattr(node, "variable", None), nn.Parameter):
             return True
@@ -139,20 +139,20 @@ def on_accumulated(parameter: Tensor, call: Callable[[Tensor], None]) -> Removab
 RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-class Passes:
+class ForwardPasses:
     """The forward passes since the last step.
 
     A network may be called as a whole or in stretches: what is given something that another module has made goes on
     with the pass of that. One that is called by keywords has its inputs read off the first module inside that is not.
     """
 
-    def __init__(self, begins: Callable[[nn.Module], None], ends: Callable[[Pass, list[Tensor]], None]) -> None:
-        self.since: list[Pass] = []
+    def __init__(self, begins: Callable[[nn.Module], None], ends: Callable[[ForwardPass, list[Tensor]], None]) -> None:
+        self.since: list[ForwardPass] = []
         self._begins, self._ends = begins, ends
         self._depth = 0
         self._network = False
         """Whether a module with weights of its own is being computed."""
-        self._pass: Pass | None = None
+        self._pass: ForwardPass | None = None
         self._drawn: Tensor | None = None
 
     def entered(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -173,7 +173,7 @@ class Passes:
             self._pass = self.since[-1] if self.since else None
         elif self._network:
             autocast = torch.is_autocast_enabled("cpu" if given is None else given.device.type)
-            self._pass = Pass(module, _kept(given), autocast=autocast)
+            self._pass = ForwardPass(module, _kept(given), autocast=autocast)
             self._pass.given = max(1, sum(1 for _ in tensors_in(inputs)))
             self._begins(module)
             if hasattr(module, COMPILED):  # nothing inside of it is heard
@@ -192,7 +192,7 @@ class Passes:
         if begun is not None and begun.nothing_given:
             return  # no more than its weights can be in what came out
         if self._network:
-            mark_as_made(outputs)
+            mark_as_network_output(outputs)
         if begun is None or not outputs:
             return
         begun.drew = begun.drew or not _same(self._drawn, _generator_state(begun.inputs))
@@ -213,7 +213,7 @@ def _is_data(given: Tensor | None) -> bool:
     return given is not None and given.grad_fn is None and not isinstance(given, nn.Parameter)
 
 
-def _look_at(begun: Pass, module: nn.Module) -> None:
+def _look_at(begun: ForwardPass, module: nn.Module) -> None:
     if isinstance(module, _BatchNorm):
         # Without running statistics those of the batch are used in every mode.
         begun.batch_norm.add(module.training or module.running_mean is None)

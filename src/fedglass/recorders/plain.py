@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import FedglassError
 from fedglass.models.names import unwrap
-from fedglass.recorders.client import ClientRecorder, Told, going_on
+from fedglass.recorders.client import ClientRecorder, UserFacts, log_and_continue
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.steps import StepRead
+from fedglass.recorders.steps import ObservedStep
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.reader import equal_up_to_rounding
 from fedglass.recordings.writer import TRUTH
@@ -55,18 +55,18 @@ def recording(
     ({'read': 'SGD'}, {'read': 1}, {'read': 4})
     """
     private = Path(folder).with_name(Path(folder).name + TRUTH) if truth else None
-    recorder = ClientRecorder(folder, client, told=Told(architecture, whitening, facts or {}), truth=private)
+    recorder = ClientRecorder(folder, client, told=UserFacts(architecture, whitening, facts or {}), truth=private)
     recorder.writer.round(round).check_awaited(client)
     before = state_of(model)
     with recorder.reader() as reader:
         yield recorder
     reader.steps = _steps_of(model, reader.steps)
-    with _whatever_the_disk_does(recorder.writer):
+    with tolerate_io_errors(recorder.writer):
         _write(recorder, round, before, state_of(model), reader)
 
 
 @contextmanager
-def _whatever_the_disk_does(writer: BundleWriter | None = None) -> Iterator[None]:
+def tolerate_io_errors(writer: BundleWriter | None = None) -> Iterator[None]:
     """What is wrong in a call is raised; a disk that is full or gone is said in the log."""
     try:
         yield
@@ -88,11 +88,11 @@ def _write(
     elif sent is None or not _equal(recorder.writer.arrays(sent), before):
         past.sent(before, client=client)
     past.received(client, after)
-    with going_on(f"how {client!r} trained"):
+    with log_and_continue(f"how {client!r} trained"):
         recorder.trained(round, reader)
 
 
-def _steps_of(model: nn.Module, steps: list[StepRead]) -> list[StepRead]:
+def _steps_of(model: nn.Module, steps: list[ObservedStep]) -> list[ObservedStep]:
     """Those that trained this model and no other one beside it; all where it was given its weights from elsewhere."""
     own = {id(weight) for weight in model.parameters()}
     return [step for step in steps if own & step.weights] or steps
@@ -100,7 +100,7 @@ def _steps_of(model: nn.Module, steps: list[StepRead]) -> list[StepRead]:
 
 def record_aggregate(folder: str | Path, model: nn.Module, *, round: int, kept: list[str] | None = None) -> None:
     """Record the global model that a round has ended with, and whose updates are in it where not all are."""
-    with _whatever_the_disk_does():
+    with tolerate_io_errors():
         BundleWriter(folder, resume=True).round(round).aggregated(state_of(model), kept=kept)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from fedglass.models.names import unwrap
-from fedglass.recorders.steps import StepRead
-from fedglass.recordings.format import FIGURES, INPUTS, LETTERS, RESERVED
+from fedglass.recorders.steps import ObservedStep
+from fedglass.recordings.format import INPUTS, MANY_CHARACTERS, MANY_NUMBERS, RESERVATIONS
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""
@@ -22,7 +22,7 @@ MOST_TOLD = 1000
 """Entries of a list that is told in words only."""
 
 
-def training_facts(steps: Sequence[StepRead]) -> dict[str, Any]:
+def training_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
     """The facts of one client in one round; `x-reservations` says what fedglass's own training does not have."""
     if not steps:
         return {"steps": 0}
@@ -41,11 +41,11 @@ def training_facts(steps: Sequence[StepRead]) -> dict[str, Any]:
         "untrained": _untrained(steps, doubts),
     }
     _check_network(steps, doubts)
-    facts[RESERVED] = doubts.sentences or None
+    facts[RESERVATIONS] = doubts.sentences or None
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def model_facts(steps: Sequence[StepRead]) -> dict[str, Any]:
+def model_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
     """The shape of an image and the number of classes, and the model's class where it can be made without arguments."""
     seen = next((step for step in steps if step.module is not None), None)
     if seen is None or seen.module is None:
@@ -71,7 +71,7 @@ class _Doubts:
             self.sentences.append(sentence)
 
 
-def _epochs(steps: Sequence[StepRead]) -> dict[str, Any]:
+def _epochs(steps: Sequence[ObservedStep]) -> dict[str, Any]:
     """Epochs and batch size, where each pass took every example once, in batches of one size but for the last."""
     examples = {row for step in steps for row in step.rows}
     size = steps[0].examples
@@ -87,7 +87,7 @@ def _epochs(steps: Sequence[StepRead]) -> dict[str, Any]:
     return {"epochs": len(passes), "batch_size": size, "shuffle": any(taken != passes[0] for taken in passes)}
 
 
-def _optimiser(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
+def _optimiser(steps: Sequence[ObservedStep], doubts: _Doubts) -> dict[str, Any]:
     names = {step.optimiser for step in steps}
     if len(names) > 1:
         doubts.say(f"Several optimisers took steps: {', '.join(sorted(names))}.")
@@ -109,7 +109,7 @@ def _optimiser(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
     return facts
 
 
-def _losses(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
+def _losses(steps: Sequence[ObservedStep], doubts: _Doubts) -> dict[str, Any]:
     losses = [loss for step in steps for loss in step.losses]
     names = sorted({loss.name for loss in losses})
     if not losses:
@@ -138,20 +138,20 @@ def _losses(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
     }
 
 
-def _weight(step: StepRead) -> float:
+def _weight(step: ObservedStep) -> float:
     """The factor before the mean loss over all examples of a step, whatever scaled it on the way."""
     scaled = step.gradient is not None and step.gradient[2] and step.autocast
     back = step.gradient[1] / step.gradient[0] if scaled and step.gradient is not None and step.gradient[0] else 1.0
     return sum(loss.weight for loss in step.losses) * back
 
 
-def _unscaled(step: StepRead, was: float, used: float, along: bool) -> tuple[float, float, bool]:
+def _unscaled(step: ObservedStep, was: float, used: float, along: bool) -> tuple[float, float, bool]:
     """The gradient without the factor that mixed precision puts before the loss and takes out before the step."""
     scale = sum(loss.weight for loss in step.losses) if step.autocast else 1.0
     return (was / scale if scale > 0 else was), used, along
 
 
-def _clip(steps: Sequence[StepRead], doubts: _Doubts) -> float | None:
+def _clip(steps: Sequence[ObservedStep], doubts: _Doubts) -> float | None:
     """The norm to which gradients were shortened on their way from backward to the optimiser."""
     seen = [_unscaled(step, *step.gradient) for step in steps if step.gradient is not None]
     changed = [(was, used, along) for was, used, along in seen if abs(was - used) > NEGLIGIBLE * max(was, used)]
@@ -169,7 +169,7 @@ def _clip(steps: Sequence[StepRead], doubts: _Doubts) -> float | None:
     return None
 
 
-def _batch_norm(steps: Sequence[StepRead], doubts: _Doubts) -> str | None:
+def _batch_norm(steps: Sequence[ObservedStep], doubts: _Doubts) -> str | None:
     modes = {mode for step in steps for mode in step.batch_norm}
     if len(modes) > 1:
         doubts.say("Some layers of batch normalisation used the batch's statistics, others did not.")
@@ -177,7 +177,7 @@ def _batch_norm(steps: Sequence[StepRead], doubts: _Doubts) -> str | None:
     return {(): "none", (True,): "batch", (False,): "frozen"}[tuple(modes)]
 
 
-def _check_network(steps: Sequence[StepRead], doubts: _Doubts) -> None:
+def _check_network(steps: Sequence[ObservedStep], doubts: _Doubts) -> None:
     if any(step.dropout for step in steps):
         doubts.say("Dropout was active.")
     elif any(step.drew for step in steps):
@@ -196,7 +196,7 @@ def _check_network(steps: Sequence[StepRead], doubts: _Doubts) -> None:
         doubts.say("A step was taken without a forward pass that could be seen.")
 
 
-def _untrained(steps: Sequence[StepRead], doubts: _Doubts) -> list[str] | None:
+def _untrained(steps: Sequence[ObservedStep], doubts: _Doubts) -> list[str] | None:
     """The parameters that no step moves, by the network's own names; None where all are trained."""
     left = [
         [name for name, parameter in unwrap(step.module).named_parameters() if id(parameter) not in step.weights]
@@ -209,7 +209,7 @@ def _untrained(steps: Sequence[StepRead], doubts: _Doubts) -> list[str] | None:
     return left[0] if left and left[0] else None
 
 
-def _apart(steps: Sequence[StepRead]) -> bool:
+def _apart(steps: Sequence[ObservedStep]) -> bool:
     """Whether the networks have no weights in common: stretches of one, called in turn, are stepped as one."""
     sets = {id(step.module): step.weights for step in steps if step.module is not None}
     return sum(len(each) for each in sets.values()) == len(frozenset().union(*sets.values()))
@@ -246,11 +246,11 @@ def extent(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return [len(value)]
     if isinstance(value, str):
-        return [len(value)] if len(value) >= LETTERS else None
+        return [len(value)] if len(value) >= MANY_CHARACTERS else None
     if isinstance(value, Mapping):
         inner = extents(value)
-        return inner or ([len(value)] if len(value) >= FIGURES else None)
+        return inner or ([len(value)] if len(value) >= MANY_NUMBERS else None)
     if isinstance(value, list | tuple | set | frozenset):
         held = [extent(each) for each in value]
-        return [len(value)] if len(value) >= FIGURES or any(size is not None for size in held) else None
+        return [len(value)] if len(value) >= MANY_NUMBERS or any(size is not None for size in held) else None
     return None if value is None or isinstance(value, bool | int | float) else type(value).__name__

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 @dataclass(eq=False)
-class Pass:
+class ForwardPass:
     """A forward pass of the network."""
 
     module: nn.Module
@@ -44,7 +44,7 @@ class Pass:
 
 
 @dataclass(eq=False)
-class Loss:
+class LossCall:
     """A call of a loss function."""
 
     name: str
@@ -98,7 +98,7 @@ def _ignored(target: Any, index: int) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class StepRead:
+class ObservedStep:
     """One step of an optimiser, and what went into it."""
 
     optimiser: str
@@ -117,7 +117,7 @@ class StepRead:
     """A digest of each example."""
     labels: tuple[int, ...] | None
     """Those that the loss was given; None where they are no classes, or not as many as examples."""
-    losses: tuple[Loss, ...]
+    losses: tuple[LossCall, ...]
     batch_norm: frozenset[bool]
     dropout: bool
     drew: bool
@@ -143,8 +143,8 @@ class StepRead:
     def of(
         cls,
         optimiser: Mapping[str, Any],
-        passes: Sequence[Pass],
-        losses: Sequence[Loss],
+        passes: Sequence[ForwardPass],
+        losses: Sequence[LossCall],
         rows: Sequence[bytes],
         penalty: bool,
     ) -> Self:
@@ -168,7 +168,7 @@ class StepRead:
         )
 
 
-def _labels(losses: Sequence[Loss], examples: int) -> tuple[int, ...] | None:
+def _labels(losses: Sequence[LossCall], examples: int) -> tuple[int, ...] | None:
     """The classes that losses were given, one for each example; several of the same examples must agree."""
     classes = [each.targets for each in losses if each.targets is not None and _are_classes(each.targets)]
     if classes and sum(len(each) for each in classes) != examples and all(map(classes[0].equal, classes)):

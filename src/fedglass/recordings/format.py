@@ -21,17 +21,17 @@ Source = Literal["read", "measured", "declared"]
 SOURCES: tuple[Source, ...] = ("read", "measured", "declared")
 FREE = "x-"
 """What the names of facts begin with that mean nothing to fedglass and are carried along."""
-RESERVED = "x-reservations"
+RESERVATIONS = "x-reservations"
 """What a recorder saw of a training that fedglass's own does not have, as sentences."""
-FURTHER = "x-further-arrays"
+EXTRA_ARRAYS = "x-further-arrays"
 """By name, arrays that a client sent beside those of the model, as control variates are: only their shapes."""
 INPUTS = "x-inputs"
 """The shape of what a network was given, where that are no images of channels, height and width."""
-LOST = "x-lost"
+INCOMPLETE = "x-lost"
 """Of a federation: true where its recorder could not take everything down."""
-FIGURES = 64
+MANY_NUMBERS = 64
 """Numbers from which on what a client sends beside its model may be a picture, of eight by eight pixels."""
-LETTERS = 200
+MANY_CHARACTERS = 200
 """Characters from which on it may be anything."""
 DEEPEST = 8
 LONGEST_VALUE = 200_000
@@ -180,13 +180,13 @@ class Facts:
 OF_FEDERATION, OF_ROUND, OF_CLIENT = Facts(FEDERATION), Facts(ROUND), Facts(CLIENT)
 
 
-def merged(sheet: FactSheet, more: FactSheet) -> FactSheet:
+def overlay(sheet: FactSheet, more: FactSheet) -> FactSheet:
     """Both; of what the same source says again, the later one."""
     names = {**sheet, **more}
     return {name: {**sheet.get(name, {}), **more.get(name, {})} for name in names}
 
 
-def united(sheet: FactSheet, more: FactSheet) -> FactSheet:
+def merge_or_fail(sheet: FactSheet, more: FactSheet) -> FactSheet:
     """Both, of two recorders: what the same kind of source tells must be the same."""
     for name, told in more.items():
         for source, value in told.items():
@@ -195,10 +195,10 @@ def united(sheet: FactSheet, more: FactSheet) -> FactSheet:
                     f"Two recorders tell {name!r} differently ({source}): {str(sheet[name][source])[:80]} and "
                     f"{str(value)[:80]}; correct one of them, or join without one."
                 )
-    return merged(sheet, more)
+    return overlay(sheet, more)
 
 
-def best(sheet: FactSheet, name: str, default: Any = None) -> Any:
+def preferred(sheet: FactSheet, name: str, default: Any = None) -> Any:
     """What the most trusted source says."""
     told = sheet.get(name, {})
     return next((told[source] for source in SOURCES if source in told), default)

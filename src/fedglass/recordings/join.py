@@ -15,7 +15,7 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.recordings.files import read_at_most
-from fedglass.recordings.format import FactSheet, FileRef, sheet, united
+from fedglass.recordings.format import FactSheet, FileRef, merge_or_fail, sheet
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,
@@ -57,10 +57,10 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
 
 
 def _take(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> None:
-    writer.tell(united(writer.known, bundle.facts))
+    writer.tell(merge_or_fail(writer.known, bundle.facts))
     for client, told in bundle.manifest.always.items():
         name = names.get(client, client)
-        writer.tell_always(name, united(writer.always(name), sheet(told)))
+        writer.tell_always(name, merge_or_fail(writer.always(name), sheet(told)))
     for client in bundle.clients:
         writer.meet(names.get(client, client))
     for index, past in bundle.rounds.items():
@@ -71,7 +71,7 @@ def _take(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> Non
             _take_message(new, bundle, index, message.client, names.get(message.client, message.client))
         if past.aggregated is not None and _new(bundle, past.aggregated, writer, new.told.aggregated):
             new.aggregated(bundle.arrays(past.aggregated), form=past.aggregated.form)
-        new.tell(united(sheet(new.told.facts), _renamed(sheet(past.facts), names)))
+        new.tell(merge_or_fail(sheet(new.told.facts), _renamed(sheet(past.facts), names)))
 
 
 def _take_message(new: RoundWriter, bundle: Bundle, index: int, client: str, name: str) -> None:
@@ -84,7 +84,7 @@ def _take_message(new: RoundWriter, bundle: Bundle, index: int, client: str, nam
         new.received(name, bundle.arrays(message.received), form=message.received.form)
     if message.absent is not None and known.received is None:
         new.absent(name, message.absent)
-    new.tell_client(name, united(sheet(new.message(name).facts), sheet(message.facts)))
+    new.tell_client(name, merge_or_fail(sheet(new.message(name).facts), sheet(message.facts)))
 
 
 def _renamed(told: FactSheet, names: Mapping[str, str]) -> FactSheet:

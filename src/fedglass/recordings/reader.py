@@ -29,7 +29,7 @@ from fedglass.recordings.format import (
     RoundFacts,
     RoundRef,
     is_signed,
-    merged,
+    overlay,
     sheet,
 )
 
@@ -68,7 +68,7 @@ class Bundle:
         """What is told of a client in a round: what holds always, and over it what was told of that round."""
         message = self.message(client, index)
         always = sheet(self.manifest.always.get(client, {}))
-        return always if message is None else merged(always, sheet(message.facts))
+        return always if message is None else overlay(always, sheet(message.facts))
 
     def arrays(self, held: FileRef) -> dict[str, Tensor]:
         """The tensors of a file, in the order in which they were sent."""

@@ -14,7 +14,7 @@ from fedglass.federation.transcript import Message, Participant, Round, Start
 from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.models.fixed import lost
 from fedglass.models.names import Names, names_of
-from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts, best, sheet
+from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts, preferred, sheet
 from fedglass.recordings.observed import MEANS
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.training_facts import participant_of
@@ -161,7 +161,7 @@ class TranscriptReader:
         present = tuple(message.client for message in past.messages if message.absent is None)
         if held is None or past.sent is None:
             return {name: torch.zeros_like(tensor) for name, tensor in start.before.items()}, {}, ()
-        kept = best(sheet(past.facts), "kept")
+        kept = preferred(sheet(past.facts), "kept")
         who = present if kept is None else tuple(name for name in present if name in kept)
         return *self._added(held, start), who
 
@@ -174,7 +174,7 @@ def _moved(buffers: Params, by: Params) -> dict[str, Tensor]:
 
 def rule_text(bundle: Bundle, index: int) -> str:
     """The aggregation rule as a transcript prints it."""
-    rule = best(sheet(bundle.rounds[index].facts), "rule", best(bundle.facts, "rule"))
+    rule = preferred(sheet(bundle.rounds[index].facts), "rule", preferred(bundle.facts, "rule"))
     if rule is None:
         return "not recorded"
     options = rule.get("options") or {}
