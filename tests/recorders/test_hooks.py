@@ -458,4 +458,4 @@ def test_layers_that_are_unfrozen_on_the_way_are_said() -> None:
     found = heard(train)
 
     assert "untrained" not in found
-    assert found["x-reservations"] == ["Some steps trained other parameters than others did."]
+    assert found["x-reservations"] == ["Not all steps trained the same parameters."]

@@ -158,12 +158,12 @@ def _told(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str]:
     """Each fact with its source."""
     import json
 
-    from fedglass.recordings.format import RESERVATIONS
+    from fedglass.recordings.format import RESERVATION_IDS, RESERVATIONS
 
     for name, told in sheet.items():
         if name == RESERVATIONS:
             yield from (f"the recorder says: {each}" for said in told.values() for each in _sentences(said))
-        elif name not in without:
+        elif name not in (RESERVATION_IDS, *without):
             said = ", ".join(f"{json.dumps(value)[:100]} ({source})" for source, value in told.items())
             yield f"{name} = {said}"
 

@@ -13,15 +13,14 @@ from fedglass.core.tensors import COUNTER
 from fedglass.core.types import Training
 from fedglass.models.names import names_of
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import BY_HAND, ODD_BATCHES, training_facts
+from fedglass.recorders.read import training_facts
 from fedglass.recorders.steps import ObservedStep
-from fedglass.recordings.format import RESERVATIONS, FactSheet
+from fedglass.recorders.texts import Reservation
+from fedglass.recordings.format import RESERVATION_IDS, RESERVATIONS, FactSheet
 from fedglass.recordings.training_facts import CROSS_ENTROPY, training_of_batches
 
-ANSWERED = (BY_HAND, ODD_BATCHES)
-"""What the replay of the very batches tells: weights that were written to may hold the declared noise."""
-CHANGED = "Gradients were changed between backward and the step"
-"""How a reader begins to say so: what DP-SGD does, if it is declared."""
+REPLAYED = {Reservation.WRITTEN_BY_HAND, Reservation.ODD_BATCHES}
+"""Reservations that the replay of the very batches settles: weights that were written to may hold declared noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +49,13 @@ def observed_training(reader: TrainingReader, noisy_steps: bool = False) -> Obse
     if not steps:
         raise UsageError("No optimiser took a step while the guard watched: train inside of `guard.watch()`.")
     facts = training_facts(steps)
-    doubts = [
-        d for d in facts.get(RESERVATIONS, ()) if d not in ANSWERED and not (noisy_steps and d.startswith(CHANGED))
+    settled = REPLAYED | ({Reservation.CHANGED_GRADIENTS} if noisy_steps else set())
+    reservations = [Reservation(each) for each in facts.get(RESERVATION_IDS, ())]
+    sentences = [
+        text for each, text in zip(reservations, facts.get(RESERVATIONS, ()), strict=True) if each not in settled
     ]
-    if doubts or facts.get("loss") != CROSS_ENTROPY or "lr" not in facts:
-        raise UsageError(f"The training cannot be replayed: {' '.join(doubts) or 'its loss is another.'}")
+    if sentences or facts.get("loss") != CROSS_ENTROPY or "lr" not in facts:
+        raise UsageError(f"The training cannot be replayed: {' '.join(sentences) or 'its loss is not cross entropy.'}")
     model = steps[-1].module
     if model is None or any(step.module is not model or step.labels is None for step in steps):
         raise UsageError("The training cannot be replayed: the network or the labels were not observed.")

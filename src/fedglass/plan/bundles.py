@@ -14,7 +14,7 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Whitening
-from fedglass.federation.transcript import Attendance, Participant, Round, Terms, Transcript, with_still
+from fedglass.federation.transcript import Attendance, Participant, Round, Terms, Transcript, defence_text, with_still
 from fedglass.federation.truth import Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView, Together, View
 from fedglass.fl.release import Protection
@@ -38,7 +38,7 @@ from fedglass.plan.selection import (
 from fedglass.plan.tables import DefenceTable
 from fedglass.recordings.format import RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
-from fedglass.recordings.transcript import TranscriptReader, rule_text
+from fedglass.recordings.transcript import TranscriptReader, rule_of
 from fedglass.recordings.truth_files import read_truths
 
 
@@ -194,16 +194,17 @@ def _transcript(
     words, protections = _defences(table, bundle, choice, clients)
     unprotected = [client for client in clients if not (words or {}).get(client)]
     rounds = {index: with_still(past, unprotected) for index, past in rounds.items()}
-    rules = {rule_text(bundle, index) for index in choice.rounds}
+    rules = dict(rule_of(bundle, index) for index in choice.rounds)
     terms = Terms(
         settled.shape,
         settled.classes,
         settled.whitening,
         clients,
-        rules.pop() if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
+        next(iter(rules)) if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
         _names(preferred(bundle.facts, "class_names"), settled.classes),
         words,
         tuple(preferred(bundle.facts, "behaviours", ())),
+        next(iter(rules.values())) if len(rules) == 1 else False,
     )
     return Transcript(reading.model, terms, rounds), protections
 
@@ -243,7 +244,7 @@ def _defences(
     }
     if any(parts is None for parts in told.values()):
         return None, {}
-    words = {client: tuple(f"Defended by {_in_words(part)}." for part in parts) for client, parts in told.items()}
+    words = {client: tuple(defence_text(_in_words(part)) for part in parts) for client, parts in told.items()}
     played = {client: _played(parts) for client, parts in told.items() if parts}
     return words, {client: shield for client, shield in played.items() if shield is not None}
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +20,9 @@ from fedglass.recordings.format import (
     EXTRA_ARRAYS,
     INCOMPLETE,
     INPUTS,
-    MANY_CHARACTERS,
-    MANY_NUMBERS,
     FileRef,
     RoundFacts,
+    large_metrics,
     preferred,
     sheet,
 )
@@ -247,7 +245,7 @@ def contradictions_by_client(
             if found.statistics_only:
                 continue
             key = (found.round - base_of(bundle), found.client)
-            doubts[key] = (*doubts.get(key, ()), found.words)
+            doubts[key] = (*doubts.get(key, ()), found.text)
     return doubts
 
 
@@ -266,9 +264,6 @@ def recorder_statements(bundle: Bundle, choice: Selection, fact: str) -> dict[tu
 # What was sent beside the messages that attacks read: the examples may be in there, or the noise that hides them.
 
 
-INSTEAD = re.compile(r"\((\d+) (bytes|numbers)\)")
-"""What stands in a bundle for bytes and arrays, which JSON can not hold."""
-
 Beside = dict[tuple[int, str], tuple[str, ...]]
 """By round and client."""
 
@@ -281,7 +276,7 @@ def extra_payload(bundle: Bundle, model: nn.Module, choice: Selection) -> Beside
     for index in choice.rounds:
         for message in bundle.rounds[index].messages:
             turn = (index - base_of(bundle), message.client)
-            found[turn] += large_metrics(preferred(bundle.facts_of(message.client, index), "metrics", {}))
+            found[turn] += [f"metric {name}" for name in large_metrics(bundle.facts_of(message.client, index))]
             held = bundle.rounds[index].aggregated if choice.view == "aggregate" else message.received
             if held is not None and message.absent is None:
                 found[turn] += divergent_aliases(bundle, held, model)
@@ -298,26 +293,6 @@ def unaudited_updates(reading: TranscriptReader, choice: Selection) -> dict[tupl
                 (message,) = reading.round(index, [client]).messages
                 found[index - base_of(choice.bundle), client] = message.update
     return found
-
-
-def large_metrics(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """The metrics that are more than a figure or a few."""
-    for name, value in metrics.items():
-        figures, letters = _size(value)
-        if figures >= MANY_NUMBERS or letters >= MANY_CHARACTERS:
-            yield f"metric {name}"
-
-
-def _size(value: Any) -> tuple[int, int]:
-    """How many numbers and how many characters there are in a metric."""
-    if isinstance(value, str):
-        instead = INSTEAD.fullmatch(value)
-        return (0, len(value)) if instead is None else (int(instead[1]), MANY_CHARACTERS * (instead[2] == "bytes"))
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    if inner is None:
-        return 1, 0
-    sizes = [_size(each) for each in inner]
-    return sum(figures for figures, _ in sizes), sum(letters for _, letters in sizes)
 
 
 def divergent_aliases(bundle: Bundle, held: FileRef, model: nn.Module) -> Iterator[str]:

@@ -18,9 +18,10 @@ from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.types import Whitening
 from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import model_facts, training_facts
+from fedglass.recorders.read import failed_facts, model_facts, training_facts
+from fedglass.recorders.texts import NO_STEP
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import MANIFEST, OF_CLIENT, RESERVATIONS, sheet
+from fedglass.recordings.format import MANIFEST, OF_CLIENT, sheet
 from fedglass.recordings.reader import read_index
 from fedglass.recordings.truth_files import FACTS, check_examples, write_client_truth
 
@@ -113,13 +114,8 @@ def _keys(images: Tensor) -> Iterator[tuple[bytes, int]]:
 
 
 log = logging.getLogger("fedglass")
-NO_STEP = (
-    "fedglass has seen no step of an optimiser of torch in the training of %r, and tells nothing of it: it ran in "
-    "another thread or process, or without torch.optim."
-)
 SAME_DIGITS = 0.01
 """Between a normalisation that was told and one that was measured."""
-OBSERVATION_FAILED = "What the client did could not be followed to its end, and nothing is told of it."
 Batches = Sequence[Sequence[int]]
 """Rows of a client's examples, of each local step."""
 
@@ -184,7 +180,7 @@ class ClientRecorder:
         if self.told.model is not None:
             seen.pop("model", None)
         self.writer.facts(seen, source="read")
-        facts: dict[str, Any] = {RESERVATIONS: [OBSERVATION_FAILED]} if reader.fault else training_facts(reader.steps)
+        facts = failed_facts() if reader.fault else training_facts(reader.steps)
         if defences:
             facts["defences"] = [dict(each) for each in defences]
         self.writer.round(index).retell_client(self.client, OF_CLIENT.told(facts, "read"))

@@ -14,7 +14,7 @@ import numpy as np
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.recorders.client import folder_name, take_training
 from fedglass.recorders.flower_strategy import defences_asked, layers_of, privacy_spent, rule_of
-from fedglass.recorders.read import extents
+from fedglass.recorders.read import sizes_of_extras
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
 
@@ -274,7 +274,7 @@ def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | None, dict[str,
         for name, other in reply.content.array_records.items()
         if other is not record
     }
-    others |= {name: found for name, told in reply.content.config_records.items() if (found := extents(told))}
+    others |= {name: found for name, told in reply.content.config_records.items() if (found := sizes_of_extras(told))}
     weight = float(weight) if plain else None
     return examples, {"weight": weight, "metrics": metrics, EXTRA_ARRAYS: others or None}
 

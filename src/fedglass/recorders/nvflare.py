@@ -26,7 +26,7 @@ from torch import Tensor
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.recorders.client import ClientRecorder, UserFacts, folder_name, take_training
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import extents
+from fedglass.recorders.read import sizes_of_extras
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.files import Form
 from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
@@ -307,7 +307,7 @@ def _further(shareable: Any, dxo: DXO) -> dict[str, Any]:
     """What a reply holds beside its model: SCAFFOLD's control variates, for one, travel among its properties."""
     beside = {name: value for name, value in shareable.items() if name not in PAYLOAD}
     told = {name: value for name, value in dxo.meta.items() if name != MetaKey.INITIAL_METRICS}
-    return extents({**beside, **told})
+    return sizes_of_extras({**beside, **told})
 
 
 def _round(shareable: Any) -> int | None:

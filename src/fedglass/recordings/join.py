@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import RUNNING, subtract
-from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.federation.transcript import defence_name
 from fedglass.recordings.files import read_at_most
 from fedglass.recordings.format import FactSheet, FileRef, merge_or_fail, sheet
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
@@ -133,7 +133,7 @@ def bundle_of_saved(saved: Path, into: Path) -> Bundle:
     writer = BundleWriter(into, writer="a saved transcript", facts=_terms(manifest.terms))
     for client in manifest.terms.clients:
         told = None if manifest.terms.defences is None else manifest.terms.defences.get(client, [])
-        defences = None if told is None else [{"name": _named(words)} for words in told]
+        defences = None if told is None else [{"name": defence_name(words)[:NAME]} for words in told]
         writer.training(client, None, {"defences": defences})
     for past in manifest.rounds:
         _write(writer, past, saved)
@@ -166,13 +166,14 @@ def _moved(saved: Path, models: Parts, after: Mapping[str, Tensor]) -> dict[str,
 
 
 def _terms(terms: SavedTerms) -> dict[str, Any]:
-    mean = terms.rule == repr(WeightedMean())
+    averages = terms.value().averages
+    rule = {True: {"name": "mean"}, False: {"name": terms.rule[:NAME]}, None: None}[averages]
     return {
         "shape": terms.shape,
         "classes": terms.classes,
         "class_names": terms.class_names,
         "whitening": {"mean": terms.mean, "std": terms.std},
-        "rule": {"name": "mean" if mean else terms.rule[:NAME]},
+        "rule": rule,
         "behaviours": terms.behaviours,
     }
 
@@ -195,12 +196,3 @@ def _training(training: SavedTraining, examples: int) -> dict[str, Any]:
     same = training.model_dump(include={"lr", "epochs", "batch_norm", "shuffle", "steps", "clip", "label_smoothing"})
     optimiser = {"optimiser": training.optimiser.name, "options": training.optimiser.options}
     return {**same, **optimiser, "batch_size": training.batch_size or examples, "loss": "cross_entropy"}
-
-
-def _named(words: str) -> str:
-    """A defence by its words.
-
-    >>> _named("Defended by Clip(norm=1.0).")
-    'Clip(norm=1.0)'
-    """
-    return words.removeprefix("Defended by ").removesuffix(".")[:NAME]

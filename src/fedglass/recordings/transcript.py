@@ -172,12 +172,12 @@ def _moved(buffers: Params, by: Params) -> dict[str, Tensor]:
     return add({name: buffers[name] for name in known}, {name: by[name] for name in known})
 
 
-def rule_text(bundle: Bundle, index: int) -> str:
-    """The aggregation rule as a transcript prints it."""
+def rule_of(bundle: Bundle, index: int) -> tuple[str, bool | None]:
+    """Return the aggregation rule of a round as text, and whether it is the weighted mean; None if not recorded."""
     rule = preferred(sheet(bundle.rounds[index].facts), "rule", preferred(bundle.facts, "rule"))
     if rule is None:
-        return "not recorded"
+        return "not recorded", None
     options = rule.get("options") or {}
     if rule["name"].lower() in MEANS and not options:
-        return repr(WeightedMean())
-    return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+        return repr(WeightedMean()), True
+    return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})", False

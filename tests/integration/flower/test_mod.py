@@ -123,7 +123,7 @@ def test_a_training_that_could_not_be_followed_is_told_as_such(
 
     told = read_bundle(tmp_path / "clients" / "client-0").facts_of("client-0", 1)
 
-    assert [name for name in told if name != "defences"] == ["x-reservations"]
+    assert [name for name in told if name != "defences"] == ["x-reservations", "x-reservation-ids"]
 
 
 def test_a_client_that_fails_fails_as_ever(federation: Make, tmp_path: Path) -> None:

@@ -155,7 +155,10 @@ def test_a_training_that_could_not_be_followed_is_told_as_such(tmp_path: Path, m
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     TrainingEnds(str(tmp_path / "clients")).process(payload(ONE), ctx)
 
-    assert list(read_bundle(tmp_path / "clients" / "site-1").facts_of("site-1", 0)) == ["x-reservations"]
+    assert list(read_bundle(tmp_path / "clients" / "site-1").facts_of("site-1", 0)) == [
+        "x-reservations",
+        "x-reservation-ids",
+    ]
 
 
 def test_other_filters_of_the_client_are_its_defences_with_their_options(tmp_path: Path) -> None:
