@@ -55,7 +55,7 @@ def test_pictures_without_black_or_white_are_not_guessed() -> None:
 def test_a_wrong_normalisation_is_refused() -> None:
     inputs = Whitening((0.5,) * 3, (0.25,) * 3).whiten(pictures())
 
-    with pytest.raises(DataError, match="is no picture under the normalisation"):
+    with pytest.raises(DataError, match="are not pictures under the normalisation"):
         pixels_of("a", inputs, Whitening((0.5,) * 3, (0.5,) * 3))
 
 

@@ -197,7 +197,7 @@ def of_two_sizes(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"), [(by_bits, "labels of 'a'"), (by_hand, "labels of 'a'"), (of_two_sizes, "no images of one size")]
+    ("loss", "said"), [(by_bits, "labels of 'a'"), (by_hand, "labels of 'a'"), (of_two_sizes, "not images of one size")]
 )
 def test_examples_that_can_not_be_kept_do_not_end_a_training(
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor],
@@ -252,7 +252,7 @@ def test_a_training_that_nobody_could_see_is_said_not_to_be_seen(
 
 def test_of_a_round_that_is_run_again_nothing_is_left_of_the_first_time(tmp_path: Path) -> None:
     """A client's folder that an earlier run has written to: its one learning rate would stand beside many."""
-    recorder = ClientRecorder(tmp_path / "a", "a", told=UserFacts(), truth=None)
+    recorder = ClientRecorder(tmp_path / "a", "a", declared=UserFacts(), truth=None)
     for decays in (False, True):
         model = network()
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)

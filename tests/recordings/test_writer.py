@@ -239,7 +239,7 @@ def test_what_can_not_be_joined_leaves_no_part_of_it_behind(server: Path, tmp_pa
 
 def test_recorders_that_tell_different_facts_are_not_joined(server: Path, tmp_path: Path) -> None:
     BundleWriter(tmp_path / "client").training("node 7", 1, {"examples": 5}, source="read")
-    with pytest.raises(DataError, match=r"tell 'examples' differently \(read\): 4 and 5"):
+    with pytest.raises(DataError, match=r"disagree on 'examples' \(read\): 4 and 5"):
         join(tmp_path / "all", [server, tmp_path / "client"])
 
 

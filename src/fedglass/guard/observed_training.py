@@ -50,10 +50,8 @@ def observed_training(reader: TrainingReader, noisy_steps: bool = False) -> Obse
         raise UsageError("No optimiser took a step while the guard watched: train inside of `guard.watch()`.")
     facts = training_facts(steps)
     settled = REPLAYED | ({Reservation.CHANGED_GRADIENTS} if noisy_steps else set())
-    reservations = [Reservation(each) for each in facts.get(RESERVATION_IDS, ())]
-    sentences = [
-        text for each, text in zip(reservations, facts.get(RESERVATIONS, ()), strict=True) if each not in settled
-    ]
+    reservations = zip(facts.get(RESERVATION_IDS, ()), facts.get(RESERVATIONS, ()), strict=True)
+    sentences = [sentence for reservation, sentence in reservations if reservation not in settled]
     if sentences or facts.get("loss") != CROSS_ENTROPY or "lr" not in facts:
         raise UsageError(f"The training cannot be replayed: {' '.join(sentences) or 'its loss is not cross entropy.'}")
     model = steps[-1].module

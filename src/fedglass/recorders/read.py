@@ -32,10 +32,10 @@ class Reservations:
         self._sentences.setdefault(reservation, SENTENCES[reservation].format(**details))
 
     def facts(self) -> dict[str, Any]:
-        """Return the sentences, which users read, and the identifiers, by which code decides."""
+        """Return the sentences, which users read, and the identifiers, which code compares."""
         if not self._sentences:
             return {}
-        return {RESERVATIONS: list(self._sentences.values()), RESERVATION_IDS: [str(each) for each in self._sentences]}
+        return {RESERVATIONS: list(self._sentences.values()), RESERVATION_IDS: list(map(str, self._sentences))}
 
 
 def training_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def test_a_training_that_nobody_could_hear_is_said_in_the_log(
 
     federation([recording_mod(tmp_path / "clients"), elsewhere]).play(FedAvg(**ALL), rounds=1)
 
-    assert caplog.text.count("seen no step") == 5
+    assert caplog.text.count("No torch optimizer step was observed") == 5
 
 
 def test_a_training_that_could_not_be_followed_is_told_as_such(
@@ -118,7 +118,7 @@ def test_a_training_that_could_not_be_followed_is_told_as_such(
     def failing(reader: TrainingReader, *given: object) -> None:
         raise RuntimeError("of an odd module")
 
-    monkeypatch.setattr(TrainingReader, "_entered", failing)
+    monkeypatch.setattr(TrainingReader, "_on_enter", failing)
     federation([recording_mod(tmp_path / "clients")]).play(FedAvg(**ALL), rounds=1)
 
     told = read_bundle(tmp_path / "clients" / "client-0").facts_of("client-0", 1)

@@ -104,7 +104,7 @@ def test_who_sends_what_no_filter_can_see_was_there(tmp_path: Path) -> None:
     (message,) = bundle.rounds[0].messages
     assert message.absent is None
     assert message.received is None
-    assert preferred(bundle.facts_of("a", 0), "x-unseen") == "its reply is no model that a filter can see"
+    assert preferred(bundle.facts_of("a", 0), "x-unseen") == "its reply holds no model that a filter can see"
 
 
 def test_training_in_another_thread_is_read(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_training_that_could_not_be_followed_is_told_as_such(tmp_path: Path, m
     def failing(reader: TrainingReader, *given: object) -> None:
         raise RuntimeError("of an odd module")
 
-    monkeypatch.setattr(TrainingReader, "_entered", failing)
+    monkeypatch.setattr(TrainingReader, "_on_enter", failing)
     model, ctx = nn.Linear(4, 3), context("site-1", peer=False)
     TrainingBegins(str(tmp_path / "clients")).process(payload(ZERO), ctx)
     nn.functional.cross_entropy(model(torch.rand(2, 4)), torch.tensor([0, 1])).backward()
