@@ -21,7 +21,17 @@ from fedglass.federation.client import Answers, one_by_one
 from fedglass.federation.peer import PeerView
 from fedglass.federation.transcript import Attendance, Participant, Round, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
-from fedglass.federation.views import Knows, Named, Seen, Together, View
+from fedglass.federation.views import (
+    COUNTED,
+    AggregateView,
+    Knows,
+    Named,
+    Naming,
+    Seen,
+    ServerView,
+    Together,
+    View,
+)
 from fedglass.fl.release import Protection
 
 Said = Callable[[int, int], None]
@@ -142,7 +152,7 @@ class TargetInfo:
     """The view as it is told from all others: a part of a case's key."""
     words: str
     round: int
-    """Counted from 1, as in `words`."""
+    """As in `words`: a simulation counts from 1, a recorded federation has numbers of its own."""
     name: str = ""
     """The view in short; empty where it has no short name."""
     standpoint: str = ""
@@ -189,16 +199,39 @@ class Source(Protocol):
         ...
 
 
-def infos_of(name: str, views: Iterable[View], clients: Sequence[str], present: Present) -> list[TargetInfo]:
-    """What is known of the views' targets; a view that can not be written down is refused."""
-    before, found = f"{name}: " if name else "", []
+def infos_of(
+    name: str,
+    views: Iterable[View],
+    clients: Sequence[str],
+    present: Present,
+    naming: Naming = COUNTED,
+    first_round: int = 0,
+) -> list[TargetInfo]:
+    """Return what is known of the views' targets; a view that cannot be written down is refused.
+
+    `first_round` is the number of the federation's first round. Seeds are drawn from positions, so that a framework
+    that counts from 1 gives the same numbers as one that counts from 0.
+    """
+    before, infos = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
-        short = view.brief() if isinstance(view, Named) else None
+        # A view of somebody else's may take no naming.
+        options = () if naming is COUNTED else (naming,)
+        short = view.brief(*options) if isinstance(view, Named) else None
         named = ("", "") if short is None else (before + short.name, short.standpoint)
-        words = before + view.describe() + (_crowd(view, clients, present) if isinstance(view, PeerView) else "")
-        found.append(TargetInfo(repr(view), identity, words, view.rounds()[-1] + 1, *named))
-    return found
+        crowd = _crowd(view, clients, present) if isinstance(view, PeerView) else ""
+        words, index = before + view.describe(*options) + crowd, naming.round(view.rounds()[-1])
+        infos.append(TargetInfo(repr(_counted_from(view, first_round)), identity, words, index, *named))
+    return infos
+
+
+def _counted_from(view: View, first_round: int) -> View:
+    """Return the same view of a federation that counts its rounds from 0."""
+    if first_round and isinstance(view, Together):
+        return Together(tuple(_counted_from(each, first_round) for each in view.views))
+    if first_round and isinstance(view, ServerView | AggregateView | PeerView):
+        return replace(view, round=view.round - first_round)
+    return view
 
 
 def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:

@@ -9,7 +9,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.types import Own
 from fedglass.federation.transcript import Attendance, Participant, Round, Transcript
 from fedglass.federation.truth import Truths
-from fedglass.federation.views import Brief, Knows, Look, Seen, check_one_start
+from fedglass.federation.views import COUNTED, Brief, Knows, Look, Naming, Seen, check_one_start
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class PeerView:
         names = tuple(p.name for p in others)
         return Seen(look.observation(knows, truths, own), names, name if mine else None)
 
-    def describe(self) -> str:
+    def describe(self, naming: Naming = COUNTED) -> str:
         return (
-            f"client {self.client}, a participant, sees the global models before and after round {self.round + 1}, "
-            "and its own examples and update"
+            f"{naming.client(self.client)}, a participant, sees the global models before and after round "
+            f"{naming.round(self.round)}, and its own examples and update"
         )
 
-    def brief(self) -> Brief:
-        return Brief("peer", f"peer {self.client}")
+    def brief(self, naming: Naming = COUNTED) -> Brief:
+        return Brief("peer", f"peer {self.client if naming.clients is None else naming.client(self.client)}")
 
 
 def _behind(name: str, past: Round) -> tuple[tuple[Participant, ...], tuple[Participant, ...]]:

@@ -66,11 +66,36 @@ class Seen:
     """The adversary itself, where it is a participant whose examples are in the message too."""
 
 
+@dataclass(frozen=True)
+class Naming:
+    """Names of clients and rounds in sentences.
+
+    A simulation counts: its first client is "client 0", and its round 0 is shown as round 1. A recorded federation has
+    names and numbers of its own, which stay as they are.
+
+    >>> Naming().client(1), Naming().round(0), Naming(("site-1", "site-2")).client(1), Naming(("site-1",)).round(0)
+    ('client 1', 1, 'site-2', 0)
+    """
+
+    clients: tuple[str, ...] | None = None
+    """The names of a recorded federation's clients, by position; None in a simulation."""
+
+    def client(self, position: int) -> str:
+        return f"client {position}" if self.clients is None else self.clients[position]
+
+    def round(self, index: int) -> int:
+        return index + 1 if self.clients is None else index
+
+
+COUNTED = Naming()
+"""The naming of a simulation."""
+
+
 class View(Protocol):
     """A place to look from. A frozen dataclass: its repr is a part of a case's identity."""
 
     def rounds(self) -> tuple[int, ...]:
-        """The rounds that must be kept for it, counted from 0."""
+        """The rounds that must be kept for it, by their numbers in the transcript."""
         ...
 
     def check(self, attendance: Attendance) -> None:
@@ -81,8 +106,8 @@ class View(Protocol):
         """What the adversary is given. Of the truths it takes its own examples, and what oracles tell."""
         ...
 
-    def describe(self) -> str:
-        """The view in plain words."""
+    def describe(self, naming: Naming = COUNTED) -> str:
+        """Describe the view in plain words; of a recorded federation, with its own names and numbers."""
         ...
 
 
@@ -98,7 +123,7 @@ class Brief:
 class Named(Protocol):
     """A view that has a short name; one that has none is called by its description."""
 
-    def brief(self) -> Brief: ...
+    def brief(self, naming: Naming = COUNTED) -> Brief: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,11 +235,11 @@ class ServerView:
         look = Look(transcript, self.round, behind, message.update, message.buffers, start=message.own)
         return Seen(look.observation(knows, truths), (name,))
 
-    def describe(self) -> str:
-        return f"the server sees the update of client {self.client} in round {self.round + 1}"
+    def describe(self, naming: Naming = COUNTED) -> str:
+        return f"the server sees the update of {naming.client(self.client)} in round {naming.round(self.round)}"
 
-    def brief(self) -> Brief:
-        return Brief("server", f"server, client {self.client}")
+    def brief(self, naming: Naming = COUNTED) -> Brief:
+        return Brief("server", f"server, {naming.client(self.client)}")
 
 
 # A server behind secure aggregation.
@@ -242,10 +267,10 @@ class AggregateView:
         look = Look(transcript, self.round, behind, past.step, past.buffers_after)
         return Seen(look.observation(knows, truths), tuple(p.name for p in behind))
 
-    def describe(self) -> str:
-        return f"the server sees only the clients' aggregate of round {self.round + 1} (secure aggregation)"
+    def describe(self, naming: Naming = COUNTED) -> str:
+        return f"the server sees only the clients' aggregate of round {naming.round(self.round)} (secure aggregation)"
 
-    def brief(self) -> Brief:
+    def brief(self, naming: Naming = COUNTED) -> Brief:
         return Brief("aggregate", "aggregate")
 
 
@@ -290,13 +315,13 @@ class Together:
             _check_same(first, seen, earliest, view, truths)
         return replace(first, observation=replace(first.observation, also=tuple(s.observation for s in rest)))
 
-    def describe(self) -> str:
-        counted = ", ".join(str(index + 1) for index in reversed(self.rounds()))
-        return f"{self.ordered[0].describe()}, and the same of rounds {counted} together"
+    def describe(self, naming: Naming = COUNTED) -> str:
+        numbers = ", ".join(str(naming.round(index)) for index in reversed(self.rounds()))
+        return f"{self.ordered[0].describe(naming)}, and the same of rounds {numbers} together"
 
-    def brief(self) -> Brief:
+    def brief(self, naming: Naming = COUNTED) -> Brief:
         first = self.ordered[0]
-        short = first.brief() if isinstance(first, Named) else Brief("server", first.describe())
+        short = first.brief(naming) if isinstance(first, Named) else Brief("server", first.describe(naming))
         return Brief(short.standpoint, f"{short.name}, {len(self.views)} rounds together")
 
 

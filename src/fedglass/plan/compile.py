@@ -69,8 +69,11 @@ def read_job(path: Path) -> Job:
     return compile_plan(plan, path.resolve().parent, text)
 
 
-def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
-    """Load the data, build the models and compose the attacks of a plan."""
+def compile_plan(plan: Plan, folder: Path, text: str | None = None, recorded: Sequence[Recorded] | None = None) -> Job:
+    """Load the data, build the models and compose the attacks of a plan.
+
+    `recorded` are the sources of the plan's recordings if they were read already.
+    """
     # Names are cheap to check and often wrong: they come before the data.
     attacks = {a.label or a.name: attack_of(a, plan.adversary, folder) for a in plan.attacks}
     for name in plan.metrics.names:
@@ -82,7 +85,9 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
         for table in plan.federation
         for point in points(table, plan.defences)
     ]
-    sources += [source for table in plan.recording for source in recordings(table, plan.adversary, folder)]
+    if recorded is None:
+        recorded = [source for table in plan.recording for source in recordings(table, plan.adversary, folder)]
+    sources += recorded
     _check_batch_labels(plan.adversary, attacks)
     check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))

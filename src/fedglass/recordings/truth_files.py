@@ -91,40 +91,40 @@ def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tenso
     return pixels, told.long()
 
 
-# The truths beside a bundle: one folder for each client that has kept its own.
+MOST_TRUTHS = 10_000
+"""Clients that can have a truth of their own in a folder."""
 
 
-MOST = 10_000
-
-
-def read_truths(folder: Path, clients: Collection[str], base: int) -> Truths:
-    """All truths of a folder or of the folders in it, of these clients; `base` is the number of the first round."""
+def read_truths(folder: Path, clients: Collection[str]) -> Truths:
+    """Read all truths of a folder, or of the folders in it, of these clients of a recording."""
     if not folder.is_dir():
         raise DataError(
-            f"{folder} is no folder, expected one of truths: let the clients write theirs, or leave it out."
+            f"{folder} is not a folder, expected one of truths: let the clients write theirs, or leave it out."
         )
     try:
-        # Asked one by one: a pattern would pass over what may not be read.
-        within = [] if (folder / FACTS).exists() else sorted(folder.iterdir())[: MOST + 1]
-        places = [place for place in within or [folder] if (place / FACTS).exists()]
+        # Each folder is asked by itself: a pattern would skip what may not be read.
+        inner = [] if (folder / FACTS).exists() else sorted(folder.iterdir())[: MOST_TRUTHS + 1]
+        places = [place for place in inner or [folder] if (place / FACTS).exists()]
     except OSError as error:
         raise DataError(
-            f"Cannot read {error.filename}: {error.strerror}; only the client that kept it may, and scores its own "
+            f"Cannot read {error.filename}: {error.strerror}; only the client that wrote it may, and scores its own "
             "audit: leave it out, or ask for a copy."
         ) from error
-    if not places or len(places) > MOST:
-        raise DataError(f"{folder} holds {len(places)} truths, expected 1 to {MOST}: name the folder of a recording.")
-    found = [Truths.load(place) for place in places]
-    names = [name for own in found for name in own.examples]
-    odd = next((name for name in names if name not in clients or names.count(name) > 1), None)
-    if odd is not None:
+    if not places or len(places) > MOST_TRUTHS:
         raise DataError(
-            f"{folder}: the truth of {odd!r} is there twice, or it is none of the recorded clients "
+            f"{folder} holds {len(places)} truths, expected 1 to {MOST_TRUTHS}: name the folder of a recording."
+        )
+    truths = [Truths.load(place) for place in places]
+    names = [name for truth in truths for name in truth.examples]
+    wrong = next((name for name in names if name not in clients or names.count(name) > 1), None)
+    if wrong is not None:
+        raise DataError(
+            f"{folder}: the truth of {wrong!r} is there twice, or it is not one of the recorded clients "
             f"({', '.join(sorted(clients)[:5])}): name the truths of this recording."
         )
     return Truths(
-        {name: examples for own in found for name, examples in own.examples.items()},
-        {(index - base, name): told for own in found for (index, name), told in own.batch_labels.items()},
-        {(index - base, name): rows for own in found for (index, name), rows in own.taken.items()},
-        {(index - base, name): rows for own in found for (index, name), rows in own.order.items()},
+        {name: examples for truth in truths for name, examples in truth.examples.items()},
+        {key: labels for truth in truths for key, labels in truth.batch_labels.items()},
+        {key: rows for truth in truths for key, rows in truth.taken.items()},
+        {key: rows for truth in truths for key, rows in truth.order.items()},
     )

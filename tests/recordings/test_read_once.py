@@ -1,0 +1,116 @@
+"""Every file of a bundle is opened, hashed and parsed once in a process, from the same bytes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+
+from fedglass import api
+from fedglass.core.errors import UsageError
+from fedglass.core.registry import built_in
+from fedglass.plan import draft as drafts
+from fedglass.plan.draft import draft
+from fedglass.plan.schema import parse_plan
+from fedglass.recordings import read_bundle
+from fedglass.recordings.reader import ArrayCache, files_of
+
+from .federations import Real
+
+OPENED: list[Counter[str]] = []
+"""Counters of the running measurements: a hook of the interpreter cannot be taken away again."""
+
+
+def _count_open(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and OPENED and isinstance(arguments[0], str | bytes | os.PathLike):
+        OPENED[-1][os.path.realpath(os.fsdecode(arguments[0]))] += 1
+
+
+sys.addaudithook(_count_open)
+
+
+@contextmanager
+def opened_files() -> Iterator[Counter[str]]:
+    """Count how often each file is opened inside."""
+    OPENED.append(Counter())
+    try:
+        yield OPENED[-1]
+    finally:
+        OPENED.pop()
+
+
+def opens_of(folder: Path, counter: Counter[str]) -> dict[str, int]:
+    return {path.name: counter[os.path.realpath(path)] for path in folder.rglob("*") if path.suffix != ".lock"}
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.suffix in (".json", ".safetensors"))
+
+
+def test_an_audit_opens_each_file_once_before_the_first_attack(
+    fedglass: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Real(sizes=(1, 2, 1), rounds=3).record(tmp_path / "b")
+
+    def stop(*arguments: object, **options: object) -> None:
+        raise UsageError("The first attack would run now.")
+
+    monkeypatch.setattr(api, "run_and_report", stop)
+    with opened_files() as counter:
+        outcome = fedglass("audit", tmp_path / "b", "-o", tmp_path / "out", "--workers", 1)
+    assert "The first attack would run now." in outcome.stderr
+    for folder in (tmp_path / "b", tmp_path / "b-truth"):
+        names, opens = _files(folder), opens_of(folder, counter)
+        assert names
+        assert all(opens[name] == 1 for name in names), opens
+
+
+def test_a_whole_audit_opens_each_file_once(
+    fedglass: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Real(sizes=(1,), rounds=2).record(tmp_path / "b")
+    attacks = built_in("attacks")
+    monkeypatch.setattr(drafts, "built_in", lambda kind: {"idlg": attacks["idlg"]})
+    with opened_files() as counter:
+        outcome = fedglass("audit", tmp_path / "b", "-o", tmp_path / "out", "--workers", 1)
+    assert outcome.exit_code in (0, 1, 3)
+    assert (tmp_path / "out" / "report.html").is_file()
+    opens = opens_of(tmp_path / "b", counter)
+    assert all(opens[name] == 1 for name in _files(tmp_path / "b")), opens
+
+
+def test_arrays_that_do_not_fit_the_cache_are_read_again(tmp_path: Path) -> None:
+    Real(sizes=(1, 1), rounds=1).record(tmp_path / "b")
+    refs = [ref for round_ in read_bundle(tmp_path / "b").rounds.values() for ref in files_of(round_)]
+    cache = ArrayCache(2 * refs[0].bytes)
+    with opened_files() as counter:
+        arrays = [cache.read(tmp_path / "b", ref) for ref in (refs[0], refs[1], refs[0], refs[2], refs[0], refs[1])]
+    opens = [counter[os.path.realpath(tmp_path / "b" / ref.file)] for ref in refs[:3]]
+    assert opens == [1, 2, 1], "the second was used least recently when the third came"
+    assert all(torch.equal(arrays[1][name], arrays[5][name]) for name in arrays[1])
+
+
+@pytest.mark.parametrize("path", [None, "../b"])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_the_written_plan_is_the_drafted_one(tmp_path: Path, path: str | None, rounds: int) -> None:
+    Real(sizes=(1, 2), rounds=rounds).record(tmp_path / "b")
+    drafted = draft(tmp_path / "b", path=path, model="lenet", public="photos")
+    parsed = parse_plan(drafted.text)
+    assert parsed == drafted.plan
+    assert parsed.adversary.model_fields_set == drafted.plan.adversary.model_fields_set
+    assert parsed.adversary.together == ("also" if rounds == 2 else False)
+
+
+def test_the_written_plan_of_an_incomplete_bundle_is_the_drafted_one(tmp_path: Path) -> None:
+    Real().record(tmp_path / "b", whitening=None)
+    drafted = draft(tmp_path / "b")
+    assert drafted.problem
+    assert parse_plan(drafted.text) == drafted.plan
