@@ -59,7 +59,7 @@ def test_what_a_recorder_says_of_a_training_is_shown_whole(fedglass: Run, bundle
 
 def test_record_info_says_what_is_not_as_it_was_said(fedglass: Run, bundle: Path) -> None:
     BundleWriter(bundle, resume=True).training("client 0", 1, {"lr": 3.0}, source="declared")
-    assert "lr is told differently: 0.1 (read), 3.0 (declared)" in fedglass("record-info", bundle).stdout
+    assert "sources disagree on lr: 0.1 (read), 3.0 (declared)" in fedglass("record-info", bundle).stdout
 
 
 def test_a_bundle_is_audited_without_a_plan(

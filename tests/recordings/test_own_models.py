@@ -20,7 +20,7 @@ from fedglass.federation.views import AggregateView, ServerView
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.selection import select_messages
 from fedglass.verdict.records import Record
 
@@ -163,12 +163,12 @@ def test_a_saved_transcript_has_no_place_for_it(tmp_path: Path) -> None:
 
 def test_a_mean_of_states_is_a_mean_wherever_they_began(tmp_path: Path) -> None:
     personalised(tmp_path / "b")
-    assert findings_of(read_bundle(tmp_path / "b"), 1) == []
+    assert contradictions_of(read_bundle(tmp_path / "b"), 1) == []
     personalised(tmp_path / "c", defences=[])
     writer = BundleWriter(tmp_path / "c", resume=True)
     writer.training("client 0", 1, {"weight": 5.0}, source="read")
-    (found,) = findings_of(read_bundle(tmp_path / "c"), 1)
-    assert "the aggregate is not the mean" in found.words
+    (found,) = contradictions_of(read_bundle(tmp_path / "c"), 1)
+    assert "the aggregate is not the mean" in found.text
 
 
 def test_a_client_of_whom_nobody_knows_what_it_was_sent_is_left_out(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.format import best
+from fedglass.recordings.format import preferred
 from fedglass.recordings.selection import select_messages
 from fedglass.verdict.doubts import Kind
 
@@ -252,7 +252,7 @@ def test_doubts_reach_the_verdict(folder: Path) -> None:
     writer = BundleWriter(folder / "b", resume=True)
     writer.training("client 0", 1, {"lr": 0.7}, source="declared")
     found = {view.client: target.doubts for view, target in _pairs(job(folder, "rounds = [1]"))}
-    assert found[0] == ("lr is told differently: 0.1 (read), 0.7 (declared)",)
+    assert found[0] == ("sources disagree on lr: 0.1 (read), 0.7 (declared)",)
     assert found[1] == ()
 
 
@@ -348,7 +348,7 @@ def test_a_fact_that_is_missing_is_taken_from_the_plan(tmp_path: Path) -> None:
     Real().record(tmp_path / "b", whitening=None, shape=None)
     keys = f"shape = {list(SHAPE)}\nwhitening = {{ mean = [0.5], std = [0.3] }}"
     assert job(tmp_path, keys).cases
-    assert best(read_bundle(tmp_path / "b").facts, "shape") is None
+    assert preferred(read_bundle(tmp_path / "b").facts, "shape") is None
 
 
 @pytest.mark.parametrize(("steps", "told"), [(1, True), (None, False)])

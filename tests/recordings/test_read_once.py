@@ -89,9 +89,7 @@ def test_arrays_that_do_not_fit_the_cache_are_read_again(tmp_path: Path) -> None
     cache = ArrayCache(2 * refs[0].bytes)
     with opened_files() as counter:
         arrays = [cache.read(tmp_path / "b", ref) for ref in (refs[0], refs[1], refs[0], refs[2], refs[0], refs[1])]
-    assert [counter[ref.file] for ref in refs[:3]] == [1, 2, 1], (
-        "the second file was dropped for the third"
-    )
+    assert [counter[ref.file] for ref in refs[:3]] == [1, 2, 1], "the second file was dropped for the third"
     assert all(torch.equal(arrays[1][name], arrays[5][name]) for name in arrays[1])
 
 

@@ -21,7 +21,7 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import FURTHER
+from fedglass.recordings.format import EXTRA_ARRAYS
 from fedglass.verdict.doubts import Kind
 
 from .federations import Real, State, examples
@@ -110,7 +110,7 @@ def test_the_doubts_of_all_rounds_count(folder: Path) -> None:
 def test_what_nobody_reads_in_a_later_round_is_told(folder: Path) -> None:
     """A control variate that only the last message brings may hold the examples as well."""
     writer = BundleWriter(folder / "b", resume=True)
-    writer.training("client 0", 3, {FURTHER: {"control": [1, 5, 5]}}, source="read")
+    writer.training("client 0", 3, {EXTRA_ARRAYS: {"control": [1, 5, 5]}}, source="read")
     first, second = targets(job(folder, "true"))
     assert first.unread == ("control",)
     assert second.unread == ()

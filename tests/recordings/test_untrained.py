@@ -23,7 +23,7 @@ from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recorders.plain import recording
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.transcript import TranscriptReader
 
 from .federations import CLASSES, SHAPE, TERMS, State, examples
@@ -134,7 +134,7 @@ def test_the_recorder_tells_what_is_not_trained(tmp_path: Path) -> None:
         optimiser.step()
     bundle = read_bundle(tmp_path / "b")
     assert bundle.facts_of("a", 1)["untrained"] == {"read": list(STEM)}
-    assert findings_of(bundle, 1) == []
+    assert contradictions_of(bundle, 1) == []
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -159,8 +159,8 @@ def test_what_is_not_trained_and_moves_is_said(tmp_path: Path) -> None:
     after["body.0.bias"] = after["body.0.bias"] + 1
     written(tmp_path, dict(model.state_dict()), after)
     BundleWriter(tmp_path / "b", resume=True).training("a", 1, {"untrained": list(STEM)}, source="read")
-    words = [found.words for found in findings_of(read_bundle(tmp_path / "b"), 1)]
-    assert words == ["body.0.bias moved, although it is told that this is not trained"]
+    words = [found.text for found in contradictions_of(read_bundle(tmp_path / "b"), 1)]
+    assert words == ["body.0.bias changed although declared as frozen"]
     _, target = looked_at(tmp_path)
     assert "body.0.bias" in target.observation.before
     assert not explained(target)

@@ -17,6 +17,7 @@ from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.execution.executor import blaming
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
+from fedglass.federation.transcript import defence_text
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.models.network import Network
@@ -82,7 +83,7 @@ def protection_of(federation: Federation, rounds: int) -> dict[str, tuple[str, .
         training = client.training or federation.training
         kind = f"{defences_of(client)} {training}"
         if kind not in said:
-            defences = [f"Defended by {part}." for part in dict.fromkeys(defences_of(client))]
+            defences = [defence_text(part) for part in dict.fromkeys(defences_of(client))]
             said[kind] = (*defences, *privacy_in_words(client, training, rounds))
     return {c.name: said[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients}
 

@@ -135,7 +135,7 @@ def _audit_lines(info: BundleInfo) -> Iterator[str]:
         yield "Contradictions:"
         for contradiction in info.contradictions:
             client = f", {contradiction.client}" if contradiction.client else ""
-            yield f"  round {contradiction.round}{client}: {contradiction.words}"
+            yield f"  round {contradiction.round}{client}: {contradiction.text}"
     if info.problem:
         yield info.problem
         return
@@ -157,14 +157,14 @@ def _fact_lines(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str
     """Yield each fact with its source; a recorder's sentences, which say what cannot be relied on, are in full."""
     import json
 
-    from fedglass.recordings.format import RESERVED
+    from fedglass.recordings.format import RESERVATION_IDS, RESERVATIONS
 
     for name, values in sheet.items():
-        if name == RESERVED:
+        if name == RESERVATIONS:
             for value in values.values():
                 sentences = value if isinstance(value, list) else [value]
                 yield from (f"the recorder says: {str(sentence)[:MOST_LETTERS]}" for sentence in sentences)
-        elif name not in without:
+        elif name not in (RESERVATION_IDS, *without):
             yield f"{name} = " + ", ".join(f"{json.dumps(value)[:100]} ({source})" for source, value in values.items())
 
 

@@ -10,7 +10,6 @@ from fedglass.core.types import Own
 from fedglass.federation.transcript import Attendance, Participant, Round, Transcript
 from fedglass.federation.truth import Truths
 from fedglass.federation.views import COUNTED, Brief, Knows, Look, Naming, Seen, check_one_start
-from fedglass.fl.aggregate.rule import WeightedMean
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _share(
         return None
     if not mine:
         return 0.0
-    if transcript.terms.rule != repr(WeightedMean()) or not knows.examples:
+    if not transcript.terms.averages or not knows.examples:
         return None
     weights = [p.examples if p.weight is None else p.weight for p in (*mine, *others)]
     return weights[0] / sum(weights)

@@ -16,11 +16,11 @@ from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.guard.checks import Errand
-from fedglass.guard.names import under_own_names, unwrapped
+from fedglass.guard.observed_training import observed_training, under_model_names
 from fedglass.guard.outbound import Clip, Outbound, Protected, at_a_glance, finer, misfit, too_long_to_replay
 from fedglass.guard.report import Counts, GuardReport, Memory, Policy, Reason
 from fedglass.guard.runners import Apart, Runner, failed
-from fedglass.guard.watched import trained
+from fedglass.models.names import unwrap
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
 
@@ -150,10 +150,10 @@ class Guard:
         try:
             if reader is None:
                 return self.refused(Reason.UNWATCHED)
-            seen = trained(reader, noisy_steps=self.dpsgd is not None)
-            model = unwrapped(seen.model)
+            seen = observed_training(reader, noisy_steps=self.dpsgd is not None)
+            model = unwrap(seen.model)
             came, left, moved = (
-                None if arrays is None else under_own_names(arrays, model, seen.untrained)
+                None if arrays is None else under_model_names(arrays, model, seen.untrained)
                 for arrays in (before, after, update)
             )
             # As it is loaded: a mean over clients comes with counters of batches that are no whole numbers any more.

@@ -17,8 +17,8 @@ from fedglass.core.types import Whitening
 from fedglass.federation.transcript import Participant, Terms, Transcript
 from fedglass.federation.views import Knows, Look
 from fedglass.recipes import recipe
-from fedglass.recordings.format import best
-from fedglass.recordings.observed import Finding, change, findings_of
+from fedglass.recordings.format import preferred
+from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import Selection, select_messages
 from fedglass.recordings.training_facts import participant_of
@@ -37,14 +37,14 @@ class BundleInfo:
     """The messages that an audit would take; None if there are none."""
     problem: str
     """Why there are none, or why none of them can be attacked."""
-    contradictions: tuple[Finding, ...]
+    contradictions: tuple[Contradiction, ...]
     missing: Mapping[str, tuple[Fact, ...]]
     """By attack, the facts that it needs and the bundle does not have."""
 
     @property
     def needed(self) -> tuple[str, ...]:
         """The facts that every attack needs and the bundle does not have."""
-        return tuple(name for name in NEEDED if best(self.bundle.facts, name) is None)
+        return tuple(name for name in NEEDED if preferred(self.bundle.facts, name) is None)
 
 
 def inspect_bundle(bundle: Bundle) -> BundleInfo:
@@ -55,7 +55,7 @@ def inspect_bundle(bundle: Bundle) -> BundleInfo:
     except FedglassError as error:
         problem = str(error)
     problem = problem or input_problem(bundle)
-    contradictions = [finding for index in bundle.rounds for finding in findings_of(bundle, index)]
+    contradictions = [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)]
     missing = {} if selection is None else _missing_facts(selection)
     return BundleInfo(bundle, selection, problem, tuple(contradictions), missing)
 
@@ -89,7 +89,7 @@ def _facts_by_message(selection: Selection) -> Iterator[frozenset[Fact]]:
 
 def _moved_statistics(bundle: Bundle, client: str, index: int) -> bool:
     """Check that running statistics came with the message, and that the training moved them."""
-    update = change(bundle, client, index) or {}
+    update = update_of(bundle, client, index) or {}
     return any(bool(tensor.any()) for name, tensor in update.items() if name.endswith(MEAN))
 
 
@@ -126,7 +126,7 @@ def info_as_json(info: BundleInfo) -> dict[str, Any]:
         "left_out": [] if selection is None else list(selection.skipped),
         "problem": info.problem,
         "needed": list(info.needed),
-        "findings": [{"round": f.round, "client": f.client, "words": f.words} for f in info.contradictions],
+        "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in info.contradictions],
         "attacks": [
             {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
             for name, facts in info.missing.items()

@@ -13,7 +13,7 @@ from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import buffers_of, weights_of
-from fedglass.federation.transcript import Attendance, Participant, Round, Terms, Transcript, with_still
+from fedglass.federation.transcript import Attendance, Participant, Round, Terms, Transcript, defence_text, with_still
 from fedglass.federation.truth import Truths
 from fedglass.federation.views import AggregateView, Knows, Naming, ServerView, Together, View
 from fedglass.fl.release import Protection
@@ -30,10 +30,10 @@ from fedglass.recordings.facts_by_round import (
     unaudited_clients,
     unaudited_updates,
 )
-from fedglass.recordings.format import RESERVED, best
+from fedglass.recordings.format import RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.selection import Selection, select_messages
-from fedglass.recordings.transcript import ModelSpec, TranscriptReader, model_spec, rule_text
+from fedglass.recordings.transcript import ModelSpec, TranscriptReader, model_spec, rule_of
 from fedglass.recordings.truth_files import read_truths
 
 OpenBundle = tuple[Bundle, Truths | None]
@@ -92,7 +92,7 @@ def recorded_bundle(
         Attendance(clients, attendance_by_round(selection)),
         overlooked=unaudited_clients(selection),
         beside=extra_payload(selection, model),
-        reserved=recorder_statements(selection, RESERVED),
+        reserved=recorder_statements(selection, RESERVATIONS),
         aside=unaudited_updates(reader, selection),
         naming=Naming(clients),
         first_round=bundle.first_round,
@@ -135,18 +135,19 @@ def _transcript(
     clients = tuple(dict.fromkeys((*bundle.clients, *participants)))
     texts, protections = _defences(table, bundle, selection, clients)
     unprotected = [client for client in clients if not (texts or {}).get(client)]
-    rules = {rule_text(bundle, index) for index in selection.rounds}
-    class_names = best(bundle.facts, "class_names")
+    rules = dict(rule_of(bundle, index) for index in selection.rounds)
+    class_names = preferred(bundle.facts, "class_names")
     terms = Terms(
         spec.shape,
         spec.classes,
         spec.whitening,
         clients,
-        rules.pop() if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
+        next(iter(rules)) if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
         # All classes have a name, or none: a missing one would shift those after it.
         None if class_names is None or len(class_names) != spec.classes else tuple(class_names),
         texts,
-        tuple(best(bundle.facts, "behaviours", ())),
+        tuple(preferred(bundle.facts, "behaviours", ())),
+        next(iter(rules.values())) if len(rules) == 1 else False,
     )
     rounds = {index: with_still(round_, unprotected) for index, round_ in rounds.items()}
     return Transcript(reader.model, terms, rounds), protections
@@ -178,9 +179,9 @@ def _defences(
         if not isinstance(table.defended, list):
             return texts, {}
         return texts, dict.fromkeys(clients, defences_of(table.defended))
-    of_all = best(bundle.facts, "defences")
+    of_all = preferred(bundle.facts, "defences")
     parts_by_client = {
-        client: best(bundle.facts_of(client, index), "defences", of_all)
+        client: preferred(bundle.facts_of(client, index), "defences", of_all)
         for index in selection.rounds
         for client in selection.aggregated_clients(index) or clients
     }
@@ -193,7 +194,7 @@ def _defences(
 
 def _defence_text(part: Mapping[str, Any]) -> str:
     options = ", ".join(f"{name}={value!r}" for name, value in (part.get("options") or {}).items())
-    return f"Defended by {part['name']}({options}), as the bundle says."
+    return defence_text(f"{part['name']}({options}), as the bundle says")
 
 
 def _protection(parts: Sequence[Mapping[str, Any]]) -> Protection | None:

@@ -27,7 +27,7 @@ from fedglass.plan.options import public_of
 from fedglass.plan.recording_tables import BundleTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
 from fedglass.recipes import recipe
-from fedglass.recordings.format import best
+from fedglass.recordings.format import preferred
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import select_messages
 
@@ -244,13 +244,13 @@ def _model_lines(bundle: Bundle, model: str | None) -> Iterator[str]:
     facts = bundle.facts
     if model is not None:
         yield f"model = {_quoted(model)}"
-    elif best(facts, "model") is None:
+    elif preferred(facts, "model") is None:
         yield '# model = "package.module:factory"  # missing: the architecture, or a name of `fedglass list models`'
-    if best(facts, "shape") is None:
+    if preferred(facts, "shape") is None:
         yield "# shape = [3, 32, 32]     # missing: channels, height and width"
-    if best(facts, "classes") is None:
+    if preferred(facts, "classes") is None:
         yield "# classes = 10            # missing"
-    if best(facts, "whitening") is None:
+    if preferred(facts, "whitening") is None:
         yield "# whitening = { mean = [0.5, 0.5, 0.5], std = [0.5, 0.5, 0.5] }  # missing: how pixels were normalised"
 
 

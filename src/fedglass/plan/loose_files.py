@@ -17,7 +17,7 @@ from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, ope
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
-from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript, with_still
+from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript, defence_text, with_still
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.models.catalogue import build
@@ -160,7 +160,7 @@ def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: P
 def defence_texts(said: bool | list[DefenceTable]) -> tuple[str, ...]:
     """What protects a client, in words."""
     if isinstance(said, list):
-        return tuple(f"Defended by {part}." for part in parts_of(defences_of(said)))
+        return tuple(defence_text(part) for part in parts_of(defences_of(said)))
     return DEFENDED if said else ()
 
 

@@ -6,13 +6,11 @@ next to the model, and the noise that hides them may be in another update. All a
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,8 +18,8 @@ from torch import nn
 from fedglass.core.errors import FedglassError
 from fedglass.core.tensors import Params
 from fedglass.models.names import names_of
-from fedglass.recordings.format import FIGURES, FURTHER, LETTERS, LOST, FileRef, best
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.format import EXTRA_ARRAYS, INCOMPLETE, FileRef, large_metrics, preferred
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import Selection
 from fedglass.recordings.transcript import TranscriptReader
@@ -31,8 +29,6 @@ TextsByClient = dict[tuple[int, str], tuple[str, ...]]
 UNIDENTIFIED = "an unidentified client (recording incomplete)"
 MOST_STATEMENTS, MOST_LETTERS = 20, 300
 """How many statements of a recorder a report repeats, and how many characters of each."""
-PLACEHOLDER = re.compile(r"\((\d+) (bytes|numbers)\)")
-"""Text that a bundle has for bytes and arrays, which JSON cannot hold."""
 
 
 def attendance_by_round(selection: Selection) -> dict[int, tuple[str, ...]]:
@@ -50,7 +46,7 @@ def attendance_by_round(selection: Selection) -> dict[int, tuple[str, ...]]:
 
 def unaudited_clients(selection: Selection) -> tuple[str, ...]:
     """Return the clients that took part and are not audited; a client that the recorder lost has no name."""
-    return (*selection.unaudited, *((UNIDENTIFIED,) if best(selection.bundle.facts, LOST) else ()))
+    return (*selection.unaudited, *((UNIDENTIFIED,) if preferred(selection.bundle.facts, INCOMPLETE) else ()))
 
 
 def contradictions_by_client(selection: Selection, model: nn.Module) -> TextsByClient:
@@ -61,10 +57,10 @@ def contradictions_by_client(selection: Selection, model: nn.Module) -> TextsByC
         round_ = bundle.rounds[index]
         sent = round_.sent or next(message.sent for message in round_.messages if message.sent is not None)
         names = names_of([(a.name, tuple(a.shape)) for a in sent.arrays], model, str(bundle.folder / sent.file))
-        for finding in findings_of(bundle, index, names.model):
-            if not finding.aside:
+        for finding in contradictions_of(bundle, index, names.model):
+            if not finding.statistics_only:
                 key = (finding.round, finding.client)
-                contradictions[key] = (*contradictions.get(key, ()), finding.words)
+                contradictions[key] = (*contradictions.get(key, ()), finding.text)
     return contradictions
 
 
@@ -73,7 +69,7 @@ def recorder_statements(selection: Selection, fact: str) -> TextsByClient:
     statements: TextsByClient = {}
     for index in selection.rounds:
         for message in selection.bundle.rounds[index].messages:
-            value = best(selection.bundle.facts_of(message.client, index), fact)
+            value = preferred(selection.bundle.facts_of(message.client, index), fact)
             texts = list(value if isinstance(value, dict | list) else [value])[:MOST_STATEMENTS] if value else []
             if texts:
                 statements[index, message.client] = tuple(str(text)[:MOST_LETTERS] for text in texts)
@@ -84,13 +80,13 @@ def extra_payload(selection: Selection, model: nn.Module) -> TextsByClient:
     """Return the names of what left with the selected messages and no attack reads."""
     bundle = selection.bundle
     payload = defaultdict[tuple[int, str], list[str]](list)
-    for key, texts in recorder_statements(selection, FURTHER).items():
+    for key, texts in recorder_statements(selection, EXTRA_ARRAYS).items():
         payload[key] += texts
     for index in selection.rounds:
         round_ = bundle.rounds[index]
         for message in round_.messages:
             key = (index, message.client)
-            payload[key] += large_metrics(best(bundle.facts_of(message.client, index), "metrics", {}))
+            payload[key] += [f"metric {name}" for name in large_metrics(bundle.facts_of(message.client, index))]
             ref = round_.aggregated if selection.view == "aggregate" else message.received
             if ref is not None and message.absent is None:
                 payload[key] += divergent_aliases(bundle, ref, model)
@@ -108,28 +104,6 @@ def unaudited_updates(reader: TranscriptReader, selection: Selection) -> dict[tu
                     (message,) = reader.round(index, [client]).messages
                     updates[index, client] = message.update
     return updates
-
-
-def large_metrics(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the metrics that are more than a few figures."""
-    for name, value in metrics.items():
-        figures, letters = _size(value)
-        if figures >= FIGURES or letters >= LETTERS:
-            yield f"metric {name}"
-
-
-def _size(value: Any) -> tuple[int, int]:
-    """Return how many numbers and how many characters a metric has."""
-    if isinstance(value, str):
-        placeholder = PLACEHOLDER.fullmatch(value)
-        if placeholder is None:
-            return 0, len(value)
-        return int(placeholder[1]), LETTERS * (placeholder[2] == "bytes")
-    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    if members is None:
-        return 1, 0
-    sizes = [_size(member) for member in members]
-    return sum(figures for figures, _ in sizes), sum(letters for _, letters in sizes)
 
 
 def divergent_aliases(bundle: Bundle, ref: FileRef, model: nn.Module) -> Iterator[str]:

@@ -13,9 +13,9 @@ from torch import Tensor
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
-from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.federation.transcript import defence_name
 from fedglass.recordings.files import read_at_most
-from fedglass.recordings.format import FactSheet, FileRef, sheet, united
+from fedglass.recordings.format import FactSheet, FileRef, merge_or_fail, sheet
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,
@@ -57,10 +57,10 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
 
 
 def _take(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> None:
-    writer.tell(united(writer.known, bundle.facts))
+    writer.tell(merge_or_fail(writer.known, bundle.facts))
     for client, told in bundle.manifest.always.items():
         name = names.get(client, client)
-        writer.tell_always(name, united(writer.always(name), sheet(told)))
+        writer.tell_always(name, merge_or_fail(writer.always(name), sheet(told)))
     for client in bundle.clients:
         writer.meet(names.get(client, client))
     for index, past in bundle.rounds.items():
@@ -71,7 +71,7 @@ def _take(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> Non
             _take_message(new, bundle, index, message.client, names.get(message.client, message.client))
         if past.aggregated is not None and _new(bundle, past.aggregated, writer, new.told.aggregated):
             new.aggregated(bundle.arrays(past.aggregated), form=past.aggregated.form)
-        new.tell(united(sheet(new.told.facts), _renamed(sheet(past.facts), names)))
+        new.tell(merge_or_fail(sheet(new.told.facts), _renamed(sheet(past.facts), names)))
 
 
 def _take_message(new: RoundWriter, bundle: Bundle, index: int, client: str, name: str) -> None:
@@ -84,7 +84,7 @@ def _take_message(new: RoundWriter, bundle: Bundle, index: int, client: str, nam
         new.received(name, bundle.arrays(message.received), form=message.received.form)
     if message.absent is not None and known.received is None:
         new.absent(name, message.absent)
-    new.tell_client(name, united(sheet(new.message(name).facts), sheet(message.facts)))
+    new.tell_client(name, merge_or_fail(sheet(new.message(name).facts), sheet(message.facts)))
 
 
 def _renamed(told: FactSheet, names: Mapping[str, str]) -> FactSheet:
@@ -133,7 +133,7 @@ def bundle_of_saved(saved: Path, into: Path) -> Bundle:
     writer = BundleWriter(into, writer="a saved transcript", facts=_terms(manifest.terms))
     for client in manifest.terms.clients:
         told = None if manifest.terms.defences is None else manifest.terms.defences.get(client, [])
-        defences = None if told is None else [{"name": _named(words)} for words in told]
+        defences = None if told is None else [{"name": defence_name(words)[:NAME]} for words in told]
         writer.training(client, None, {"defences": defences})
     for past in manifest.rounds:
         _write(writer, past, saved)
@@ -166,13 +166,14 @@ def _moved(saved: Path, models: Parts, after: Mapping[str, Tensor]) -> dict[str,
 
 
 def _terms(terms: SavedTerms) -> dict[str, Any]:
-    mean = terms.rule == repr(WeightedMean())
+    averages = terms.value().averages
+    rule = {True: {"name": "mean"}, False: {"name": terms.rule[:NAME]}, None: None}[averages]
     return {
         "shape": terms.shape,
         "classes": terms.classes,
         "class_names": terms.class_names,
         "whitening": {"mean": terms.mean, "std": terms.std},
-        "rule": {"name": "mean" if mean else terms.rule[:NAME]},
+        "rule": rule,
         "behaviours": terms.behaviours,
     }
 
@@ -195,12 +196,3 @@ def _training(training: SavedTraining, examples: int) -> dict[str, Any]:
     same = training.model_dump(include={"lr", "epochs", "batch_norm", "shuffle", "steps", "clip", "label_smoothing"})
     optimiser = {"optimiser": training.optimiser.name, "options": training.optimiser.options}
     return {**same, **optimiser, "batch_size": training.batch_size or examples, "loss": "cross_entropy"}
-
-
-def _named(words: str) -> str:
-    """A defence by its words.
-
-    >>> _named("Defended by Clip(norm=1.0).")
-    'Clip(norm=1.0)'
-    """
-    return words.removeprefix("Defended by ").removesuffix(".")[:NAME]

@@ -34,7 +34,7 @@ from fedglass.recordings.format import (
     RoundFacts,
     RoundRef,
     is_signed,
-    merged,
+    overlay,
     sheet,
 )
 
@@ -103,7 +103,7 @@ class Bundle:
         """Return the facts of a client in a round; those of the round override those of all rounds."""
         message = self.message(client, index)
         always = sheet(self.manifest.always.get(client, {}))
-        return always if message is None else merged(always, sheet(message.facts))
+        return always if message is None else overlay(always, sheet(message.facts))
 
     def arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the tensors of a file, in the order in which they were sent."""

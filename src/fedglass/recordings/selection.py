@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedglass.core.errors import UsageError
-from fedglass.recordings.format import RoundFacts, best, sheet
+from fedglass.recordings.format import RoundFacts, preferred, sheet
 from fedglass.recordings.reader import Bundle
 
 RecordedView = Literal["server", "aggregate"]
@@ -53,7 +53,7 @@ class Selection:
     def aggregated_clients(self, index: int) -> tuple[str, ...]:
         """Return the clients in the aggregate of a round."""
         round_ = self.bundle.rounds[index]
-        kept = best(sheet(round_.facts), "kept")
+        kept = preferred(sheet(round_.facts), "kept")
         return tuple(name for name in _present(round_) if kept is None or name in kept)
 
 
@@ -110,7 +110,7 @@ def _recorded_view(bundle: Bundle, view: str | None) -> RecordedView:
     if view in ("server", "aggregate"):
         return "server" if view == "server" else "aggregate"
     messages = any(message.received is not None for round_ in bundle.rounds.values() for message in round_.messages)
-    return "server" if messages and best(bundle.facts, "sees") != "aggregate" else "aggregate"
+    return "server" if messages and preferred(bundle.facts, "sees") != "aggregate" else "aggregate"
 
 
 def _reason_to_skip(selection: Selection, index: int) -> str:

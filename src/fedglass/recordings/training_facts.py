@@ -16,8 +16,8 @@ from fedglass.core.tensors import MEAN
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Participant
 from fedglass.models.names import Names
-from fedglass.recordings.format import FactSheet, best
-from fedglass.recordings.observed import change, facts_with_measured
+from fedglass.recordings.format import FactSheet, preferred
+from fedglass.recordings.observed import facts_with_observed, update_of
 from fedglass.recordings.reader import Bundle
 
 HARMLESS_OPTIONS = {
@@ -46,21 +46,21 @@ def participant_of(
         counts: How many examples clients have, as the owners of the data declare.
         names: From the names of the message to those of the model.
     """
-    update = change(bundle, client, index)
+    update = update_of(bundle, client, index)
     if update is not None and names is not None:
         update = names.applied(update)
-    facts = facts_with_measured(bundle, client, index, update)
+    facts = facts_with_observed(bundle, client, index, update)
     examples, counted = _examples(facts, counts.get(client))
-    has_batch_norm = any(name.endswith(MEAN) for name in update or {}) or best(facts, "batch_norm") is not None
+    has_batch_norm = any(name.endswith(MEAN) for name in update or {}) or preferred(facts, "batch_norm") is not None
     training = training_of(facts, examples if counted else None, has_batch_norm)
-    weight = best(facts, "weight")
+    weight = preferred(facts, "weight")
     is_whole = weight is not None and float(weight).is_integer()
     return Participant(
         client,
         examples,
         training,
-        best(facts, "lr") if training is None and optimiser_of(facts) == OPTIMISERS["sgd"]() else None,
-        (best(facts, "steps") or None) if training is None else None,
+        preferred(facts, "lr") if training is None and optimiser_of(facts) == OPTIMISERS["sgd"]() else None,
+        (preferred(facts, "steps") or None) if training is None else None,
         int(weight) if is_whole and int(weight) != examples else None,
         counted=counted,
         untrained=tuple(_untrained(facts, update or {}, names)),
@@ -69,7 +69,7 @@ def participant_of(
 
 def _untrained(facts: FactSheet, update: Mapping[str, Tensor], names: Names | None) -> Iterator[str]:
     """Yield the tensors that are declared as frozen and have not changed either."""
-    for sent_as in best(facts, "untrained", []):
+    for sent_as in preferred(facts, "untrained", []):
         name = sent_as if names is None else names.model.get(sent_as, sent_as)
         if name in update and not bool(update[name].any()):
             yield name
@@ -80,12 +80,12 @@ def _examples(facts: FactSheet, declared_by_owner: int | None) -> tuple[int, boo
 
     The federation's count comes first, then the owner's, then the sum of the batches of an epoch.
     """
-    count = best(facts, "examples")
+    count = preferred(facts, "examples")
     if isinstance(count, int):
         return count, True
     if declared_by_owner is not None:
         return declared_by_owner, True
-    sizes, epochs = best(facts, "batch_sizes"), best(facts, "epochs")
+    sizes, epochs = preferred(facts, "batch_sizes"), preferred(facts, "epochs")
     if sizes is not None and (len(sizes) == 1 or (epochs is not None and sum(sizes) % epochs == 0)):
         return sum(sizes) // (epochs or 1) or 1, True
     return (count[0] if isinstance(count, list) else 1), False
@@ -94,7 +94,7 @@ def _examples(facts: FactSheet, declared_by_owner: int | None) -> tuple[int, boo
 def training_of(facts: FactSheet, examples: int | None, has_batch_norm: bool) -> Training | None:
     """Return the training that the facts describe; None if they do not, or if fedglass has no such training."""
     batch_size = _batch_size(facts, examples)
-    epochs, steps = best(facts, "epochs"), best(facts, "steps") or None
+    epochs, steps = preferred(facts, "epochs"), preferred(facts, "steps") or None
     if batch_size is not None and examples is not None and batch_size >= examples:
         batch_size = None
     elif batch_size is None:
@@ -106,7 +106,7 @@ def training_of(facts: FactSheet, examples: int | None, has_batch_norm: bool) ->
         epochs = 1
     if epochs is None:
         return None
-    shuffle = best(facts, "shuffle", True)
+    shuffle = preferred(facts, "shuffle", True)
     return _training(facts, batch_size, epochs if steps is None else 1, steps, shuffle, has_batch_norm)
 
 
@@ -125,8 +125,8 @@ def training_of_batches(facts: FactSheet, batch_sizes: Sequence[int], examples: 
 def _training(
     facts: FactSheet, batch_size: int | None, epochs: int, steps: int | None, shuffle: bool, has_batch_norm: bool
 ) -> Training | None:
-    lr, optimiser = best(facts, "lr"), optimiser_of(facts)
-    if lr is None or optimiser is None or best(facts, "loss", CROSS_ENTROPY) != CROSS_ENTROPY:
+    lr, optimiser = preferred(facts, "lr"), optimiser_of(facts)
+    if lr is None or optimiser is None or preferred(facts, "loss", CROSS_ENTROPY) != CROSS_ENTROPY:
         return None
     try:
         return Training(
@@ -137,8 +137,8 @@ def _training(
             optimiser,
             shuffle,
             steps,
-            best(facts, "clip"),
-            best(facts, "label_smoothing", 0.0),
+            preferred(facts, "clip"),
+            preferred(facts, "label_smoothing", 0.0),
         )
     except FedglassError:
         return None
@@ -146,9 +146,9 @@ def _training(
 
 def _batch_size(facts: FactSheet, examples: int | None) -> int | None:
     """Return the one size of all batches; the last batch of an epoch may have fewer examples."""
-    sizes: Sequence[int] | None = best(facts, "batch_sizes")
+    sizes: Sequence[int] | None = preferred(facts, "batch_sizes")
     if sizes is None:
-        size: int | None = best(facts, "batch_size")
+        size: int | None = preferred(facts, "batch_size")
         return size
     largest = max(sizes)
     if examples is None:
@@ -160,7 +160,7 @@ def _batch_size(facts: FactSheet, examples: int | None) -> int | None:
 
 def _batch_norm(facts: FactSheet, has_batch_norm: bool) -> BatchNorm:
     """Return the mode of batch normalisation: by the batch, unless no layer does it or a fact says otherwise."""
-    frozen = not has_batch_norm or best(facts, "batch_norm") in ("frozen", "none")
+    frozen = not has_batch_norm or preferred(facts, "batch_norm") in ("frozen", "none")
     return BatchNorm.FROZEN if frozen else BatchNorm.BATCH
 
 
@@ -171,7 +171,7 @@ def optimiser_of(facts: FactSheet) -> Optimiser | None:
     >>> optimiser_of({"optimiser": {"read": "Adam"}, "options": {"read": decoupled}})
     AdamW(betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1)
     """
-    name, options = str(best(facts, "optimiser", "")).lower(), dict(best(facts, "options", {}))
+    name, options = str(preferred(facts, "optimiser", "")).lower(), dict(preferred(facts, "options", {}))
     if name in ("adam", "adamw") and DECOUPLED in options:
         named = "adamw" if options.pop(DECOUPLED) else "adam"
         if named != name:  # the class keeps its own default of the decay

@@ -18,7 +18,7 @@ from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import lost
 from fedglass.models.names import Names, names_of
-from fedglass.recordings.format import INPUTS, FileRef, MessageFacts, RoundFacts, best, sheet
+from fedglass.recordings.format import INPUTS, FileRef, MessageFacts, RoundFacts, preferred, sheet
 from fedglass.recordings.observed import MEANS
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.training_facts import participant_of
@@ -52,11 +52,11 @@ def model_spec(
     """Return what the user gives or else the bundle; what neither has is asked for by its key in a plan."""
     facts = bundle.facts
     owner = next(iter(truths.examples.values()), None) if truths is not None else None
-    shape = shape or best(facts, "shape") or (None if owner is None else list(owner.images.shape[1:]))
-    recorded = best(facts, "whitening")
+    shape = shape or preferred(facts, "shape") or (None if owner is None else list(owner.images.shape[1:]))
+    recorded = preferred(facts, "whitening")
     if whitening is None and recorded is not None:
         whitening = Whitening(tuple(recorded["mean"]), tuple(recorded["std"]))
-    classes = classes or best(facts, "classes")
+    classes = classes or preferred(facts, "classes")
     if shape is None or classes is None or whitening is None:
         values = {"shape": shape, "classes": classes, "whitening": whitening}
         missing = [key for key, value in values.items() if value is None]
@@ -85,8 +85,8 @@ def _check_truth(bundle: Bundle, client: str, examples: Examples, shape: tuple[i
 
 def input_problem(bundle: Bundle) -> str:
     """Return what to tell a user if the network's inputs were not images; empty if nothing says so."""
-    shape = best(bundle.facts, INPUTS)
-    if not isinstance(shape, list) or best(bundle.facts, "shape") is not None:
+    shape = preferred(bundle.facts, INPUTS)
+    if not isinstance(shape, list) or preferred(bundle.facts, "shape") is not None:
         return ""
     return (
         f"{bundle.folder} was recorded from a network with inputs of shape {str(tuple(shape))[:300]}, and fedglass "
@@ -109,7 +109,7 @@ def _model_name(bundle: Bundle, model: str | None) -> str:
     """Return the model that the user names, or a built-in one that the bundle names: no data file may run code."""
     if model is not None:
         return model
-    recorded = best(bundle.facts, "model")
+    recorded = preferred(bundle.facts, "model")
     if recorded is None:
         raise UsageError(f"{bundle.folder} does not name its model: say which with --model or recording.model.")
     if origin_of("models", recorded) != BUILT_IN:
@@ -252,17 +252,17 @@ class TranscriptReader:
         if ref is None or facts.sent is None:
             return {name: torch.zeros_like(tensor) for name, tensor in start.before.items()}, {}, ()
         present = tuple(message.client for message in facts.messages if message.absent is None)
-        kept = best(sheet(facts.facts), "kept")
+        kept = preferred(sheet(facts.facts), "kept")
         contributors = present if kept is None else tuple(name for name in present if name in kept)
         return *self._added(ref, start), contributors
 
 
-def rule_text(bundle: Bundle, index: int) -> str:
-    """Return the aggregation rule of a round as a transcript prints it."""
-    rule = best(sheet(bundle.rounds[index].facts), "rule", best(bundle.facts, "rule"))
+def rule_of(bundle: Bundle, index: int) -> tuple[str, bool | None]:
+    """Return the aggregation rule of a round as text, and whether it is the weighted mean; None if not recorded."""
+    rule = preferred(sheet(bundle.rounds[index].facts), "rule", preferred(bundle.facts, "rule"))
     if rule is None:
-        return "not recorded"
+        return "not recorded", None
     options = rule.get("options") or {}
     if rule["name"].lower() in MEANS and not options:
-        return repr(WeightedMean())
-    return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+        return repr(WeightedMean()), True
+    return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})", False

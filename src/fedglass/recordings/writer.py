@@ -21,7 +21,7 @@ from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.files import make_folder, write_atomic
 from fedglass.recordings.files import Arrays, Form, as_tensors, lock_folder, read_at_most, to_safetensors
 from fedglass.recordings.format import (
-    LOST,
+    INCOMPLETE,
     MANIFEST,
     OF_CLIENT,
     OF_FEDERATION,
@@ -33,7 +33,7 @@ from fedglass.recordings.format import (
     RoundFacts,
     RoundRef,
     Source,
-    merged,
+    overlay,
     sheet,
     signed,
 )
@@ -84,7 +84,7 @@ class RoundWriter:
             told = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
             name = f"round-{self.index:05}-client-{position:05}.safetensors"
             held = self.bundle.store(arrays, name, form)
-            self._write_message(client, received=held, facts=merged(sheet(self.message(client).facts), told))
+            self._write_message(client, received=held, facts=overlay(sheet(self.message(client).facts), told))
 
     def aggregated(self, arrays: Arrays, *, form: Form = "state", kept: list[str] | None = None) -> None:
         """What the rule made of the messages, and whose of them got through where it tells."""
@@ -92,7 +92,7 @@ class RoundWriter:
             self._check_new(self.told.aggregated, "the aggregate")
             held = self.bundle.store(arrays, f"round-{self.index:05}-aggregated.safetensors", form)
             told = OF_ROUND.told({"kept": kept}, "read")
-            self._write(aggregated=held, facts=merged(sheet(self.told.facts), told))
+            self._write(aggregated=held, facts=overlay(sheet(self.told.facts), told))
 
     def absent(self, client: str, reason: str = "") -> None:
         """A client that was called and sent nothing, or an error."""
@@ -111,13 +111,13 @@ class RoundWriter:
     def tell(self, told: FactSheet) -> None:
         """The same, with the source of each fact."""
         with self.bundle.alone():
-            self._write(facts=merged(sheet(self.told.facts), told))
+            self._write(facts=overlay(sheet(self.told.facts), told))
 
     def tell_client(self, client: str, told: FactSheet) -> None:
         """Tell of a client in this round, with the source of each fact."""
         with self.bundle.alone():
             self.bundle.meet(client)
-            self._write_message(client, facts=merged(sheet(self.message(client).facts), told))
+            self._write_message(client, facts=overlay(sheet(self.message(client).facts), told))
 
     def retell_client(self, client: str, told: FactSheet) -> None:
         """The same in place of what these sources told before, of a round that is run again: it may tell less."""
@@ -126,7 +126,7 @@ class RoundWriter:
             before = sheet(self.message(client).facts)
             others = {n: {s: v for s, v in values.items() if s not in sources} for n, values in before.items()}
             self.bundle.meet(client)
-            self._write_message(client, facts=merged({n: values for n, values in others.items() if values}, told))
+            self._write_message(client, facts=overlay({n: values for n, values in others.items() if values}, told))
 
     @property
     def told(self) -> RoundFacts:
@@ -231,12 +231,12 @@ class BundleWriter:
     def lost(self) -> None:
         """Tell, if that can be written, that something could not: who reads the bundle can not see what it lacks."""
         with suppress(OSError, FedglassError):
-            self.facts({LOST: True}, source="read")
+            self.facts({INCOMPLETE: True}, source="read")
 
     def tell(self, told: FactSheet) -> None:
         """The same, with the source of each fact."""
         with self.alone():
-            facts = merged(sheet(self._manifest.facts), told)
+            facts = overlay(sheet(self._manifest.facts), told)
             # Who continues a bundle and has nothing new to tell needs no room for it.
             if facts != sheet(self._manifest.facts) or not (self.folder / MANIFEST).exists():
                 self._write_manifest(facts=facts)
@@ -261,7 +261,7 @@ class BundleWriter:
         """Tell of a client what holds in every round, with the source of each fact."""
         with self.alone():
             self.meet(client)
-            always = {**self._manifest.always, client: merged(sheet(self._manifest.always.get(client, {})), told)}
+            always = {**self._manifest.always, client: overlay(sheet(self._manifest.always.get(client, {})), told)}
             self._write_manifest(always=always)
 
     def truth(
