@@ -102,14 +102,14 @@ class Truths:
 
     def save(self, directory: str | Path) -> None:
         """Write the private side, apart from the transcript; only its owner may read the files."""
-        from fedglass.recordings.saved import save_truths
+        from fedglass.recordings.truth_files import save_truths
 
         save_truths(self, Path(directory))
 
     @classmethod
     def load(cls, directory: str | Path) -> Truths:
         """What `save` wrote."""
-        from fedglass.recordings.saved import load_truths
+        from fedglass.recordings.truth_files import load_truths
 
         return load_truths(Path(directory))
 
