@@ -39,7 +39,12 @@ def test_every_role_has_an_example_of_a_few_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    "place", sorted(set(re.findall(r"`((?:attack|recipes|defend|fl|rounds|metrics|data|models|audit)/[\w/]*/?)", PAGE)))
+    "place",
+    sorted(
+        set(
+            re.findall(r"`((?:attack|recipes|defend|fl|federation|metrics|data|models|audit|execution)/[\w/]*/?)", PAGE)
+        )
+    ),
 )
 def test_the_paths_of_the_table_are_there(place: str) -> None:
     folder = place.rpartition("/")[0]

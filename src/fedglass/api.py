@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.audit.audit import Job, Result, rehearse, run
 from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import play

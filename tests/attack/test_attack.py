@@ -25,13 +25,13 @@ from fedglass.attack.parts import (
     Bound,
     BoundTerm,
     FirstEpoch,
+    PausableRun,
     Problem,
     Progress,
     Refinement,
     Solution,
-    Steps,
-    finished,
-    silent,
+    no_progress,
+    run_to_end,
 )
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.lbfgs import LBFGS
@@ -95,9 +95,9 @@ class Paced:
     dies: bool = False
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return finished(self.steps(problem, progress))
+        return run_to_end(self.steps(problem, progress))
 
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         start = float(problem.unknowns[0].start.sum())
         self.steps_of[start] = 0
         for k in range(4):
@@ -477,7 +477,7 @@ class Read:
     label: int
     value: float = 0.75
 
-    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
         images = torch.full((1, *observation.knows.shape), self.value)
         return Reconstruction(images, torch.tensor([self.label]), 0.0)
 
@@ -511,7 +511,7 @@ def test_a_start_that_reads_nothing_changes_nothing(toy: Any) -> None:
 
     @dataclass(frozen=True)
     class Nothing:
-        def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
             return Reconstruction(torch.zeros(0, *observation.knows.shape), torch.zeros(0, dtype=torch.int64), math.inf)
 
     assert torch.equal(simple(start=Nothing()).run(seen).images, simple().run(seen).images)

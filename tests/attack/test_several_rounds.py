@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedglass.attack.labels.given import known
-from fedglass.attack.stages import averaged, labels_of
+from fedglass.attack.stages import labels_of_rounds, with_mean_update
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Training
@@ -66,7 +66,7 @@ def test_every_kind_of_operator_can_be_played_over_rounds(toy: Any, name: str) -
 def test_labels_are_read_off_the_mean_update(toy: Any) -> None:
     seen, _ = observe(noisy(toy, 0.1), ROUNDS, Knows())
     updates = [each.update for each in (seen, *seen.also)]
-    for name, tensor in averaged(seen).update.items():
+    for name, tensor in with_mean_update(seen).update.items():
         torch.testing.assert_close(tensor, sum(u[name] for u in updates) / len(updates))
 
 
@@ -114,7 +114,7 @@ def test_labels_on_which_all_rounds_agree_are_taken(toy: Any) -> None:
         return replace(made[0], also=tuple(made[1:]))
 
     def labels(*values: float) -> list[int]:
-        found = labels_of(FromTheFirstEntry(), with_first(*values), torch.Generator)
+        found = labels_of_rounds(FromTheFirstEntry(), with_first(*values), torch.Generator)
         return list(found.decode(()))
 
     assert labels(1.0, -1.0) == [1]

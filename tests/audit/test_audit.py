@@ -28,11 +28,12 @@ from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, me
 from fedglass.fl.release import Outgoing
 from fedglass.recipes import recipe
 from fedglass.report.html import audit_page
+from fedglass.verdict.directory import RECORDS, RecordFile
 from fedglass.verdict.doubts import Kind
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
-from fedglass.verdict.records import RECORDS, Record, RecordFile
+from fedglass.verdict.records import Record
 
 Make = Callable[..., Job]
 

@@ -17,7 +17,8 @@ from fedglass.audit.target import Target
 from fedglass.core.errors import AuditError
 from fedglass.execution.executor import Executor, InProcess
 from fedglass.execution.processes import Processes
-from fedglass.verdict.records import RECORDS, Record, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile
+from fedglass.verdict.records import Record
 
 FACTS = {"attack": "count", "attack_repr": "Count()", "view": "v", "round": 1, "repeat": 0, "client": "0"}
 

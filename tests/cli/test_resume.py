@@ -11,7 +11,8 @@ from pathlib import Path
 
 from click.testing import Result
 
-from fedglass.verdict.records import RECORDS, Record, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile
+from fedglass.verdict.records import Record
 
 from ..processes import alive, descendants, lines, wait_for
 

@@ -80,7 +80,7 @@ def test_the_approximation_is_labelled() -> None:
 
 
 def test_without_opacus_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opacus, "installed", lambda: False)
+    monkeypatch.setattr(opacus, "opacus_installed", lambda: False)
     for accountant in (rdp_epsilon, prv_epsilon):
         with pytest.raises(UsageError, match=r"pip install fedglass\[dp\]"):
             accountant(RUN, DELTA)

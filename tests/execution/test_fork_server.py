@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedglass.verdict.records import RECORDS, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile
 
 COMMAND = """
 from fedglass.cli.main import main

@@ -21,7 +21,7 @@ from fedglass.audit.audit import Job, run
 from fedglass.core.errors import UsageError
 from fedglass.execution.executor import InProcess, Lost, Watch
 from fedglass.execution.slurm import OnSlurm
-from fedglass.verdict.records import RECORDS, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile
 
 needs_submitit = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 

@@ -146,7 +146,7 @@ def test_a_metric_of_others_is_computed_and_what_is_wrong_with_it_is_said(
     for name, said in {
         "single": r"returned shape \(\), expected a tensor of one figure for each image",
         "raises": "failed: KeyError: 'width'",
-        "function": r"expected a fedglass\.metrics\.metric\.Metric: wrap the function",
+        "function": r"expected a fedglass\.Metric: wrap the function",
     }.items():
         with pytest.raises(UsageError, match=said):
             score(truth, truth, names=[f"metrics_of_others:{name}"])

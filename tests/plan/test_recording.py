@@ -191,7 +191,7 @@ def test_steps_may_be_known_without_epochs_and_batch_size(folder: Path) -> None:
     assert (knows.training, knows.steps, knows.lr) == (None, 1, 0.1)
     records = run(job(folder, attack, steps), folder / "out").searches
     assert [record.status for record in records] == ["done"]
-    with pytest.raises(UsageError, match=r"TryEpochs needs .*local steps.*recording\.lr and recording\.steps"):
+    with pytest.raises(UsageError, match=r"GuessEpochs needs .*local steps.*recording\.lr and recording\.steps"):
         job(folder, attack, (steps[0], ""))
     with pytest.raises(UsageError, match=r"'dlfa_published': Unroll needs .*give recording\.training"):
         job(folder, ("inverting_gradients", "dlfa_published"), steps)

@@ -71,9 +71,9 @@ def replayed(
     training, message = past.participants[0].training, past.messages[0]
     if training is None:
         return None, None
-    truths = read_truths(folder / "b-truth", bundle.clients, 1)
-    own = truths.of("a", 0)
-    part = Part(own.images, own.labels, training, order=truths.batches("a", 0))
+    truths = read_truths(folder / "b-truth", bundle.clients)
+    own = truths.of("a", 1)
+    part = Part(own.images, own.labels, training, order=truths.batches("a", 1))
     whitening = Whitening((0.4,), (0.3,))
     return training, replay(Declared(network(), past.before, past.buffers, message.update, whitening, (part,)))
 

@@ -11,9 +11,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedglass.verdict.directory import RecordFile, claim
 from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Certificate, Game, Picture, Record, RecordFile, claim
+from fedglass.verdict.records import Certificate, Game, Picture, Record
 from fedglass.verdict.summary import summarise
 
 PLAN = """[federation]

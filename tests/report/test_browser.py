@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from fedglass.report.html import write_report
+from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
-from fedglass.verdict.records import Certificate, Game, Record, RecordFile
+from fedglass.verdict.records import Certificate, Game, Record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

@@ -14,10 +14,11 @@ from fedglass.report.evidence import certificates_of, games_of
 from fedglass.report.html import write_report
 from fedglass.report.page import short_names
 from fedglass.report.sections import CHARTS
+from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
-from fedglass.verdict.records import Certificate, Game, Record, RecordFile
+from fedglass.verdict.records import Certificate, Game, Record
 from fedglass.verdict.summary import summarise
 from fedglass.verdict.texts import LIMITS
 

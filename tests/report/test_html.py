@@ -15,10 +15,11 @@ import pytest
 from fedglass.core.errors import UsageError
 from fedglass.report.html import WORST, audit_page, write_report
 from fedglass.report.page import Album, Table, environment, render
+from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
-from fedglass.verdict.records import Certificate, Game, Picture, Record, RecordFile
+from fedglass.verdict.records import Certificate, Game, Picture, Record
 from fedglass.verdict.summary import summarise
 
 NASTY = "<script>alert(1)</script>"

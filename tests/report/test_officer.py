@@ -15,9 +15,10 @@ from fedglass.report.html import audit_page, ended
 from fedglass.report.page import short_names
 from fedglass.report.sections import whose_images
 from fedglass.report.threat import HEIGHT, STANDPOINTS, WIDTH, drawing, threat_model
+from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Record, RecordFile
+from fedglass.verdict.records import Record
 
 Make = Callable[..., Record]
 PEOPLE = ["client 0", "client 1", "client 2", "client 3"]

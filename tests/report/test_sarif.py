@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedglass.report.pipelines import sarif, write_sarif
+from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Game, Record, RecordFile
+from fedglass.verdict.records import Game, Record
 from fedglass.verdict.summary import summarise
 
 LEVELS = {"none", "note", "warning", "error"}

@@ -12,9 +12,9 @@ from fedglass.attack.forward.unroll import EachClient, SuperClient
 from fedglass.attack.images.pixels import LowResolution
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.parts import silent
+from fedglass.attack.parts import no_progress
 from fedglass.attack.refine.restoration import MedianFilter
-from fedglass.attack.search import SearchByOwn
+from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.audit.cases import Finding
@@ -165,7 +165,7 @@ def test_every_table_can_be_run_without_options(name: str) -> None:
 
 
 def test_scores_are_those_of_the_peers_images_alone(round_: Target) -> None:
-    found = Peer(short()).measure(round_, 0, silent)
+    found = Peer(short()).measure(round_, 0, no_progress)
     strips = found.evidence
     assert isinstance(strips, Strips)
     assert len(strips.shown) == 3
@@ -202,7 +202,7 @@ def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target) -> None:
             heard.append(target)
             return Finding({})
 
-    WrongRate(Ear(short()), 4.0).measure(round_, 0, silent)
+    WrongRate(Ear(short()), 4.0).measure(round_, 0, no_progress)
     seen, scaled = round_.observation, heard[0].observation
     torch.testing.assert_close(flatten(scaled.update), flatten(seen.update) / 4)
     assert scaled.knows is seen.knows
@@ -211,14 +211,14 @@ def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target) -> None:
 def test_a_search_is_scored_by_what_it_took_for_the_truth(population: Population) -> None:
     setup = round_of(KIND, "lenet", Training(0.1, epochs=2), SIZES)
     knows = Knows(labels=True, steps=True, lr=False, examples=False)
-    search = SearchByOwn(short(), short(), rates=(0.05, 0.2), counts=(6, 9), zooms=0)
-    experiment = Experiment(setup, FindOut(search, lr=0.1), knows)
+    search = SearchByOwnImages(short(), rates=(0.05, 0.2), counts=(6, 9), zooms=0)
+    experiment = Experiment(setup, FindOut(short(), search, lr=0.1), knows)
     target = Message(experiment, members(setup, population, 0), 0).target()
-    found = FindOut(search, lr=0.1).measure(target, 0, silent)
+    found = FindOut(short(), search, lr=0.1).measure(target, 0, no_progress)
     assert measures(found)["rate"] in (0.5, 2.0)
     assert measures(found)["images"] in (1.0, 1.5)
     assert measures(found)["found"] == 0
-    again = FindOut(replace(search, rates=(0.11,), counts=(6,)), lr=0.1).measure(target, 0, silent)
+    again = FindOut(short(), replace(search, rates=(0.11,), counts=(6,)), lr=0.1).measure(target, 0, no_progress)
     assert measures(again)["found"] == 100
     assert [drawn["axis"] for drawn in found.record["extra"]["lines"]] == ["learning rate", "images"]
 
@@ -232,14 +232,15 @@ def test_searches_are_told_what_is_not_unknown() -> None:
 
 
 def test_refined_images_are_beside_the_raw_ones(round_: Target) -> None:
-    found = measures(Peer(replace(short(), refine=(MedianFilter(),))).measure(round_, 0, silent))
-    assert found["psnr_raw"] == measures(Peer(short()).measure(round_, 0, silent))["psnr"]
+    found = measures(Peer(replace(short(), refine=(MedianFilter(),))).measure(round_, 0, no_progress))
+    assert found["psnr_raw"] == measures(Peer(short()).measure(round_, 0, no_progress))["psnr"]
     assert found["psnr"] != found["psnr_raw"]
 
 
 def test_guesses_stand_in_their_order(round_: Target) -> None:
     scores = {
-        type(guess): measures(Guessed(guess).measure(round_, 0, silent)) for guess in (Grey(), OwnImages(), Reduced())
+        type(guess): measures(Guessed(guess).measure(round_, 0, no_progress))
+        for guess in (Grey(), OwnImages(), Reduced())
     }
     truth = round_.known_truth
     assert scores[Grey]["psnr"] == pytest.approx(
@@ -252,7 +253,7 @@ def test_guesses_stand_in_their_order(round_: Target) -> None:
 def test_the_distance_of_the_updates_is_drawn_with_its_exponents(round_: Target) -> None:
     rates = (1e-5, 1e-4)
     sweep = Sweep("η", rates, tuple(Place(rate, 2, 2, 4) for rate in rates))
-    found = Divergence(sweep, draws=3).measure(round_, 0, silent)
+    found = Divergence(sweep, draws=3).measure(round_, 0, no_progress)
     assert measures(found)["distance"] == pytest.approx(2.0, abs=0.05)
     assert measures(found)["expectation"] == pytest.approx(2.0, abs=0.05)
     (drawn,) = found.record["extra"]["lines"]

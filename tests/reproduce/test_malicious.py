@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.parts import silent
+from fedglass.attack.parts import no_progress
 from fedglass.audit.cases import Silent
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
@@ -151,7 +151,7 @@ def test_the_adversary_alone_is_poisonous_and_undefended(population: Population)
 def test_accuracy_is_taken_on_the_way_and_at_the_end(population: Population) -> None:
     target = played(small(Course(12)), population)
     assert sorted(accuracies(target.utility)) == [10, 12]
-    finding = Accuracy().measure(target, 0, silent)
+    finding = Accuracy().measure(target, 0, no_progress)
     measures = finding.record["extra"]["measures"]
     assert measures["accuracy"] == measures["accuracy_12"] == 100 * target.utility["test accuracy after 12"]
 
@@ -187,7 +187,7 @@ def test_where_the_rule_lets_nobody_else_through_a_later_round_is_seen(populatio
 def test_an_attack_is_held_against_the_best_guess(population: Population) -> None:
     target = played(small(Course(2), (2, 2, 2)), population)
     reader = maliciously_curious_client(OracleLabels(), rule="mean", iterations=2)
-    finding = Read(reader, 2).measure(target, 0, silent)
+    finding = Read(reader, 2).measure(target, 0, no_progress)
     measures = finding.record["extra"]["measures"]
     blind = [measures[name] for name in ("grey", "black", "flat", "own", "mean", "class_mean")]
     assert measures["guess"] == min(blind)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedglass.attack.parts import silent
+from fedglass.attack.parts import no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
 from fedglass.defend.accounting import Mechanism, clt_epsilon, clt_uniform_epsilon
@@ -30,7 +30,7 @@ def measured(row: int, audited: tuple[int, ...] = (0, 1, 3)) -> dict[str, Any]:
     made = experiment(row)
     population = populations(["mnist"], [], None, seed=0)["mnist"]
     target = Message(made, members(made.setup, population, 0), seed=0).target()
-    found = replace(made.probe, audited=audited).measure(target, 0, silent)
+    found = replace(made.probe, audited=audited).measure(target, 0, no_progress)
     extra: dict[str, Any] = found.record["extra"]
     return extra
 
@@ -61,7 +61,7 @@ def test_more_than_one_local_step_is_refused() -> None:
     population = populations(["mnist"], [], None, seed=0)["mnist"]
     target = Message(replace(made, setup=setup), members(setup, population, 0), seed=0).target()
     with pytest.raises(UsageError, match="one step"):
-        made.probe.measure(target, 0, silent)
+        made.probe.measure(target, 0, no_progress)
     with pytest.raises(UsageError, match="ascend from 0"):
         Theorem1(made.probe.reader, 1, (1, 2))
 

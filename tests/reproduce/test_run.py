@@ -23,8 +23,8 @@ from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.run import TRAINED, run, untrained
 from fedglass.reproduce.tables import Printed, Request, figure, table
-from fedglass.verdict.directory import alone
-from fedglass.verdict.records import RECORDS, Record, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile, alone
+from fedglass.verdict.records import Record
 
 
 class Heard:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.layers import GrowingCosine, Ramp

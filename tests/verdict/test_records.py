@@ -20,8 +20,9 @@ from pydantic import ValidationError
 
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.files import write_atomic
+from fedglass.verdict.directory import RecordFile, claim
 from fedglass.verdict.doubts import Kind, doubt
-from fedglass.verdict.records import EXACT_PSNR, Certificate, Game, Picture, Record, RecordFile, claim
+from fedglass.verdict.records import EXACT_PSNR, Certificate, Game, Picture, Record
 
 
 def make(key: str = "a", **fields: Any) -> Record:
@@ -180,7 +181,8 @@ def test_workers_share_the_file(tmp_path: Path) -> None:
 KILLED = """
 import itertools, sys
 from pathlib import Path
-from fedglass.verdict.records import Record, RecordFile
+from fedglass.verdict.directory import RecordFile
+from fedglass.verdict.records import Record
 file = RecordFile(Path(sys.argv[1]))
 for i in itertools.count():
     file.append(Record(key=str(i), attack="a", attack_repr="a()", view="v", round=1, client="0", repeat=0,

@@ -16,27 +16,34 @@ from fedglass.attack.needs import check_needs, reads_of
 from fedglass.attack.parts import (
     Bound,
     BoundForward,
-    Checked,
     Evaluation,
-    Foreseen,
     Forward,
+    HasLabelCheck,
+    HasPrecheck,
     Images,
     Labels,
     MatchAndAverage,
     Merge,
+    PausableRun,
+    PausableSolver,
     Problem,
     Progress,
     Refine,
     Refinement,
     Solution,
     Solver,
-    Steps,
-    Stepwise,
     binding_of,
-    silent,
-    unwatched,
+    discard_film,
+    no_progress,
 )
-from fedglass.attack.stages import EachRound, MeanOverRounds, best_of, halved, labels_of, part
+from fedglass.attack.stages import (
+    EachRound,
+    MeanOverRounds,
+    labels_of_rounds,
+    progress_part,
+    run_all_starts,
+    run_halving_starts,
+)
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
@@ -89,7 +96,7 @@ class Attack:
             raise UsageError("An attack needs at least one stage, got none.")
         if self.restarts < 1:
             raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
-        stubborn = [stage.solver for stage in self.stages if not isinstance(stage.solver, Stepwise)]
+        stubborn = [stage.solver for stage in self.stages if not isinstance(stage.solver, PausableSolver)]
         if self.halving and stubborn:
             raise UsageError(
                 f"attack.halving pauses the solver, and {type(stubborn[0]).__name__} has no method steps: leave it out."
@@ -100,13 +107,13 @@ class Attack:
         told = [f for f in fields(self) if f.metadata != LATER or getattr(self, f.name)]
         return f"Attack({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
 
-    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
         """Reconstruct; `progress` hears of iterations over all restarts and stages, then of each refinement's own."""
         check_observation(observation)
         check_needs(self, observation)
         seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
         run = partial(self._steps, self._bound(observation, seeds[0]))
-        best = (halved if self.halving else best_of)(run, seeds, progress)
+        best = (run_halving_starts if self.halving else run_all_starts)(run, seeds, progress)
         return self._refined(observation, best, seed, progress) if self.refine else best
 
     def check(self, observation: Observation) -> None:
@@ -114,7 +121,7 @@ class Attack:
         check_counted(observation)
         check_needs(self, observation)
         draws = stream(0, "check")
-        if isinstance(self.labels, Checked):
+        if isinstance(self.labels, HasLabelCheck):
             self.labels.check(observation)
         else:
             self.labels.bind(observation, draws)
@@ -124,7 +131,7 @@ class Attack:
         knows = observation.knows
         blank, first = torch.zeros(1, *knows.shape), torch.zeros(1, dtype=torch.int64)
         for refinement in self.refine:
-            if isinstance(refinement, Foreseen):
+            if isinstance(refinement, HasPrecheck):
                 refinement.check(knows)
             else:
                 refinement.refine(Refinement(blank, first, knows, draws))
@@ -190,7 +197,7 @@ class Attack:
         begin = {} if self.start is None else {seed: self.start.run(observation, seed)}
         return _Bound(observation, stages, forwards, _labels_by_seed(self.labels, observation), begin)
 
-    def _steps(self, bound: _Bound, seed: int, progress: Progress) -> Steps[Reconstruction]:
+    def _steps(self, bound: _Bound, seed: int, progress: Progress) -> PausableRun[Reconstruction]:
         """The run from one start."""
         observation, labels, stages = bound.observation, bound.labels(seed), len(bound.stages)
         label_start = [u.start for u in labels.unknowns]
@@ -200,7 +207,7 @@ class Attack:
             unknown = stage.images.bind(observation, stream(seed, "images", i), images)
             asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
             problem = _problem(stage, observation, forward, unknown, Bound(asked, labels.decode))
-            solution = yield from _staged(stage.solver, problem, part(progress, i, stages), i, stages)
+            solution = yield from _staged(stage.solver, problem, progress_part(progress, i, stages), i, stages)
             of_images, of_labels, own = _split(solution.tensors, unknown.unknowns, asked)
             images = unknown.decode(of_images).detach()
             label_start = list(of_labels)
@@ -238,7 +245,7 @@ class _Bound:
 class Starter(Protocol):
     """What gives an attack images to begin with: another attack."""
 
-    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction: ...
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction: ...
 
 
 def _begun(
@@ -263,9 +270,9 @@ def _hard(labels: Tensor) -> Tensor:
     return labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
 
 
-def _staged(solver: Solver, problem: Problem, progress: Progress, stage: int, stages: int) -> Steps[Solution]:
+def _staged(solver: Solver, problem: Problem, progress: Progress, stage: int, stages: int) -> PausableRun[Solution]:
     """The run of one of several stages, which pauses where the solver does."""
-    if not isinstance(solver, Stepwise):
+    if not isinstance(solver, PausableSolver):
         return solver.minimise(problem, progress)
     steps = solver.steps(problem, progress)
     while True:
@@ -290,7 +297,7 @@ def _labels_by_seed(labels: Labels, observation: Observation) -> Callable[[int],
             drawn.append(stream(seed, "labels"))
             return drawn[-1]
 
-        bound, unused = labels_of(labels, observation, generator), stream(seed, "labels").get_state()
+        bound, unused = labels_of_rounds(labels, observation, generator), stream(seed, "labels").get_state()
         if all(torch.equal(each.get_state(), unused) for each in drawn):
             found.append(bound)
         return bound
@@ -304,8 +311,8 @@ def refined(
     labels: Tensor,
     knows: Knowledge,
     seed: int,
-    progress: Progress = silent,
-    film: Callable[[Film], None] = unwatched,
+    progress: Progress = no_progress,
+    film: Callable[[Film], None] = discard_film,
 ) -> Tensor:
     """Images made better by one refinement after another.  # (n, c, h, w), pixels before whitening"""
     for i, refinement in enumerate(parts):

@@ -20,11 +20,11 @@ Progress = Callable[[int, int], None]
 """Told now and then how many iterations are done, and of how many."""
 
 
-def silent(done: int, total: int) -> None:
+def no_progress(done: int, total: int) -> None:
     """The progress callback that does nothing."""
 
 
-def unwatched(film: Film) -> None:
+def discard_film(film: Film) -> None:
     """The callback for films that nobody looks at."""
 
 
@@ -52,10 +52,24 @@ class Labels(Protocol):
 
 
 @runtime_checkable
-class Checked(Protocol):
+class HasLabelCheck(Protocol):
     """Labels whose `bind` is work: they can also say beforehand what it would refuse."""
 
     def check(self, observation: Observation) -> None: ...
+
+
+@runtime_checkable
+class HasBetterLabels(Protocol):
+    """Labels that know for which messages another labels part does better."""
+
+    def instead(self, observation: Observation) -> str:
+        """Return the registered name of the better labels part; empty where there is none."""
+        ...
+
+
+def better_labels(labels: object, observation: Observation) -> str:
+    """Return the name of a labels part that does better on this message; empty where none is known to."""
+    return labels.instead(observation) if isinstance(labels, HasBetterLabels) else ""
 
 
 class Images(Protocol):
@@ -67,7 +81,7 @@ class Images(Protocol):
 
 
 @runtime_checkable
-class Imagines(Protocol):
+class GeneratesImages(Protocol):
     """Images drawn by a network that has learned what images look like, and so draws some without any message.
 
     An audit names what it has learned from, and demands of each image that it beats what is drawn of nothing.
@@ -160,18 +174,18 @@ class Solver(Protocol):
 
 
 T = TypeVar("T")
-Steps = Generator[tuple[float, float | Tensor], None, T]
+PausableRun = Generator[tuple[float, float | Tensor], None, T]
 """A run that pauses after each iteration: the share of its way that is done, and the last energy. At its end, T."""
 
 
 @runtime_checkable
-class Stepwise(Protocol):
+class PausableSolver(Protocol):
     """A solver whose run can be paused, and so be given up for another one that promises more."""
 
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]: ...
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]: ...
 
 
-def finished(steps: Steps[T]) -> T:
+def run_to_end(steps: PausableRun[T]) -> T:
     """What a run comes to without any pause."""
     while True:
         try:
@@ -197,8 +211,8 @@ class Refinement:
     labels: Tensor  # (n,)
     knows: Knowledge
     generator: torch.Generator
-    progress: Progress = silent
-    film: Callable[[Film], None] = unwatched
+    progress: Progress = no_progress
+    film: Callable[[Film], None] = discard_film
     """Given pictures of the way, where a refinement has some to show."""
 
 
@@ -211,7 +225,7 @@ class Refine(Protocol):
 
 
 @runtime_checkable
-class Foreseen(Protocol):
+class HasPrecheck(Protocol):
     """A refinement whose work takes long: it can also say beforehand what it would refuse."""
 
     def check(self, knows: Knowledge) -> None: ...

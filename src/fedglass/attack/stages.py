@@ -19,9 +19,9 @@ from fedglass.attack.parts import (
     Evaluation,
     Forward,
     Labels,
+    PausableRun,
     Progress,
-    Steps,
-    finished,
+    run_to_end,
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
@@ -33,35 +33,35 @@ HALVINGS = (0.25, 0.5)
 Inverting Gradients on LeNet5, eight starts for each of four messages: the lowest energies up to 1/16, 1/8, 1/4 and 1/2
 of the way have rank correlations of 0.2, 0.3, 0.6 and 0.9 with those at the end."""
 
-Run = Callable[[int, Progress], Steps[Reconstruction]]
+Run = Callable[[int, Progress], PausableRun[Reconstruction]]
 """The run from the start of a seed."""
 
 
-def best_of(run: Run, seeds: Sequence[int], progress: Progress) -> Reconstruction:
+def run_all_starts(run: Run, seeds: Sequence[int], progress: Progress) -> Reconstruction:
     """Return the run of lowest energy, after each was run to its end."""
-    runs = [finished(run(seed, part(progress, i, len(seeds)))) for i, seed in enumerate(seeds)]
-    return min(runs, key=lambda found: rank(found.energy))
+    runs = [run_to_end(run(seed, progress_part(progress, i, len(seeds)))) for i, seed in enumerate(seeds)]
+    return min(runs, key=lambda found: energy_rank(found.energy))
 
 
-def halved(run: Run, seeds: Sequence[int], progress: Progress) -> Reconstruction:
+def run_halving_starts(run: Run, seeds: Sequence[int], progress: Progress) -> Reconstruction:
     """Return the run of lowest energy among those that were not given up on their way (successive halving)."""
-    whole = round(1000 * cost_of(len(seeds)))
+    whole = round(1000 * halving_cost(len(seeds)))
     told = _together(progress, whole)
     starts = [_Start(run(seed, told(seed))) for seed in seeds]
     for share in HALVINGS:
         energies = {start: start.advance(share) for start in starts}
         starts = sorted(starts, key=lambda start: energies[start])[: math.ceil(len(starts) / 2)]
-    best = min((start.finish() for start in starts), key=lambda found: rank(found.energy))
+    best = min((start.finish() for start in starts), key=lambda found: energy_rank(found.energy))
     progress(whole, whole)
     return best
 
 
-def rank(energy: float) -> float:
+def energy_rank(energy: float) -> float:
     """For choosing among runs by their energy; one that is not a number comes last."""
     return energy if math.isfinite(energy) else math.inf
 
 
-def part(progress: Progress, index: int, parts: int) -> Progress:
+def progress_part(progress: Progress, index: int, parts: int) -> Progress:
     """The share of a progress bar that one restart or stage owns."""
     return lambda done, total: progress(index * total + done, parts * total)
 
@@ -69,7 +69,7 @@ def part(progress: Progress, index: int, parts: int) -> Progress:
 class _Start:
     """A run from one start that can be paused."""
 
-    def __init__(self, steps: Steps[Reconstruction]) -> None:
+    def __init__(self, steps: PausableRun[Reconstruction]) -> None:
         self._steps = steps
         self._found: Reconstruction | None = None
 
@@ -85,16 +85,16 @@ class _Start:
             energies.append(energy)
             if at >= share:
                 break
-        return min((rank(float(energy)) for energy in energies), default=math.inf)
+        return min((energy_rank(float(energy)) for energy in energies), default=math.inf)
 
     def finish(self) -> Reconstruction:
-        return finished(self._steps) if self._found is None else self._found
+        return run_to_end(self._steps) if self._found is None else self._found
 
 
-def cost_of(starts: int) -> float:
+def halving_cost(starts: int) -> float:
     """How many whole runs the halving of that many starts takes.
 
-    >>> cost_of(8), cost_of(1)
+    >>> halving_cost(8), halving_cost(1)
     (4.0, 1.0)
     """
     cost, last = 0.0, 0.0
@@ -174,7 +174,7 @@ class MeanOverRounds(Term):
         return value
 
 
-def labels_of(labels: Labels, observation: Observation, generator: Callable[[], torch.Generator]) -> Bound:
+def labels_of_rounds(labels: Labels, observation: Observation, generator: Callable[[], torch.Generator]) -> Bound:
     """The labels on which all rounds agree, or else those of the mean update, in which there is less noise.
 
     The mean belongs to no one model: it is worse wherever each message tells the labels by itself.
@@ -189,7 +189,7 @@ def labels_of(labels: Labels, observation: Observation, generator: Callable[[], 
         found = [bound.decode(()) for bound in each]
         if all(_alike(found[0], other) for other in found[1:]):
             return each[0]
-    return labels.bind(averaged(observation), generator())
+    return labels.bind(with_mean_update(observation), generator())
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -197,7 +197,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(torch.equal(one.sort(0).values, other.sort(0).values))
 
 
-def averaged(observation: Observation) -> Observation:
+def with_mean_update(observation: Observation) -> Observation:
     """The mean of the rounds' updates in place of the first one's, for labels, which noise hides first.
 
     The rounds start from different weights, so that for what is computed with these it is an approximation.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.needs import needs_of
 from fedglass.audit.cases import AuditProgress, Case, MessageProbe, Place, Silent, enumerate_cases
 from fedglass.audit.check_message import CheckMessage
@@ -32,11 +32,11 @@ from fedglass.execution.executor import Executor, InProcess, blaming, kept
 from fedglass.execution.machine import one_thread
 from fedglass.metrics.catalogue import USUAL, metric, why_not
 from fedglass.recipes import recipe
-from fedglass.verdict.directory import alone
+from fedglass.verdict.directory import PLAN, RECORDS, SUMMARY, RecordFile, alone, claim
 from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
-from fedglass.verdict.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
+from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Summary, summarise
 
 # How much an audit does beyond what decides quickly.

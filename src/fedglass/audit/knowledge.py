@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 
 from fedglass.attack.needs import parts_of
-from fedglass.attack.parts import Imagines
+from fedglass.attack.parts import GeneratesImages
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import BatchNorm, Knowledge, Training
 from fedglass.federation.views import Knows
@@ -45,7 +45,7 @@ def learned_in_words(attack: object) -> str:
     >>> learned_in_words(recipe("maliciously_curious_client_published"))
     'an autoencoder that the adversary has trained on its own examples'
     """
-    found = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, Imagines))
+    found = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, GeneratesImages))
     return "; ".join(found)
 
 

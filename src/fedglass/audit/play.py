@@ -18,9 +18,9 @@ from fedglass.audit.play_attack import isolated, oracle_facts, without_unused_or
 from fedglass.audit.target import Pending, Target
 from fedglass.execution.executor import FAILURES, Executor, Lost, Watch, in_words
 from fedglass.execution.machine import peak_mib, reset_peak, return_memory, versions
-from fedglass.verdict.directory import Evidence
+from fedglass.verdict.directory import RECORDS, Evidence, RecordFile
 from fedglass.verdict.doubts import Kind, doubt
-from fedglass.verdict.records import RECORDS, Record, RecordFile
+from fedglass.verdict.records import Record
 
 UNKNOWN = "unknown"
 """Whose examples were behind a message that was never seen."""

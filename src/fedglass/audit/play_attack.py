@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.needs import needs_of, parts_of
 from fedglass.attack.parts import Progress
 from fedglass.audit.assessment import Assessment, Question, assess
@@ -65,6 +65,8 @@ def isolated(observation: Observation, attack: object, device: torch.device) -> 
 
 def iterations_of(attack: object) -> int | None:
     """How many iterations the last solver of an attack makes, if it says so."""
+    while isinstance(attack, BestOf):  # not those of its trials
+        attack = attack.attack
     found = [getattr(part, "iterations", None) for part in parts_of(attack)]
     return next((n for n in reversed(found) if isinstance(n, int)), None)
 

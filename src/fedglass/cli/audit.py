@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,56 +22,10 @@ from fedglass.cli.options import (
     public_option,
 )
 from fedglass.core.errors import UsageError
-from fedglass.verdict.flags import flags_of
-from fedglass.verdict.gate import Gate
-from fedglass.verdict.judge import Verdict
-from fedglass.verdict.records import RECORDS, REPORT, SUMMARY, Record
-from fedglass.verdict.summary import Group
 
 if TYPE_CHECKING:
     from fedglass.audit.audit import Job, Result
     from fedglass.plan.draft import Draft
-
-
-# What the commands answer with `--json`; docs/json.md has an example of each.
-
-
-def of_verdict(verdict: Verdict) -> dict[str, Any]:
-    """The answer itself, and what a pipeline would exit with."""
-    interval = {"at_least": verdict.at_least, "at_most": verdict.at_most, "sentence": verdict.interval}
-    return {
-        "state": verdict.state,
-        "exit_code": verdict.exit_code,
-        "sentence": verdict.sentence,
-        "interval": interval,
-        "next_step": verdict.step,
-        "limits": list(verdict.limits),
-    }
-
-
-def of_records(records: Sequence[Record], planned: int | None, gate: Gate) -> dict[str, Any]:
-    """How many cases have run, and the doubts that they carry; `planned` is None where nobody knows."""
-    failed = sum(record.status == "failed" for record in records)
-    counts = Counter((flag.kind, flag.severity) for record in records for flag in flags_of(record, gate))
-    doubts = [{"kind": kind, "severity": how, "cases": cases} for (kind, how), cases in counts.most_common()]
-    return {"cases": {"planned": planned, "run": len(records), "failed": failed}, "doubts": doubts}
-
-
-def of_attacks(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """What each attack recovered, the one that leaked most first."""
-    fields = ("attack", "cases", "failed", "images", "recovered", "oracle")
-    return [{name: getattr(group, name) for name in fields} for group in groups]
-
-
-def of_gate(gate: Gate) -> dict[str, Any]:
-    """What was judged by."""
-    return {field.name: getattr(gate, field.name) for field in fields(gate) if field.compare}
-
-
-def of_directory(directory: Path) -> dict[str, str]:
-    """Where everything is."""
-    names = {"records": RECORDS, "summary": SUMMARY, "report": REPORT}
-    return {"directory": str(directory), **{name: str(directory / file) for name, file in names.items()}}
 
 
 DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
@@ -245,6 +197,8 @@ def performed(job: Job, directory: Path, hands: Hands, device: str, output: Outp
 def answer_of(result: Result, device: str) -> dict[str, object]:
     """The result of an audit as JSON has it."""
 
+    from fedglass.cli.progress import of_attacks, of_directory, of_gate, of_records, of_verdict
+
     return {
         **of_verdict(result.verdict),
         **of_records(result.records, result.summary.planned, result.summary.judged_by()),
@@ -256,7 +210,7 @@ def answer_of(result: Result, device: str) -> dict[str, object]:
 
 
 def refuse_records(directory: Path) -> None:
-    from fedglass.verdict.records import RECORDS
+    from fedglass.verdict.directory import RECORDS
 
     if (directory / RECORDS).exists():
         raise UsageError(f"{directory} holds the records of an audit already: leave out --no-resume to continue it.")

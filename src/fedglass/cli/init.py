@@ -211,8 +211,8 @@ def init(
     """
     if bundle is None:
         if model is not None or public is not None or folders:
-            raise UsageError("--model, --public and --code belong to a recorded federation: give --from with them.")
-
+            raise UsageError("--model, --public and --code belong to a recorded federation: add --from.")
+        text = PLAN
     else:
         ctx.with_resource(importable(folders))
         text = _from_bundle(bundle, path, model, public, output)

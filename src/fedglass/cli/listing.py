@@ -9,8 +9,7 @@ import click
 
 from fedglass.cli.options import Output, answering
 from fedglass.core.errors import UsageError
-from fedglass.core.files import names_path
-from fedglass.core.registry import KINDS, Entry, entries
+from fedglass.core.registry import KINDS, Entry, entries, listed_name
 from fedglass.core.scale import scale_of
 
 OWN = {
@@ -19,7 +18,7 @@ OWN = {
         "called with what it takes of split, size and path (named as package.module:name:PATH), returns a "
         "fedglass.data.dataset.Dataset"
     ),
-    "metrics": "a fedglass.metrics.images.Metric",
+    "metrics": "a fedglass.Metric",
 }
 """What `package.module:name` must name; of the other kinds a function or a class that makes the part."""
 NAMED = tuple(name for name, kind in KINDS.items() if kind.in_plans)
@@ -49,7 +48,7 @@ def _listed(entry: Entry) -> Listed:
         facts = [] if problem else _facts(entry)
     except UsageError as error:
         problem = str(error)
-    name = entry.name if problem else names_path(entry)
+    name = entry.name if problem else listed_name(entry)
     shown = [*facts, ("paper", entry.paper), ("from", entry.origin), ("can not be used", problem)]
     return Listed(name, entry.summary, shown)
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -19,6 +20,8 @@ from fedglass.core.errors import UsageError
 from fedglass.core.registry import factory, make, parameters, takes
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedglass.execution.executor import Executor
     from fedglass.plan.schema import Plan
 
@@ -229,3 +232,28 @@ def _typed(made: Callable[..., Any], given: Mapping[str, str]) -> dict[str, obje
         except ValueError as error:
             raise UsageError(f"--executor-option {name} must be a number, got {text!r}.") from error
     return found
+
+
+class Bars:
+    """Spinner, words cut to the width that is left, bar, elapsed and remaining time; on stderr, gone when done."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        # Imported here: `fedglass --help` imports this module and shows no bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        self.console = console or Console(stderr=True, highlight=False)
+        words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        text = TextColumn("{task.description}", markup=False, table_column=words)
+        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()

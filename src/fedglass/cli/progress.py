@@ -1,12 +1,12 @@
-"""The progress bars of every long command."""
+"""Progress and results of audits and trainings: on the screen, and as JSON (docs/json.md has an example of each)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -14,44 +14,19 @@ from rich.text import Text
 
 from fedglass.audit.audit import Result
 from fedglass.audit.cases import Case
-from fedglass.cli.options import plain
+from fedglass.cli.options import Bars, plain
 from fedglass.core.scale import scale_of
+from fedglass.verdict.directory import RECORDS, REPORT, SUMMARY
 from fedglass.verdict.flags import flags_of
-from fedglass.verdict.gate import is_mute
+from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
-from fedglass.verdict.records import REPORT, Record
+from fedglass.verdict.judge import Verdict
+from fedglass.verdict.records import Record
+from fedglass.verdict.summary import Group
 from fedglass.verdict.texts import flag as flag_of
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-class Bars:
-    """Spinner, words cut to the width that is left, bar, elapsed and remaining time; on stderr, gone when done."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        # Imported here: `fedglass --help` imports this module and shows no bar.
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.table import Column
-
-        self.console = console or Console(stderr=True, highlight=False)
-        words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        text = TextColumn("{task.description}", markup=False, table_column=words)
-        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
-        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
-
-    def __enter__(self) -> Self:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
-
-
-# What the user sees while an audit runs and when it ends.
 
 
 STYLES = {
@@ -165,9 +140,6 @@ def say_result(result: Result, device: str) -> None:
     console.print(Text(plain(f"Report: {result.directory / REPORT}")), soft_wrap=True)
 
 
-# What the user sees of a training.
-
-
 class Silent:
     """Says nothing."""
 
@@ -200,3 +172,41 @@ class TrainingScreen(Bars):
         for path in saved:
             if path.name.startswith("acc"):
                 self.line(plain(f"step {step}: {accuracy:.1f} % of the test images, saved as {path}"))
+
+
+def of_verdict(verdict: Verdict) -> dict[str, Any]:
+    """The answer itself, and what a pipeline would exit with."""
+    interval = {"at_least": verdict.at_least, "at_most": verdict.at_most, "sentence": verdict.interval}
+    return {
+        "state": verdict.state,
+        "exit_code": verdict.exit_code,
+        "sentence": verdict.sentence,
+        "interval": interval,
+        "next_step": verdict.step,
+        "limits": list(verdict.limits),
+    }
+
+
+def of_records(records: Sequence[Record], planned: int | None, gate: Gate) -> dict[str, Any]:
+    """How many cases have run, and the doubts that they carry; `planned` is None where nobody knows."""
+    failed = sum(record.status == "failed" for record in records)
+    counts = Counter((flag.kind, flag.severity) for record in records for flag in flags_of(record, gate))
+    doubts = [{"kind": kind, "severity": how, "cases": cases} for (kind, how), cases in counts.most_common()]
+    return {"cases": {"planned": planned, "run": len(records), "failed": failed}, "doubts": doubts}
+
+
+def of_attacks(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """What each attack recovered, the one that leaked most first."""
+    fields = ("attack", "cases", "failed", "images", "recovered", "oracle")
+    return [{name: getattr(group, name) for name in fields} for group in groups]
+
+
+def of_gate(gate: Gate) -> dict[str, Any]:
+    """What was judged by."""
+    return {field.name: getattr(gate, field.name) for field in fields(gate) if field.compare}
+
+
+def of_directory(directory: Path) -> dict[str, str]:
+    """Where everything is."""
+    names = {"records": RECORDS, "summary": SUMMARY, "report": REPORT}
+    return {"directory": str(directory), **{name: str(directory / file) for name, file in names.items()}}

@@ -47,7 +47,7 @@ def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path |
 
 
 def _verdict(directory: Path) -> dict[str, object]:
-    from fedglass.cli.audit import of_attacks, of_gate, of_records, of_verdict
+    from fedglass.cli.progress import of_attacks, of_gate, of_records, of_verdict
     from fedglass.report.html import judged_by, records_of
     from fedglass.verdict.judge import judge
     from fedglass.verdict.summary import by_attack

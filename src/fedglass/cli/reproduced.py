@@ -17,7 +17,8 @@ from fedglass.reproduce.compare import Line, measures_of, spread_in_words
 from fedglass.reproduce.page import data_in_words, duration, in_words, remarks, seconds_of
 from fedglass.reproduce.run import untrained
 from fedglass.reproduce.tables import Figure, Table
-from fedglass.verdict.records import RECORDS, Record
+from fedglass.verdict.directory import RECORDS
+from fedglass.verdict.records import Record
 
 
 def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str] = ()) -> None:

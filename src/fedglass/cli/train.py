@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.cli.options import Output, answering, code_option, importable
-from fedglass.cli.progress import Bars
+from fedglass.cli.options import Bars, Output, answering, code_option, importable
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:

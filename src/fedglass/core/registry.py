@@ -17,14 +17,16 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedglass.core.errors import DataError, ModelError, UsageError, unknown_name
-from fedglass.core.foreign import check_allowed, imported, refused
+from fedglass.core.foreign import check_allowed, imported, is_importable, refused
 from fedglass.core.text import cited, docstring, uncited
 
 if TYPE_CHECKING:
@@ -97,10 +99,13 @@ class Entry:
 class _Registration:
     entry: Entry
     module: str
+    place: int
+    """In the order of all registrations, which within a module is that of its lines."""
 
 
 _REGISTERED: dict[str, dict[tuple[str, str], _Registration]] = {}
 """By kind; then by module and name, since another package may use a name that is built in."""
+_PLACES = itertools.count()
 
 
 def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable[[T], T]:
@@ -119,14 +124,14 @@ def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable
                 f"{module} registers the {KINDS[kind].noun} {name!r}, which is built in already: rename it."
             )
         entry = Entry(kind, name, value, summary, paper, origin)
-        known[module, name] = _Registration(entry, module)
+        known[module, name] = _Registration(entry, module, next(_PLACES))
         return value
 
     return note
 
 
 def built_in(kind: str) -> Mapping[str, Entry]:
-    """The parts of fedglass itself, in the order of their names."""
+    """The parts of fedglass itself, by module and then in the order of their definition."""
     _discover(KINDS[_checked(kind)].package)
     return {entry.name: entry for entry in _registered(kind) if entry.built_in}
 
@@ -261,8 +266,8 @@ def _own(kind: str, name: str) -> Entry | None:
 def _called_like(name: str, package: str) -> Iterator[str]:
     """The modules of a package with whose names a name begins, the longest first.
 
-    >>> list(_called_like("idlg_adam", "fedglass.recipes")), list(_called_like("my.module:idlg", "fedglass.recipes"))
-    (['fedglass.recipes.dlg', 'fedglass.recipes.dlg'], [])
+    >>> list(_called_like("dlg_adam", "fedglass.recipes")), list(_called_like("my.module:dlg", "fedglass.recipes"))
+    (['fedglass.recipes.dlg'], [])
     """
     if not name.isidentifier() or name.startswith("_") or importlib.util.find_spec(package) is None:
         return
@@ -283,7 +288,7 @@ def _discover(package: str) -> None:
 
 
 def _registered(kind: str) -> list[Entry]:
-    found = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.entry.name, r.module))
+    found = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.module, r.place))
     return [registration.entry for registration in found]
 
 
@@ -362,3 +367,49 @@ def _check_options(entry: Entry, options: Mapping[str, object]) -> None:
     missing = [o for o, p in known.items() if p.default is p.empty and p.kind not in gathered and o not in options]
     if missing:
         raise UsageError(f"{title} needs the option {missing[0]!r}: add it.")
+
+
+# Names of parts that read a file: `npz:faces.npz`, `file:w.safetensors`, `package.module:reader:faces.db`. A part reads
+# a file when its factory takes a `path`. The names of such parts win over modules of the same name.
+
+
+def reads_path(entry: Entry) -> bool:
+    """Return whether a path belongs to the name of the part."""
+    return callable(entry.value) and takes(entry.value, "path")
+
+
+def listed_name(entry: Entry) -> str:
+    """Return the name as lists show it.
+
+    >>> listed_name(find("initialisations", "file")), listed_name(find("initialisations", "lecun"))
+    ('file:PATH', 'lecun')
+    """
+    return f"{entry.name}:PATH" if reads_path(entry) else entry.name
+
+
+def split_path(kind: str, text: str) -> tuple[str, str | None]:
+    """Split a text into the name of a part and the path behind it, None where it names no part that reads one.
+
+    >>> split_path("initialisations", "file:a/b:c"), split_path("initialisations", "lecun")
+    (('file', 'a/b:c'), ('lecun', None))
+    """
+    name, colon, path = text.partition(":")
+    if name in names(kind):
+        return (name, path) if reads_path(find(kind, name)) else (text, None)
+    function, _, path = path.partition(":")
+    if colon and is_importable(name) and _is_reader(kind, f"{name}:{function}"):
+        return f"{name}:{function}", path
+    return text, None
+
+
+def _is_reader(kind: str, name: str) -> bool:
+    try:
+        return reads_path(find(kind, name))
+    except UsageError:  # the caller that needs the part itself reports this in full
+        return False
+
+
+def located_at(kind: str, text: str, folder: Path) -> str:
+    """Return the same name with its path, where it has one, taken from that folder."""
+    name, path = split_path(kind, text)
+    return f"{name}:{folder / Path(path).expanduser()}" if path else text

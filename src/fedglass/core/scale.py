@@ -89,6 +89,6 @@ def scale_of(metric: str) -> Scale:
 def not_a_metric(name: str, found: object) -> UsageError:
     """The error for a name that leads to something else."""
     return UsageError(
-        f"The metric {name!r} is {type(found).__name__}, expected a fedglass.metrics.images.Metric: wrap the function "
+        f"The metric {name!r} is {type(found).__name__}, expected a fedglass.Metric: wrap the function "
         "in one, with its scale."
     )

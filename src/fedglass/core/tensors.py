@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import scipy
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UpdateError
+from fedglass.core.files import check_file, follow_links
 from fedglass.core.text import some
 
 Params = Mapping[str, Tensor]
 Update = Mapping[str, Tensor]
 """after - before. One sign everywhere, never divided by a learning rate."""
+
+
+class TensorFile(Protocol):
+    """An opened safetensors file, as far as it is used here."""
+
+    def keys(self) -> list[str]: ...
+    def metadata(self) -> dict[str, str] | None: ...
+    def get_slice(self, name: str) -> Any: ...
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[TensorFile]:
+    """Open a safetensors file that the user has named; a pipe or a device is refused."""
+    with safe_open(str(check_file(follow_links(path))), framework="pt") as file:
+        yield file
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedglass.core.errors import DataError, UsageError, unknown_name
-from fedglass.core.files import located_at, reads_path, split_path
 from fedglass.core.foreign import is_dotted, is_importable
-from fedglass.core.registry import Entry, built_in, call, entries, find, takes
+from fedglass.core.registry import Entry, built_in, call, entries, find, located_at, reads_path, split_path, takes
 from fedglass.core.registry import names as known
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
@@ -21,7 +20,7 @@ def names() -> dict[str, str]:
     """What `load` takes, with one line about each: sets first, then formats, which are followed by `:PATH`.
 
     >>> list(names())
-    ['glyphs', 'photos', 'cifar10', 'cifar100', 'folder', 'idx', 'leaf', 'npz']
+    ['glyphs', 'photos', 'cifar10', 'cifar100', 'npz', 'idx', 'leaf', 'folder']
     """
     usable = sorted((entry for entry in entries(KIND) if not entry.problem), key=reads_path)
     return {entry.name: entry.summary for entry in usable}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedglass.core.errors import DataError
+from fedglass.core.files import follow_links, open_file
 from fedglass.data.dataset import check_images
 
 MAX_BYTES = 1 << 30
@@ -31,7 +32,7 @@ _GZIP = b"\x1f\x8b"
 def opened(path: Path) -> Iterator[BinaryIO]:
     """The file, unpacked on the fly where it is gzip; whatever is wrong with it becomes a DataError."""
     try:
-        with path.open("rb") as raw:
+        with open_file(follow_links(path)) as raw:
             packed = raw.read(2) == _GZIP
             raw.seek(0)
             # GzipFile has all that readers use of BinaryIO, but does not declare it.

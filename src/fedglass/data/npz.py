@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedglass.core.errors import DataError
+from fedglass.core.files import follow_links, open_file
 from fedglass.core.registry import register
 from fedglass.data.dataset import Dataset, measured
 from fedglass.data.files import MAX_BYTES, Array, check_values, class_count, image_tensor, label_tensor
@@ -54,7 +55,7 @@ def read_npz(path: Path, split: str = "train") -> Dataset:
 def _arrays(path: Path, split: str) -> dict[str, Array]:
     """Only the members that are needed, under our names for them."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(follow_links(path)) as file, zipfile.ZipFile(file) as archive:
             held = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
             keys = {"images": _key(path, held, _IMAGES, split), "labels": _key(path, held, _LABELS, split)}
             writers = _find(held, _WRITERS, split)

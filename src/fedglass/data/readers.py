@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedglass.core.errors import DataError
+from fedglass.core.files import follow_links, open_file
 from fedglass.core.registry import register
 from fedglass.data.builtin import CHARACTERS
 from fedglass.data.dataset import FEMNIST, Dataset, check_images, measured
@@ -270,7 +271,7 @@ def _picture(file: Path) -> Iterator[Image.Image]:
         with warnings.catch_warnings():
             # Our own limit is lower than the one that Pillow warns at.
             warnings.simplefilter("ignore")
-            with Image.open(file, formats=("PNG", "JPEG")) as picture:
+            with open_file(follow_links(file)) as raw, Image.open(raw, formats=("PNG", "JPEG")) as picture:
                 _check_picture(file, picture)
                 yield picture
     except Image.DecompressionBombError:

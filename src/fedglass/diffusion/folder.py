@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UsageError
-from fedglass.core.files import write_atomic
+from fedglass.core.files import follow_links, open_file, read_file, write_atomic
 from fedglass.core.registry import built_in
 from fedglass.diffusion import folder as diffusers
 from fedglass.diffusion.autoencoders import LatentSpace
@@ -127,7 +127,7 @@ def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor],
         "prediction_type": denoiser.prediction.value,
         "clip_sample": denoiser.clamp,
     }
-    write_atomic(folder / SCHEDULER, json.dumps(scheduler, indent=2) + "\n")
+    write_atomic(folder / SCHEDULER, json.dumps(scheduler, indent=2) + "\n", within=folder)
     save_network(folder, network, weights)
 
 
@@ -186,7 +186,8 @@ def digest_of_files(paths: Iterable[Path]) -> str:
     """Names what these files hold, in that order."""
     state = hashlib.sha256()
     for path in paths:
-        state.update(hashlib.sha256(path.read_bytes()).digest())
+        with open_file(follow_links(path)) as file:
+            state.update(hashlib.file_digest(file, "sha256").digest())
     return state.hexdigest()[:16]
 
 
@@ -236,9 +237,7 @@ def _scheduler(folder: Path, where: Path) -> Path:
 def read_table(path: Path) -> dict[str, Any]:
     """The options in a JSON file of somebody else's."""
     try:
-        if path.stat().st_size > MOST_TEXT:
-            raise ModelError(f"{path} is too large to be the config of a model.")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_file(follow_links(path), MOST_TEXT).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} can not be read as JSON ({error}): it is damaged or of another format.") from error
     if not isinstance(found, dict):

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol
 import torch
 
 from fedglass import __version__
-from fedglass.attack.parts import Progress, silent
+from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest
 from fedglass.execution.executor import Job, Lost, Ready, Result, Watch, packed, unpacked
@@ -101,7 +101,7 @@ def perform(task: Task) -> Answer:
         work, job = unpacked(task.job)
     except (ImportError, AttributeError) as error:
         return Answer(refusal=f"a worker can not load the case ({error})")
-    return Answer(packed(work(job, silent)))
+    return Answer(packed(work(job, no_progress)))
 
 
 def run_on(

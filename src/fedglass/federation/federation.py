@@ -68,7 +68,7 @@ class Server:
         found = self._aggregated(rows if bool(sound.all()) else rows[sound], context)
         self.state, self.previous = found.state, found.step
         step, drift = _split(found.step, weights, _floating(buffers))
-        passed = {p.name for p, kept in zip(senders, found.kept.tolist(), strict=True) if kept}
+        passed = {p.name for p, kept in zip(senders, found.accepted.tolist(), strict=True) if kept}
         through = [m for m in messages if m.client in passed]
         counters = (through or list(messages))[0].buffers
         self.weights = add(weights, step)

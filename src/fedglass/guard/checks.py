@@ -10,8 +10,8 @@ import scipy
 import torch
 from torch import Tensor
 
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.decoys import decoy_images
-from fedglass.attack.hypotheses import AnyAttack
 from fedglass.audit.play_attack import oracle_facts
 from fedglass.checks.replay import Declared, as_declared, has_no_order, message_of, too_long
 from fedglass.checks.residual import Residual, refutations

@@ -66,7 +66,7 @@ def names() -> tuple[str, ...]:
     """The metrics that `score` knows.
 
     >>> names()
-    ('lpips', 'psnr', 'rmse', 'ssim')
+    ('rmse', 'psnr', 'ssim', 'lpips')
     """
     return registry.names("metrics")
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import conv2d, interpolate, max_pool2d, relu
 
 from fedglass.core.errors import DataError
 from fedglass.core.registry import register
 from fedglass.core.scale import Scale
+from fedglass.core.tensors import open_tensors
 from fedglass.metrics.images import Metric, demoted, greyed, pair
 
 # The two feature stacks of LPIPS, under torchvision's parameter names.
@@ -139,7 +140,7 @@ def read_weights(path: Path) -> tuple[Trunk, dict[str, Tensor]]:
             f"{path.stat().st_size}: this is another file."
         )
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with open_tensors(path) as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in list(file.keys())}
             trunk = _trunk_of(path, shapes)
             tensors = {name: file.get_tensor(name) for name in shapes}

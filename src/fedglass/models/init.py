@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedglass.core.errors import ModelError, UsageError
-from fedglass.core.files import located_at, names_path, split_path
-from fedglass.core.registry import entries, make, register
+from fedglass.core.registry import entries, listed_name, located_at, make, register, split_path
+from fedglass.core.tensors import open_tensors
 from fedglass.core.text import DLFA, DLG
 from fedglass.models.weights import load_weights, unreadable
 
@@ -229,7 +229,7 @@ def located(text: str, folder: Path) -> str:
 
 def names() -> dict[str, str]:
     """Name and one-line description of every initialisation."""
-    return {names_path(entry): entry.summary for entry in entries(KIND) if not entry.problem}
+    return {listed_name(entry): entry.summary for entry in entries(KIND) if not entry.problem}
 
 
 # Weights of a network that was trained for other classes, or for larger pictures.
@@ -313,7 +313,7 @@ def _first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
 def _sizes(path: str, layers: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
     """The shapes of these layers' weights, as far as the file has them."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(Path(path)) as file:
             known = [name for name in layers if f"{name}.weight" in file.keys()]  # noqa: SIM118 (no mapping)
             return {name: tuple(file.get_slice(f"{name}.weight").get_shape()) for name in known}
     except FileNotFoundError:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedglass.core.errors import DataError, ModelError
-from fedglass.core.tensors import COUNTER
+from fedglass.core.tensors import COUNTER, open_tensors
 
 Sizes = Mapping[str, tuple[int, ...]]
 
@@ -28,7 +28,7 @@ def load_weights(model: nn.Module, path: str) -> None:
     if not Path(path).is_file():
         raise DataError(f"The weights file {path!r} does not exist: give the path of a safetensors file.")
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(Path(path)) as file:
             given = {_modern(name): name for name in sorted(file.keys())}
             sizes = {name: tuple(file.get_slice(old).get_shape()) for name, old in given.items()}
             _check(model, sizes, path)

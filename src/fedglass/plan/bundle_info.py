@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fedglass.attack.needs import needs_of
+from fedglass.attack.needs import needs_of, supplies_of
 from fedglass.core.errors import FedglassError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
@@ -67,7 +67,7 @@ def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:
     for name in built_in("attacks"):
         attack = recipe(name)
         # All unknowns depend on the number of examples, unless an attack searches for it.
-        needed = needs_of(attack) | (set() if Fact.EXAMPLES in getattr(attack, "supplies", ()) else {Fact.EXAMPLES})
+        needed = needs_of(attack) | (set() if Fact.EXAMPLES in supplies_of(attack) else {Fact.EXAMPLES})
         missing = {fact for facts in facts_by_message for fact in needed - facts}
         missing_by_attack[name] = tuple(sorted(missing, key=list(Fact).index))
     return missing_by_attack

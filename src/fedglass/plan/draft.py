@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.defaults import reasons_of
-from fedglass.attack.labels.given import labels_part
-from fedglass.attack.labels.signs import better_labels
+from fedglass.attack.defaults import why_not_by_default
+from fedglass.attack.parts import better_labels
 from fedglass.audit.audit import Job
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.registry import built_in, factory, takes
+from fedglass.core.registry import built_in, factory, make, takes
 from fedglass.core.types import Observation
 from fedglass.data.catalogue import located
 from fedglass.federation.views import Together
@@ -161,7 +160,7 @@ def select_attacks(sources: Sequence[Recorded]) -> AttackSelection:
     skipped: dict[str, str] = {}
     attacks = []
     for entry in built_in("attacks").values():
-        name, reason_to_skip = entry.name, reasons_of(entry.value)
+        name, reason_to_skip = entry.name, why_not_by_default(entry.value)
         if reason_to_skip is None:
             continue
         reasons = [reason_to_skip(observation) for observation in observations]
@@ -180,7 +179,7 @@ def _better_labels(name: str, observations: Sequence[Observation]) -> str:
         return ""
     default = getattr(recipe(name), "labels", None)
     better = next(filter(None, (better_labels(default, observation) for observation in observations)), "")
-    return "" if not better or _refusal(name, observations, labels=labels_part(better)) else better
+    return "" if not better or _refusal(name, observations, labels=make("labels", better)) else better
 
 
 def _refusal(name: str, observations: Sequence[Observation], **parts: object) -> str:

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedglass.audit.protection import parts_of
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
-from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, subtract, weights_of
+from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, open_tensors, subtract, weights_of
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
@@ -34,7 +34,7 @@ def read_model_tensors(
     """The named tensors of a file; names and shapes are compared before anything is loaded."""
     shapes = shapes_of(field, path)
     _check_names(field, path, shapes, like, optional)
-    with _readable(field, path), safe_open(str(path), framework="pt") as file:
+    with _readable(field, path), open_tensors(path) as file:
         tensors = {name: file.get_tensor(name) for name in like if name in shapes}
     return {name: _sound(field, path, name, tensor) for name, tensor in tensors.items()}
 
@@ -42,7 +42,7 @@ def read_model_tensors(
 def check_not_lost(field: str, path: Path, update: Params, before: Path | None = None) -> None:
     """Refuse what moved in the file's own precision alone: read in single it would count as not trained."""
     still = [name for name, tensor in update.items() if not bool(tensor.any())]
-    with _readable(field, path), safe_open(str(path), framework="pt") as file:
+    with _readable(field, path), open_tensors(path) as file:
         for name in still:
             own = file.get_tensor(name)
             if bool(own.any()) if before is None else lost(own, torch.float32, _raw(field, before, name)):
@@ -53,7 +53,7 @@ def check_not_lost(field: str, path: Path, update: Params, before: Path | None =
 
 
 def _raw(field: str, path: Path, name: str) -> Tensor:
-    with _readable(field, path), safe_open(str(path), framework="pt") as file:
+    with _readable(field, path), open_tensors(path) as file:
         tensor: Tensor = file.get_tensor(name)
         return tensor
 
@@ -62,7 +62,7 @@ def shapes_of(field: str, path: Path) -> dict[str, tuple[int, ...]]:
     """The names in a file and their shapes."""
     if not path.is_file():
         raise DataError(f"{field}: no such file: {path}.")
-    with _readable(field, path), safe_open(str(path), framework="pt") as file:
+    with _readable(field, path), open_tensors(path) as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, fiel
 from pydantic_core import ErrorDetails
 
 from fedglass.core.errors import UsageError
+from fedglass.core.files import follow_links, open_file
 from fedglass.plan.recording_tables import BundleTable, RecordingTable
 from fedglass.plan.tables import (
     MOST_CASES,
@@ -310,7 +311,7 @@ class Plan(Table):
 def read_plan(path: Path) -> tuple[Plan, str]:
     """The plan in a file, and its text."""
     try:
-        with path.open("rb") as file:
+        with open_file(follow_links(path)) as file:
             raw = file.read(LONGEST + 1)
     except OSError as error:
         raise UsageError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.defaults import unasked
+from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
 from fedglass.attack.forward.statistics import BesideStatistics
 from fedglass.attack.images.pixels import Pixels
@@ -118,7 +118,7 @@ def _not_by_the_batch(seen: Observation) -> str:
     return "coarse_to_fine_statistics reads the running statistics too" if Fact.STATISTICS in seen.facts else ""
 
 
-@unasked(_not_by_the_batch)
+@run_by_default(_not_by_the_batch)
 @register(
     "attacks",
     "coarse_to_fine_batchnorm",
@@ -181,7 +181,7 @@ def _untold(seen: Observation) -> str:
     return "" if Fact.STATISTICS in seen.facts else "no running statistics that have moved were recorded"
 
 
-@unasked(_untold)
+@run_by_default(_untold)
 @register(
     "attacks",
     "coarse_to_fine_statistics",

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.defaults import unasked
+from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs
+from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import RepeatedGradient
 from fedglass.attack.forward.unroll import BUDGET_MIB, Unroll, UnrollEpochs
-from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
@@ -163,9 +163,9 @@ def dlfa_fedsgd(labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterati
 )
 def dlfa_unknown_epochs(
     labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
-) -> TryEpochs:
+) -> BestOf[AnyAttack]:
     """`dlfa_published` for every number of epochs that divides the number of steps; lowest energy wins."""
-    return TryEpochs(dlfa_published(labels, setting, iterations, budget_mib))
+    return BestOf(dlfa_published(labels, setting, iterations, budget_mib), GuessEpochs())
 
 
 @register(
@@ -207,7 +207,7 @@ def _dear(seen: Observation) -> str:
     return f"images of that size are {dear}" if math.prod(seen.knows.shape) > LARGE else ""
 
 
-@unasked(lambda seen: one_step(seen) or _dear(seen))
+@run_by_default(lambda seen: one_step(seen) or _dear(seen))
 @register("attacks", "dlfa", summary="simulates the local training, epoch prior; started from sme, fast", paper=DLFA)
 def dlfa(
     labels: Labels = COUNTS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.defaults import unasked
+from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import AlongSegment, OneGradient, OnSegment
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
@@ -30,7 +30,7 @@ def one_step(seen: Observation) -> str:
     return "one local step is explained by inverting_gradients as well" if seen.knows.local_steps == 1 else ""
 
 
-@unasked(one_step)
+@run_by_default(one_step)
 @register(
     "attacks",
     "sme",

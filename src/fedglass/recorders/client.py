@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import DataError, FedglassError, UsageError
+from fedglass.core.files import make_folder
 from fedglass.core.types import Whitening
 from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
@@ -161,8 +162,8 @@ def _add_to_truth(folder: Path, client: str, index: int, examples: tuple[Tensor,
         labels = torch.tensor([label_of[row] for row in range(len(images))])
         batches = [[rows[row] for row in batch] for batch in batches]
         order = {number: steps for (number, _), steps in truths.order.items()}
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # mkdir with parents would let others list the names
-    folder.mkdir(mode=0o700, exist_ok=True)
+    make_folder(folder.parent)  # which would otherwise let others list the names of the clients
+    make_folder(folder)
     write_client_truth(folder, client, check_examples(client, images, labels), {**order, index: batches})
 
 

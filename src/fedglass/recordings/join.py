@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.federation.transcript import defence_name
 from fedglass.recordings.files import read_at_most
@@ -45,8 +45,8 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         # What can not be joined to the end would be a bundle as well, of which nobody sees what it lacks.
-        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as beside:
-            made = Path(beside) / "joined"
+        with temporary_folder(place.parent) as unfinished:
+            made = unfinished / "joined"
             writer = BundleWriter(made, writer="joined")
             for folder in folders:
                 _take(writer, read_bundle(folder), called)

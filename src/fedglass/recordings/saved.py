@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import stat
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,12 +18,13 @@ from torch import Tensor, nn
 
 from fedglass import __version__
 from fedglass.core.errors import DataError, FedglassError, UsageError
-from fedglass.core.files import write_atomic
+from fedglass.core.files import make_folder, read_file, write_atomic
 from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.tensors import Params, buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
 from fedglass.federation.truth import BatchLabels, Examples, Truths
+from fedglass.recordings.format import MOST_BYTES
 from fedglass.recordings.truth_files import FACTS as TRUTH_FACTS
 from fedglass.recordings.truth_files import TENSORS as TRUTH
 from fedglass.recordings.truth_files import write_truths
@@ -196,7 +196,7 @@ SEPARATOR = "/"
 
 def save_transcript(transcript: Transcript, directory: Path) -> None:
     """Write one file for each round and message, and last the manifest: a crash leaves no half of a transcript."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     rounds = []
     for index, past in sorted(transcript.rounds.items()):
         _check_storable(past, index)
@@ -211,7 +211,7 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
         rounds.append(facts_of(index, past, models, messages))
     terms = SavedTerms.of(transcript.terms)
     manifest = SavedManifest(fedglass=__version__, origin=transcript.origin, terms=terms, rounds=rounds)
-    write_atomic(directory / MANIFEST, manifest.model_dump_json(indent=1) + "\n", private=True)
+    write_atomic(directory / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
 
 
 def _check_storable(past: Round, index: int) -> None:
@@ -264,7 +264,7 @@ def read_saved_parts(directory: Path, held: SavedFile, *needed: str) -> dict[str
 
 def save_truths(truths: Truths, directory: Path) -> None:
     """Write the private side, for the eyes of its owner alone."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     examples = {name: (own.images, own.labels) for name, own in truths.examples.items()}
     write_truths(directory, examples, truths.batch_labels, truths.taken, truths.order)
 
@@ -391,7 +391,7 @@ def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> SavedFile
         for key, tensor in params.items()
     }
     data = save(tensors)
-    write_atomic(directory / name, data, private=True)
+    write_atomic(directory / name, data)
     return SavedFile(file=name, sha256=_sha256(data))
 
 
@@ -420,7 +420,7 @@ def _parts(
     return found
 
 
-def _tensors(directory: Path, held: SavedFile, most: int | None = None) -> dict[str, Tensor]:
+def _tensors(directory: Path, held: SavedFile, most: int = MOST_BYTES) -> dict[str, Tensor]:
     path = directory / held.file
     data = _read(path, most)
     if _sha256(data) != held.sha256:
@@ -431,14 +431,9 @@ def _tensors(directory: Path, held: SavedFile, most: int | None = None) -> dict[
         raise DataError(f"{path} can not be read as safetensors ({error}): save the transcript again.") from error
 
 
-def _read(path: Path, most: int | None = None) -> bytes:
+def _read(path: Path, most: int) -> bytes:
     try:
-        found = path.stat()
-        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-            raise DataError(f"{path} is no plain file: restore it or save the transcript again.")
-        if most is not None and found.st_size > most:
-            raise DataError(f"{path} is longer than {most} bytes: it is another file.")
-        return path.read_bytes()
+        return read_file(path, most)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}; name the directory of a saved transcript.") from error
 

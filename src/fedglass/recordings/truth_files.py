@@ -48,8 +48,8 @@ def write_truths(
     }
     if order:
         facts["order"] = [{"round": r, "client": client, "batches": rows} for (r, client), rows in order.items()]
-    write_atomic(folder / TENSORS, data, private=True)
-    write_atomic(folder / FACTS, json.dumps(facts) + "\n", private=True)
+    write_atomic(folder / TENSORS, data)
+    write_atomic(folder / FACTS, json.dumps(facts) + "\n")
 
 
 def write_client_truth(

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedglass import __version__
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.files import write_atomic
-from fedglass.recordings.files import Arrays, Form, as_tensors, lock_folder, to_safetensors
+from fedglass.core.files import make_folder, write_atomic
+from fedglass.recordings.files import Arrays, Form, as_tensors, lock_folder, read_at_most, to_safetensors
 from fedglass.recordings.format import (
     INCOMPLETE,
     MANIFEST,
@@ -37,7 +37,7 @@ from fedglass.recordings.format import (
     sheet,
     signed,
 )
-from fedglass.recordings.reader import read_index, read_tensors
+from fedglass.recordings.reader import MOST_JSON_BYTES, read_index, read_tensors
 from fedglass.recordings.truth_files import check_examples, write_client_truth
 
 # Writes one round of a bundle.
@@ -221,7 +221,7 @@ class BundleWriter:
 
     def _catch_up(self) -> None:
         path = self.folder / MANIFEST
-        if path.exists() and path.read_bytes() != self._written:
+        if path.exists() and read_at_most(path, most=MOST_JSON_BYTES) != self._written:
             self._manifest, self._rounds = read_index(self.folder)
 
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
@@ -288,7 +288,7 @@ class BundleWriter:
 
     def _made_folder(self, folder: Path) -> None:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder)
         except OSError as error:
             raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error
 
@@ -345,7 +345,7 @@ class BundleWriter:
 
     def _put(self, name: str, content: bytes) -> None:
         try:
-            write_atomic(self.folder / name, content, private=True)
+            write_atomic(self.folder / name, content)
         except OSError as error:
             raise UsageError(
                 f"Cannot write to {self.folder}: {error.strerror}; make room, or choose another folder."

@@ -44,7 +44,7 @@ class Stated:
     title: str
     labels: Sequence[Label]
     """Why it is not enough, or not believed."""
-    certificate_facts: Table
+    facts: Table
     assumptions: Table
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedglass.core.errors import UsageError
+from fedglass.core.files import open_file
 from fedglass.core.scale import Scale
 from fedglass.report import evidence as certificates
 from fedglass.report import evidence as singling_out
@@ -17,11 +18,12 @@ from fedglass.report.glossary import Glossary, Label, doubts_by_question, flag_l
 from fedglass.report.page import Album, Cell, Names, Pair, Table, message_name, render, short_names, write_page
 from fedglass.report.sections import Scales, exact_lines, read_exactly, sweep_figures, whose_images
 from fedglass.report.threat import threat_model
+from fedglass.verdict.directory import PLAN, RECORDS, REPORT, SUMMARY, RecordFile, claimed_digest
 from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge, reads, serious_doubts
-from fedglass.verdict.records import PLAN, RECORDS, REPORT, SUMMARY, Picture, Record, RecordFile, claimed_digest
+from fedglass.verdict.records import Picture, Record
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_summary, scales_of
 from fedglass.verdict.texts import count, percent
 
@@ -33,11 +35,11 @@ LONGEST_PLAN = 2**20
 
 def plan_text(directory: Path) -> str | None:
     """The plan as it was kept beside the records, or None."""
-    path = directory / PLAN
-    if not path.is_file():
+    try:
+        with open_file(directory / PLAN) as file:
+            return file.read(LONGEST_PLAN).decode("utf-8", errors="replace")
+    except OSError:
         return None
-    with path.open("rb") as file:
-        return file.read(LONGEST_PLAN).decode("utf-8", errors="replace")
 
 
 def title_of(plan: str | None) -> str:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedglass import __version__
 from fedglass.core.errors import UsageError
-from fedglass.core.files import write_atomic
+from fedglass.core.files import RefusedFile, read_file, write_atomic
 from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Case
 from fedglass.verdict.texts import percent
@@ -80,14 +80,11 @@ class Album:
 
 def _read(root: Path, path: str) -> tuple[bytes, int, int] | str:
     try:
-        full = (root / path).resolve()
-        if not full.is_relative_to(root.resolve()):  # a link may point anywhere
-            return f"refused, outside the audit directory: {path}"
-        if not full.is_file():
-            return f"missing: {path}"
-        if full.stat().st_size > LARGEST:
-            return f"too large: {path}"
-        data = full.read_bytes()
+        data = read_file(root / path, LARGEST, within=root)
+    except FileNotFoundError:
+        return f"missing: {path}"
+    except RefusedFile as error:
+        return f"refused, {error.strerror}: {path}"
     except (OSError, ValueError):
         return f"unreadable: {path}"
     size = _png_size(data)

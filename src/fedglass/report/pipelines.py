@@ -14,11 +14,12 @@ from fedglass import __version__
 from fedglass.report.glossary import anchor
 from fedglass.report.html import judged_by, records_of
 from fedglass.report.page import write_page
+from fedglass.verdict.directory import PLAN
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict, judge, reads
-from fedglass.verdict.records import PLAN, Record
+from fedglass.verdict.records import Record
 from fedglass.verdict.texts import Severity, count, percent
 
 Kind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from fedglass.attack.hypotheses import supposing
-from fedglass.attack.parts import silent
+from fedglass.attack.best_of import with_training
+from fedglass.attack.parts import no_progress
 from fedglass.audit.public import Public, accuracy, after
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target, target_of
@@ -47,12 +47,12 @@ class Message:
         setup, supposed, network = self.experiment.setup, self.experiment.supposed, self.network
         model = network_of(setup, self.seed, None if network is None else network.path)
         federation = federation_of(setup, model, self.clients, self.seed)
-        (found,) = Simulated(federation, views=(setup.view(),), knows=self.experiment.knows).targets(silent)
+        (found,) = Simulated(federation, views=(setup.view(),), knows=self.experiment.knows).targets(no_progress)
         target = found.target()
         seen = target.observation
         return replace(
             target,
-            observation=seen if supposed is None else supposing(seen, supposed),
+            observation=seen if supposed is None else with_training(seen, supposed),
             utility={} if network is None else {"accuracy": network.accuracy},
         )
 

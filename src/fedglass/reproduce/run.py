@@ -23,8 +23,8 @@ from fedglass.reproduce.cases import Cell, Trial, TrialCase, cases_of
 from fedglass.reproduce.messages import Message, Played, TrainedNetwork, federation_of, members, network_of
 from fedglass.reproduce.paper import Setup, WarmUp
 from fedglass.reproduce.populations import Population
-from fedglass.verdict.directory import alone, write_bytes
-from fedglass.verdict.records import RECORDS, Record, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile, alone, write_bytes
+from fedglass.verdict.records import Record
 
 # Networks that are trained before the round that is attacked, each once in a directory.
 
@@ -63,7 +63,7 @@ def trained_network(
         if not path.is_file():
             done, weights = _shorter(trial, directory)
             model = warmed_up(setup, population, seed, progress, done, weights, answers)
-            write_bytes(path, save(model.state_dict()))
+            write_bytes(directory, f"{TRAINED}/{path.name}", save(model.state_dict()))
         data = population.dataset()
         share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample(data, seed))
     return TrainedNetwork(str(path), share)

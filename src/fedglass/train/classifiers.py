@@ -295,11 +295,11 @@ def _keep(
         state.best = value
         places.append(directory / BEST)
     for path in places:
-        write_bytes(path, save(weights, facts))
+        write_bytes(directory, path.name, save(weights, facts))
     moving = zip(_slots(model), (slot for each in state.optimiser.slots for slot in each), strict=False)
     slots = {name: slot.cpu().contiguous() for name, slot in moving}
     way = {"step": state.step, "best": state.best, "reached": state.reached}
-    write_bytes(directory / STATE, save({**weights, **slots}, {"identity": identity, "way": json.dumps(way)}))
+    write_bytes(directory, STATE, save({**weights, **slots}, {"identity": identity, "way": json.dumps(way)}))
     return places
 
 

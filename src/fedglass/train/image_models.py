@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedglass.core.errors import AuditError, DataError, UsageError, unknown_name
+from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest, of_tensor
 from fedglass.core.rng import derive, stream
 from fedglass.data.dataset import Dataset
@@ -65,6 +67,12 @@ def contact_sheet(images: Tensor, columns: int = 8) -> Image.Image:
     pixels = (sheet * 255).round().to(torch.uint8).numpy()
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     return picture.resize((picture.width * _SCALE, picture.height * _SCALE), Image.Resampling.NEAREST)
+
+
+def _write_picture(folder: Path, picture: Image.Image) -> None:
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    write_atomic(folder / PICTURE, buffer.getvalue())
 
 
 # The training of autoencoders: by themselves, or before a diffusion model that works in their latent space.
@@ -128,7 +136,7 @@ def train_autoencoder(data: Dataset, course: Course, folder: Path, listener: Lis
         TrainedOn(data.name, len(data)).write(folder)
         _save(folder, network, state, images)
         found = load_autoencoder(folder)
-        _picture(found, images, course.seed).save(folder / PICTURE)
+        _write_picture(folder, _picture(found, images, course.seed))
     return Trained(found, state, _error(found, images))
 
 
@@ -329,6 +337,6 @@ class DiffusionKeeper:
         shape = (count, *self.lesson.images.shape[1:])
         samples = Sampler(steps=30).sample(denoiser, shape, stream(self.seed, "samples"), labels)
         images = samples if self.decode is None else self.decode(samples).detach()
-        contact_sheet((images + 1) / 2).save(self.folder / PICTURE)
+        _write_picture(self.folder, contact_sheet((images + 1) / 2))
         state.network.load_state_dict(trained)
         state.network.train()

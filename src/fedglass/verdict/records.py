@@ -1,16 +1,10 @@
-"""The audit directory: `records.jsonl` is the source of truth, everything else is derived from it."""
+"""The record of one case: everything that a verdict, a summary and a report are made of."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
-import os
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pydantic import (
@@ -18,20 +12,11 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from fedglass.core.errors import AuditError, UsageError
-from fedglass.core.files import write_atomic
 from fedglass.verdict.doubts import Doubt
-
-if sys.platform != "win32":
-    import fcntl
-
-PLAN, CLAIM, RECORDS = "plan.toml", "audit.json", "records.jsonl"
-SUMMARY, REPORT, PICTURES = "summary.json", "report.html", "pictures"
 
 EXACT_PSNR = 100.0
 """Decibels that stand for the infinite PSNR of an exact copy, the one infinity that is a result."""
@@ -284,168 +269,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@dataclass(frozen=True)
-class RecordFile:
-    """An append-only file of records that survives being killed at any moment."""
-
-    path: Path
-
-    def append(self, record: Record) -> None:
-        """Add one record: a single write of a full line, on disk when this returns."""
-        try:
-            with _locked(self.path) as fd:
-                _repair_tail(fd)
-                _write_all(fd, record.line())
-        except OSError as error:
-            raise AuditError(
-                f"Cannot write {self.path}: {error.strerror}; make room or fix permissions, then run the "
-                "same command again: it continues where it stopped."
-            ) from error
-
-    def read(self) -> list[Record]:
-        """The latest record of every case, in the order in which the cases first appeared."""
-        return list({record.key: record for record in self.history()}.values())
-
-    def history(self) -> list[Record]:
-        """Every record, a failed one before its repetition too; a torn last line is left out."""
-        try:
-            data = self.path.read_bytes() if self.path.exists() else b""
-        except OSError as error:
-            raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error
-        *lines, tail = data.split(b"\n")
-        records = [self._parse(line, number) for number, line in enumerate(lines, 1)]
-        return [*records, Record.model_validate_json(tail)] if _whole(tail) else records
-
-    def keys_done(self) -> set[str]:
-        """The cases that need not run again."""
-        return {record.key for record in self.read() if record.status == "done"}
-
-    def _parse(self, line: bytes, number: int) -> Record:
-        try:
-            return Record.model_validate_json(line)
-        except ValidationError as error:
-            refuse_other_version(self.path.parent, version_in(line))
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"])) or "line"
-            raise AuditError(
-                f"{self.path} line {number} is not a record ({where}: {first['msg']}): delete that line to "
-                "run its case again, or restore the file; if a newer fedglass wrote it, use that version."
-            ) from error
-
-
-def claim(directory: Path, digest: str) -> None:
-    """Make the directory this plan's own, or say that it is another's or can not be written."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _check_owner(directory, digest)
-        # Written even where it is already ours: that is how we learn that we may write.
-        write_atomic(directory / CLAIM, json.dumps({"schema_version": SCHEMA, "plan_digest": digest}) + "\n")
-    except OSError as error:
-        raise unwritable(directory, error) from error
-
-
-def unwritable(directory: Path, error: OSError) -> UsageError:
-    """What to say of an output directory that can not be made or written."""
-    return UsageError(
-        f"Cannot write to the output directory {directory}: {error.strerror}; choose another one with -o."
-    )
-
-
-def claimed_digest(directory: Path) -> str | None:
-    """The digest of the plan that owns the directory, or None where none does.
-
-    >>> claimed_digest(Path("no-such-directory")) is None
-    True
-    """
-    path = directory / CLAIM
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        content = None
-    digest = content.get("plan_digest") if isinstance(content, dict) else None
-    if isinstance(content, dict):
-        refuse_other_version(directory, content.get("schema_version"))
-    if not isinstance(digest, str):
-        raise UsageError(f"{path} is damaged (expected an object with plan_digest): choose another directory.")
-    return digest
-
-
-def refuse_other_version(directory: Path, version: object) -> None:
-    """Refuse an output directory whose files another version of fedglass wrote."""
-    if isinstance(version, int) and version != SCHEMA:
-        raise UsageError(
-            f"Another version of fedglass wrote {directory} (schema {version}, this one writes {SCHEMA}): choose "
-            "another directory with -o. Its files stay as they are."
-        )
-
-
-def version_in(line: bytes) -> object:
-    """Return the schema version that a line of JSON states, or None."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return content.get("schema_version") if isinstance(content, dict) else None
-
-
-def _check_owner(directory: Path, digest: str) -> None:
-    held = claimed_digest(directory)
-    if held is None and (directory / RECORDS).exists():
-        raise UsageError(
-            f"The output directory {directory} holds {RECORDS} but no {CLAIM}, so it can not be told whose "
-            "records they are: choose another directory with -o, or move them away."
-        )
-    if held is not None and held != digest:
-        raise UsageError(
-            f"The output directory {directory} holds another plan's records, or this one's by another version of "
-            f"fedglass (plan digest {held[:12]}, this plan is {digest[:12]}): choose another directory with -o, or "
-            "delete it to start over."
-        )
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """The file opened for appending, ours alone until closed: workers may share it."""
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        if sys.platform != "win32":
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _write_all(fd: int, line: bytes) -> None:
-    end = os.fstat(fd).st_size
-    if os.write(fd, line) != len(line):
-        os.ftruncate(fd, end)  # a full disk takes a part of the line: leave none of it
-        raise OSError(errno.ENOSPC, "no space left for a whole record")
-    os.fsync(fd)
-
-
-def _repair_tail(fd: int) -> None:
-    """End the last line if it is whole, cut it off if a kill tore it."""
-    size = os.fstat(fd).st_size
-    tail = b""
-    while len(tail) < size and b"\n" not in tail:
-        step = min(size - len(tail), 1 << 16)
-        os.lseek(fd, size - len(tail) - step, os.SEEK_SET)
-        tail = os.read(fd, step) + tail
-    tail = tail.rpartition(b"\n")[2]
-    if _whole(tail):
-        _write_all(fd, b"\n")
-    elif tail:
-        os.ftruncate(fd, size - len(tail))
-
-
-def _whole(tail: bytes) -> bool:
-    """Whether text without its newline is nevertheless a complete record."""
-    try:
-        Record.model_validate_json(tail)
-    except ValidationError:
-        return False
-    return True

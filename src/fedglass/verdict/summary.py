@@ -13,12 +13,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedglass.core.errors import AuditError, FedglassError
-from fedglass.core.files import write_atomic
+from fedglass.core.files import read_file, write_atomic
 from fedglass.core.scale import Scale
+from fedglass.verdict.directory import MOST_BYTES, refuse_other_version, version_in
 from fedglass.verdict.gate import Gate, attacks_in, known_scales
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge
-from fedglass.verdict.records import Picture, Record, refuse_other_version, version_in
+from fedglass.verdict.records import Picture, Record
 
 T = TypeVar("T")
 RESAMPLES = 2000
@@ -140,10 +141,14 @@ def summarise(
 def read_summary(path: Path) -> Summary:
     """A `summary.json` whose gate is sound."""
     try:
-        summary = Summary.model_validate_json(path.read_bytes())
+        data = read_file(path, MOST_BYTES)
+    except OSError as error:
+        raise AuditError(f"Cannot read {path}: {error.strerror}; run the audit again to have it rewritten.") from error
+    try:
+        summary = Summary.model_validate_json(data)
         summary.judged_by()
     except (ValidationError, KeyError, TypeError, FedglassError) as error:
-        refuse_other_version(path.parent, version_in(path.read_bytes()))
+        refuse_other_version(path.parent, version_in(data))
         raise AuditError(f"{path} is damaged: delete it and run the audit again to have it rewritten.") from error
     return summary
 

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import BestOf
 from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images import latent as decoders
 from fedglass.attack.images.latent import Latent, OwnDecoder, copies, decoder_named, located_decoder
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.own import SubtractOwn
-from fedglass.attack.parts import Imagines
+from fedglass.attack.participant import SubtractOwnUpdate
+from fedglass.attack.parts import GeneratesImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.core.errors import UsageError
@@ -154,7 +155,7 @@ def test_a_peer_whose_update_is_subtracted_still_has_its_examples(toy: Any) -> N
     clients = [Client(f"client {i}", toy.images(2, i), torch.tensor([i, i + 1])) for i in range(3)]
     seen, truth = observe(replace(toy.federation(Training(0.1)), clients=clients), PeerView(0), Knows(labels=True))
     stage = Stage(OneGradient(), Latent(QUICK), SquaredError(), Adam(iterations=2))
-    found = SubtractOwn(Attack(OracleLabels(), (stage,))).run(seen)
+    found = BestOf(Attack(OracleLabels(), (stage,)), SubtractOwnUpdate()).run(seen)
     assert found.images.shape == truth.images.shape
     assert torch.equal(found.images[4:], toy.images(2, 0))
 
@@ -162,7 +163,7 @@ def test_a_peer_whose_update_is_subtracted_still_has_its_examples(toy: Any) -> N
 def test_what_it_draws_of_nothing_looks_at_no_message(toy: Any, folder: Path) -> None:
     seen: Observation = toy.observation(Training(0.1))
     part = Latent(decoder_named(str(folder)))
-    assert isinstance(part, Imagines)
+    assert isinstance(part, GeneratesImages)
     one = part.imagined(seen, 7, stream(0, "x"))
     other = replace(seen, update={name: 3 * t for name, t in seen.update.items()})
     assert one.shape == (7, 1, 8, 8)

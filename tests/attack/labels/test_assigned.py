@@ -8,13 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.through import Combination, SupposedMedian, SupposedTrimmedMean, Through
-from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels, lowest, stand_in
 from fedglass.attack.labels.instance_counts import LastLayerCounts
-from fedglass.attack.own import OwnAsSent
-from fedglass.attack.solvers.adam import SignedAdam
+from fedglass.attack.participant import KeepOwnUpdate
 from fedglass.attack.terms.distance import Cosine
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -37,8 +34,7 @@ def seen_through(toy: Any, rule: Aggregator) -> Observation:
         toy.dense(nn.Tanh), clients, Training(0.2), toy.classes, Whitening((0.0,), (1.0,)), aggregator=rule
     )
     seen, _ = observe(federation, PeerView(0), Knows())
-    stage = Stage(Through(own=True), Pixels(), Cosine(), SignedAdam())
-    return OwnAsSent(Attack(LastLayerCounts(), (stage,))).without_own(seen)
+    return KeepOwnUpdate().others(seen)
 
 
 def assigned(seen: Observation, combination: Combination, **options: Any) -> list[int]:

@@ -14,13 +14,13 @@ from fedglass.attack.labels import counts
 from fedglass.attack.labels import counts as bias_counts
 from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.counts import BiasCounts, CountsAfter, CountsBefore, InterpolatedCounts, raw_counts
-from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels, labels_part
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.instance_counts import InstanceCounts, LastLayerCounts, OwnCounts
 from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, Optimiser
-from fedglass.core.registry import built_in
+from fedglass.core.registry import built_in, make
 from fedglass.core.rng import stream
 from fedglass.core.text import TAKEN_AS_DISTINCT
 from fedglass.core.types import Observation, Training
@@ -348,13 +348,13 @@ def test_joint_labels_are_probabilities(toy: Any) -> None:
 
 def test_the_catalogue_makes_every_part() -> None:
     entries = built_in("labels")
-    made = {name: labels_part(name) for name in entries}
+    made = {name: make("labels", name) for name in entries}
     rules = {SignRule(), MinimumRule(), BiasCounts(), InstanceCounts(), OwnCounts(), LastLayerCounts(), JointLabels()}
     assert set(made.values()) == {*rules, *COUNTS, OracleLabels(), OracleBatchLabels()}
     assert all(entry.summary for entry in entries.values())
     assert all(("ORACLE" in entry.summary) == name.startswith("oracle") for name, entry in entries.items())
     with pytest.raises(UsageError, match="did you mean 'sign_rule'"):
-        labels_part("signrule")
+        make("labels", "signrule")
 
 
 @pytest.mark.parametrize("label", [-1, 5])

@@ -112,7 +112,7 @@ class Through(Simulation):
 
     The candidate's first examples are the first client's, and so on: which labels are whose is a hypothesis, or an
     oracle's. With `own` the adversary's own update goes into the rule as it was sent, after the others', and none of
-    the candidate's examples are its own, see `OwnAsSent`.
+    the candidate's examples are its own, see `KeepOwnUpdate`.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EXAMPLES})

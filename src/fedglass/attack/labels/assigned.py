@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedglass.attack.images.pixels import like
 from fedglass.attack.labels.given import known
-from fedglass.attack.parts import Bound, Checked, Evaluation, Forward, Labels, binding_of
-from fedglass.attack.stages import rank
+from fedglass.attack.parts import Bound, Evaluation, Forward, HasLabelCheck, Labels, binding_of
+from fedglass.attack.stages import energy_rank
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -79,7 +79,7 @@ class AssignedLabels:
 
     def check(self, observation: Observation) -> None:
         """Raise what `bind` would raise of this network, without its work."""
-        if isinstance(self.labels, Checked):
+        if isinstance(self.labels, HasLabelCheck):
             self.labels.check(observation)
         else:
             self.labels.bind(observation, torch.Generator())
@@ -134,7 +134,7 @@ def lowest(
             if other not in energies and len(energies) < trials:
                 energies[other] = energy(other)
             compared += [other] if other in energies else []
-        return min(compared, key=lambda labels: rank(energies.get(labels, math.inf)))
+        return min(compared, key=lambda labels: energy_rank(energies.get(labels, math.inf)))
 
     ends = [_descend(better, _in_order(start, sizes), sizes, classes) for start in starts]
     return better(ends[0], ends)

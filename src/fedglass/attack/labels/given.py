@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.images.pixels import device_of
-from fedglass.attack.parts import Bound, Labels
+from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
-from fedglass.core.registry import make, register
+from fedglass.core.registry import register
 from fedglass.core.types import Observation, Training
 
 # Labels that are settled before the images are sought.
@@ -135,16 +135,3 @@ def _check_classes(told: Tensor, observation: Observation) -> None:
             f"The adversary is told labels from {int(told.min())} to {int(told.max())}, expected 0 to "
             f"{classes - 1}: correct them or the number of classes."
         )
-
-
-# The ways to find labels by name.
-
-
-def labels_part(name: str) -> Labels:
-    """The labels part of that name.
-
-    >>> labels_part("sign_rule")
-    SignRule()
-    """
-    part: Labels = make("labels", name)
-    return part

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,15 +26,6 @@ PROBES = 16
 """Images of noise by which a network's activations are looked at."""
 
 
-@runtime_checkable
-class Replaceable(Protocol):
-    """Labels that know when others do better."""
-
-    def instead(self, observation: Observation) -> str:
-        """The name of those others; empty where there are none."""
-        ...
-
-
 def counted_instead(observation: Observation) -> str:
     """Those that count, where the last layer's inputs have both signs: noise in place of images tells that."""
     network, shape = network_of(observation), (PROBES, *observation.knows.shape)
@@ -43,11 +33,6 @@ def counted_instead(observation: Observation) -> str:
     with torch.no_grad():
         _, hidden = network.features([observation.before[name] for name in network.names], noise)
     return COUNTED if bool((hidden < 0).any()) else ""
-
-
-def better_labels(labels: object, observation: Observation) -> str:
-    """The name of labels that do better on this message than the given ones; empty where none are known to."""
-    return labels.instead(observation) if isinstance(labels, Replaceable) else ""
 
 
 # Labels that occur more than once, for rules that put the classes in order and take each of them once.

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, Progress, Solution, Steps, finished
+from fedglass.attack.parts import PausableRun, Problem, Progress, Solution, run_to_end
 from fedglass.attack.solvers.schedules import Constant, Keep, Last, Schedule, check_iterations
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Unknown
@@ -42,17 +42,17 @@ class Settings(ABC):
             raise UsageError(f"solver.rate must be a finite number of at least 0, got {self.rate!r}.")
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return finished(self.steps(problem, progress))
+        return run_to_end(self.steps(problem, progress))
 
     @abstractmethod
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]: ...
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]: ...
 
 
 @dataclass(frozen=True)
 class Adam(Settings):
     """Adam [Kingma and Ba, 2015] with projection onto each unknown's box after every step."""
 
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         return descend(self, problem, progress, lambda gradients, elsewhere: gradients)
 
 
@@ -60,7 +60,7 @@ class Adam(Settings):
 class SignedAdam(Settings):
     """Adam that is fed the signs of the gradient's entries [Geiping et al., 2020]."""
 
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         return descend(self, problem, progress, lambda gradients, elsewhere: [torch.sign(g) for g in gradients])
 
 
@@ -71,7 +71,7 @@ Direction = Callable[[Sequence[Tensor], Elsewhere], Sequence[Tensor]]
 """What Adam is fed in place of the gradients."""
 
 
-def descend(spec: Settings, problem: Problem, progress: Progress, direction: Direction) -> Steps[Solution]:
+def descend(spec: Settings, problem: Problem, progress: Progress, direction: Direction) -> PausableRun[Solution]:
     """The hot loop. `alive` turns false, on the device, at the first iterate of non-finite energy or gradient; that
     step goes back to the iterate before it, and every later one stays there."""
     n = spec.iterations
@@ -175,7 +175,7 @@ class LookaheadAdam(Settings):
         if not 0 <= self.blend <= 1:
             raise UsageError(f"solver.blend must be between 0 and 1, got {self.blend:g}.")
 
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         return descend(self, problem, progress, self._blended)
 
     def _blended(self, gradients: Sequence[Tensor], elsewhere: Elsewhere) -> Sequence[Tensor]:
@@ -195,7 +195,7 @@ class QuantisedAdam(Settings):
     doubles the gradients of its first 100 iterations, which Adam's normalisation all but undoes: left out.
     """
 
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         return descend(self, problem, progress, _quantised)
 
 

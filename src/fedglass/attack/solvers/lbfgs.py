@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, Progress, Solution, Steps, finished
+from fedglass.attack.parts import PausableRun, Problem, Progress, Solution, run_to_end
 from fedglass.attack.solvers.schedules import check_iterations
 
 
@@ -31,9 +31,9 @@ class LBFGS:
         check_iterations(self.iterations)
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return finished(self.steps(problem, progress))
+        return run_to_end(self.steps(problem, progress))
 
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         tensors = tuple(u.start.detach().clone(memory_format=torch.contiguous_format) for u in problem.unknowns)
         for tensor in tensors:
             tensor.requires_grad_()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedglass.attack.attack import Attack
 from fedglass.core.errors import DataError
+from fedglass.core.files import follow_links, open_file
 from fedglass.core.types import Training
 from fedglass.defend.accounting import gaussian_epsilon, noise_multiplier_for
 from fedglass.defend.noise import Clip, GaussianNoise
@@ -141,7 +142,7 @@ def _sha256(path: str) -> str:
     """A checkpoint that was made anew under the same name is another experiment."""
     if not Path(path).is_file():
         raise DataError(f"--weights: no such file: {path!r}.")
-    with Path(path).open("rb") as file:
+    with open_file(follow_links(Path(path))) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -10,7 +10,7 @@ from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import Labels
 from fedglass.attack.refine.restoration import ddrm_enlarged
-from fedglass.attack.search import SearchByOwn
+from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
@@ -90,9 +90,9 @@ def found_out(row: Row, method: str, request: Request) -> Experiment:
     attack = _attack("ours", row.setting, request)
     total = sum(setup.sizes)
     counts = tuple(round(total * share) for share in COUNTS)
-    search = SearchByOwn(attack, attack, tuple(LR * share for share in RATES), counts, zooms=0)
+    search = SearchByOwnImages(attack, tuple(LR * share for share in RATES), counts, zooms=0)
     knows = Knows(labels=True, steps=True, lr=unknown == "images", examples=unknown == "learning rate")
-    return Experiment(setup, FindOut(search, setup.training.lr), knows)
+    return Experiment(setup, FindOut(attack, search, setup.training.lr), knows)
 
 
 def _setup(setting: Setting, request: Request) -> Setup:

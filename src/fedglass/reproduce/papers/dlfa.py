@@ -12,7 +12,8 @@ from fedglass.attack.labels.counts import CountsAfter, CountsBefore, Interpolate
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import Labels
 from fedglass.core.types import Training
-from fedglass.defend.noise import GaussianNoise, LaplacianNoise, PerExample, SameEachEpoch
+from fedglass.defend.noise import GaussianNoise, LaplacianNoise
+from fedglass.defend.per_example import PerExample, SameEachEpoch
 from fedglass.defend.pruning import RandomDrop
 from fedglass.federation.views import Knows
 from fedglass.fl.local import GradientFn

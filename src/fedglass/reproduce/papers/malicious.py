@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.images.latent import OWN
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.rules import TryRules
 from fedglass.core.types import Training
 from fedglass.defend.dpsgd import GhostDPSGD
 from fedglass.federation.behaviour.behaviour import Behaviour, Honest
@@ -101,7 +100,7 @@ def _published(rule: str, iterations: int, decoder: str) -> AnyAttack:
     """As published, but for a rate that suits fewer iterations; of its surrogates the one that fits the rule."""
     tried = maliciously_curious_client_published(OracleLabels(), decoder, LATENT_RATE, iterations)
     wanted = "soft_median" if rule == "median" else rule
-    return TryRules(tuple((name, attack) for name, attack in tried.attacks if name == wanted))
+    return replace(tried, attack=tuple((name, attack) for name, attack in tried.attack if name == wanted))
 
 
 def _reader(method: str, setting: Setting, request: Request) -> AnyAttack:

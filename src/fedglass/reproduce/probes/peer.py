@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.images.pixels import bicubic_matrix
 from fedglass.attack.parts import Progress
 from fedglass.audit.assessment import IMAGINED, scored_guesses

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.hypotheses import hypotheses, supposing, trainings
+from fedglass.attack.best_of import BestOf, possible_trainings, trainings_of_steps, with_training
 from fedglass.attack.needs import needs_of
 from fedglass.attack.parts import Labels, MatchAndAverage, Progress
-from fedglass.attack.search import SearchByOwn
-from fedglass.attack.stages import part, rank
+from fedglass.attack.search import SearchByOwnImages
+from fedglass.attack.stages import energy_rank, progress_part
 from fedglass.audit.cases import Finding
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
@@ -170,18 +170,18 @@ class TryTrainings:
 
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
         seen, found = target.observation, []
-        guesses = hypotheses(seen)
+        guesses = possible_trainings(seen)
         for i, guess in enumerate(guesses):
-            supposed = replace(target, observation=supposing(seen, guess))
-            found.append(self.probe.measure(supposed, seed, part(progress, i, len(guesses))))
-        best = min(range(len(guesses)), key=lambda i: rank(found[i].record["energy"]))
+            supposed = replace(target, observation=with_training(seen, guess))
+            found.append(self.probe.measure(supposed, seed, progress_part(progress, i, len(guesses))))
+        best = min(range(len(guesses)), key=lambda i: energy_rank(found[i].record["energy"]))
         fields = found[best].record
         extra = {**fields["extra"], "supposed": repr(guesses[best])}
         extra["notes"] = [*extra["notes"], _chosen(guesses, found, best)]
         return replace(found[best], record={**fields, "extra": extra})
 
     def seconds(self, load: Load) -> float:
-        guesses = trainings(load.training.lr, load.steps, load.examples)
+        guesses = trainings_of_steps(load.training.lr, load.steps, load.examples)
         return sum(self.probe.seconds(replace(load, training=guess)) for guess in guesses)
 
 
@@ -230,16 +230,14 @@ class FindOut:
 
     accelerated: ClassVar[bool] = True
 
-    search: SearchByOwn
+    attack: Attack
+    search: SearchByOwnImages
     lr: float
     """The clients' true rate, which the adversary may not know."""
 
-    @property
-    def attack(self) -> Attack:
-        return self.search.probe
-
     def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        found, truth = self.search.run(target.observation, seed, progress), target.known_truth
+        attack, truth = BestOf(self.attack, self.search), target.known_truth
+        found = attack.run(target.observation, seed, progress)
         if found.supposed is None:
             raise UsageError("The search has told nothing of what it found.")
         ratios = {"rate": found.supposed.lr / self.lr, "images": len(found.labels) / len(truth.labels)}

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.parts import Progress
-from fedglass.attack.stages import part
+from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import best_guess
 from fedglass.audit.cases import Finding
 from fedglass.audit.target import Target
@@ -265,7 +265,7 @@ class Theorem1:
         transcript = Transcript(federation.model, federation.terms, {index: past})
         view = PeerView(len(federation.clients) - 1, index)
         seen = view.see(transcript, Knows(labels=True), federation.truths([index])).observation
-        done = part(progress, self.audited.index(index), len(self.audited))
+        done = progress_part(progress, self.audited.index(index), len(self.audited))
         found = self.reader.run(seen, seed, done).images.detach().cpu().clamp(0, 1)
         partner = match(found, truth.images).partner[: len(truth.private.labels)]
         step = flatten(past.step)

@@ -5,15 +5,16 @@ In a message the adversary's own examples come last, as they do in what the audi
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.attack import Attack
+from fedglass.attack.best_of import AnyAttack, Guess, Guesses
 from fedglass.attack.images.pixels import like
-from fedglass.attack.parts import Bound, Images, Labels, Progress, Refine, silent
+from fedglass.attack.parts import Bound, Images, Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.tensors import Update
@@ -23,71 +24,65 @@ ECHO = 1e-4
 """Share of an update: what differs from it by less is that update, carried in single precision."""
 
 
-@dataclass(frozen=True)
-class SubtractOwn:
-    """An attack on what is left of the message without the adversary's own update: (u - s u_own) / (1 - s).
+class _OthersOnly(Guesses[AnyAttack, Own | None]):
+    """An attack on the others' examples alone: the adversary's own images are appended to what it reconstructs.
 
-    Exact where the message is a mean in which its own update has the share s: fewer images are sought, and of two
-    clients the other one's update is bare. What is found is followed by the adversary's own images. Where the share is
-    not known, or there is nothing of its own in the message, the attack is played as it is.
+    There is one guess. Its value is None where the message is attacked as it is.
     """
 
-    attack: Attack
+    @abstractmethod
+    def others(self, observation: Observation) -> Observation:
+        """Return the observation in which the others' examples are sought; itself where nothing is taken off."""
+
+    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess[Own | None]]:
+        others = self.others(observation)
+        value = None if others is observation else observation.own
+        return [Guess(value, attack, others, observation.knows.examples - others.knows.examples)]
+
+    def annotate(self, reconstruction: Reconstruction, guess: Guess[Own | None]) -> Reconstruction:
+        return reconstruction if guess.value is None else append_own_images(reconstruction, guess.value)
+
+    def recall(
+        self, attack: AnyAttack, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> Guess[Own | None]:
+        return self.options(attack, observation)[0]
+
+
+@dataclass(frozen=True)
+class SubtractOwnUpdate(_OthersOnly):
+    """The message without the adversary's own update: (u - s u_own) / (1 - s).
+
+    Exact where the message is a mean in which its own update has the share s: fewer images are sought, and of two
+    clients the other one's update is bare. Where the share is not known, or the message contains nothing of its own,
+    the message is attacked as it is.
+    """
 
     uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
 
-    def without_own(self, observation: Observation) -> Observation:
-        """The observation in which the others are looked for."""
-        return others_alone(observation)
-
-    def check(self, observation: Observation) -> None:
-        self.attack.check(self.without_own(observation))
-
-    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
-        others = self.without_own(observation)
-        found = self.attack.run(others, seed, progress)
-        own = observation.own
-        return found if own is None or others is observation else followed_by(found, own)
-
-    def shortened(self, share: float) -> Self:
-        return replace(self, attack=self.attack.shortened(share))
-
-    @property
-    def refinements(self) -> tuple[Refine, ...]:
-        return self.attack.refinements
-
-    def refined_by(self, parts: tuple[Refine, ...]) -> Self:
-        """Those of the others alone are refined: the adversary has its own as they are."""
-        return replace(self, attack=self.attack.refined_by(parts))
-
-    def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        others, n = self._theirs(observation, labels)
-        return self.attack.energy_of(others, pixels[:n], labels[:n], like)
-
-    def _theirs(self, observation: Observation, labels: Tensor) -> tuple[Observation, int]:
-        """Where the others are looked for, and how many of the labelled images are theirs: the first ones."""
-        others = self.without_own(observation)
-        return others, len(labels) - (observation.knows.examples - others.knows.examples)
+    def others(self, observation: Observation) -> Observation:
+        return without_own_update(observation)
 
 
 @dataclass(frozen=True)
-class OwnAsSent(SubtractOwn):
-    """An attack to which the adversary's own update is one of those that went into the rule, as it was sent.
+class KeepOwnUpdate(_OthersOnly):
+    """The message as it is, with the adversary's own update as one of those that went into the rule.
 
-    For rules that are no mean, where it can not be subtracted, and for those who sent poison: the images that it would
-    have come from are looked for by nobody. The attack's operator takes it from the observation, see `Through`.
+    For rules other than the mean, from which an update cannot be subtracted, and for a client that sent poison: no
+    images are sought for its own update. The attack's operator takes it from the observation, see `Through`.
     """
 
-    def without_own(self, observation: Observation) -> Observation:
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
+
+    def others(self, observation: Observation) -> Observation:
         own = observation.own
         if own is None or Fact.OWN not in observation.facts:
             return observation
-        check_own(observation)
+        check_own_examples(observation)
         return replace(observation, knows=_of_others(observation.knows, own))
 
 
 @dataclass(frozen=True)
-class BesideOwn:
+class FixOwnImages:
     """Images of the others as unknowns, and the adversary's own held at what they are known to be."""
 
     images: Images
@@ -98,7 +93,7 @@ class BesideOwn:
         own = observation.own
         if own is None or Fact.OWN not in observation.facts:
             return self.images.bind(observation, generator, start)
-        check_own(observation)
+        check_own_examples(observation)
         n = observation.knows.examples - len(own.labels)
         known = observation.knows.whitening.whiten(own.images.to(like(observation)))[None]
         others = replace(observation, knows=replace(observation.knows, examples=n))
@@ -123,7 +118,7 @@ class LabelsOfOthers:
     uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
-        own = own_part(observation)
+        own = own_contribution(observation)
         if own is None:
             return self.labels.bind(observation, generator)
         left = replace(observation, update=_left(observation, own), own=replace(own, share=0.0))
@@ -131,7 +126,7 @@ class LabelsOfOthers:
 
 
 @dataclass(frozen=True)
-class LabelsBesideOwn:
+class FixOwnLabels:
     """Labels of the others, found in what is left of the message, followed by the adversary's own."""
 
     labels: Labels
@@ -139,10 +134,10 @@ class LabelsBesideOwn:
     uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
-        own = own_part(observation)
+        own = own_contribution(observation)
         if own is None:
             return self.labels.bind(observation, generator)
-        inner = self.labels.bind(others_alone(observation), generator)
+        inner = self.labels.bind(without_own_update(observation), generator)
         classes = observation.knows.classes
 
         def decode(tensors: list[Tensor]) -> Tensor:
@@ -155,17 +150,17 @@ class LabelsBesideOwn:
         return Bound(inner.unknowns, decode, notes=inner.notes)  # type: ignore[arg-type]  # a list is a sequence
 
 
-def own_part(observation: Observation) -> Own | None:
+def own_contribution(observation: Observation) -> Own | None:
     """The adversary's own contribution, where it is in the message with a share that is known."""
     return observation.own if Fact.OWN_SHARE in observation.facts else None
 
 
-def others_alone(observation: Observation) -> Observation:
+def without_own_update(observation: Observation) -> Observation:
     """The message as it would be without the adversary's own update; itself where that can not be told apart."""
-    own = own_part(observation)
+    own = own_contribution(observation)
     if own is None:
         return observation
-    check_own(observation)
+    check_own_examples(observation)
     # Its images stay known, and may stand in for others; in the message there is nothing of its own any more.
     alone = replace(own, share=0.0)
     return replace(observation, update=_left(observation, own), knows=_of_others(observation.knows, own), own=alone)
@@ -204,7 +199,7 @@ def _without(told: Tensor, own: Tensor) -> Tensor:
     return torch.tensor(left, dtype=told.dtype, device=told.device)
 
 
-def followed_by(found: Reconstruction, own: Own) -> Reconstruction:
+def append_own_images(found: Reconstruction, own: Own) -> Reconstruction:
     """What was found of the others, then the adversary's own, so that all examples are there to be judged."""
     mine = own.images.to(found.images)
     raw = None if found.raw is None else torch.cat([found.raw, mine])
@@ -213,7 +208,7 @@ def followed_by(found: Reconstruction, own: Own) -> Reconstruction:
     return replace(found, images=torch.cat([found.images, mine]), labels=labels, raw=raw, film=film)
 
 
-def check_others_spoke(observation: Observation) -> None:
+def check_not_echo(observation: Observation) -> None:
     """Refuse a message that is what the adversary sent itself, as Krum returns it to the client that it chose."""
     own = observation.own
     if own is None or not all(name in own.update for name in observation.update):
@@ -228,12 +223,12 @@ def check_others_spoke(observation: Observation) -> None:
         )
 
 
-def check_own(observation: Observation) -> None:
+def check_own_examples(observation: Observation) -> None:
     """Refuse a contribution that can not be a part of the message."""
     own, knows = observation.own, observation.knows
     if own is None:
         return
-    check_others_spoke(observation)
+    check_not_echo(observation)
     if tuple(own.images.shape[1:]) != knows.shape or len(own.images) != len(own.labels):
         raise UsageError(
             f"The adversary's own images have shape {tuple(own.images.shape)} for {len(own.labels)} labels, expected "
