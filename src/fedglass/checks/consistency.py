@@ -21,7 +21,7 @@ from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.rng import stream
 from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, Params, moved_statistics
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.federation.transcript import Participant, Transcript
+from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Participant, Transcript
 from fedglass.federation.truth import Truths
 from fedglass.federation.views import Seen
 from fedglass.fl.local import schedule, train
@@ -332,6 +332,10 @@ def _densest(sizes: Tensor) -> float:
 # What a recorded round declares of its messages: to be played again, and to be checked without the data.
 
 
+MEANS = (UNKNOWN_RULE, MEAN_RULE)
+"""Rules of aggregation that a replay supposes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Heard:
     """What a view saw of one recorded round."""
@@ -358,7 +362,7 @@ class Heard:
             order = truths.batches(person.name, self.index)
             parts.append(Part(own.images, own.labels, training, shield, person.weight, order))
         o, terms = self.seen.observation, self.transcript.terms
-        mine, mean = int(self.seen.own is not None), len(parts) == 1 or terms.averages is not False
+        mine, mean = int(self.seen.own is not None), len(parts) == 1 or terms.rule in MEANS
         return Declared(o.model, o.before, o.buffers, o.update, terms.whitening, tuple(parts), self.index, mine, mean)
 
     def protections(self, protections: Mapping[str, Protection]) -> tuple[Protection, ...]:

@@ -172,15 +172,8 @@ class Federation:
     def terms(self) -> Terms:
         """What everybody in the federation knows."""
         names = tuple(client.name for client in self.clients)
-        return Terms(
-            self.shape,
-            self.classes,
-            self.whitening,
-            names,
-            repr(self.aggregator),
-            behaviours=self._behaviours(),
-            averages=isinstance(self.aggregator, WeightedMean),
-        )
+        rule = repr(self.aggregator)
+        return Terms(self.shape, self.classes, self.whitening, names, rule, behaviours=self._behaviours())
 
     def _behaviours(self) -> tuple[str, ...]:
         """What those clients do that are not honest, in words."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Own
-from fedglass.federation.transcript import Attendance, Participant, Round, Transcript
+from fedglass.federation.transcript import MEAN_RULE, Attendance, Participant, Round, Transcript
 from fedglass.federation.truth import Truths
 from fedglass.federation.views import COUNTED, Brief, Knows, Look, Naming, Seen, check_one_start
 
@@ -101,7 +101,7 @@ def _share(
         return None
     if not mine:
         return 0.0
-    if not transcript.terms.averages or not knows.examples:
+    if transcript.terms.rule != MEAN_RULE or not knows.examples:
         return None
     weights = [p.examples if p.weight is None else p.weight for p in (*mine, *others)]
     return weights[0] / sum(weights)

@@ -14,6 +14,11 @@ from fedglass.core.tensors import Params, Update, add
 from fedglass.core.types import Observation, Training, Whitening
 from fedglass.models.fixed import can_be_fixed, unmoved, with_fixed
 
+MEAN_RULE = "WeightedMean()"
+"""Identifier of the mean by numbers of examples in `Terms.rule`; saved transcripts contain it."""
+UNKNOWN_RULE = "not recorded"
+"""Identifier of a rule that was not recorded, in `Terms.rule`; saved transcripts contain it."""
+
 
 @dataclass(frozen=True)
 class Participant:
@@ -137,23 +142,6 @@ class Terms:
     """What protects each client's messages and what that promises, in words; None where nobody has said."""
     behaviours: tuple[str, ...] = ()
     """What those participants do that are not honest, in words."""
-    averages: bool | None = None
-    """Whether the rule is the weighted mean; None if the rule was not recorded."""
-
-
-def defence_text(defence: object) -> str:
-    """Return the sentence of `Terms.defences` about one defence."""
-    return f"Defended by {defence}."
-
-
-def defence_name(text: str) -> str:
-    """Return the defence of such a sentence, for files that hold nothing else of it.
-
-    >>> defence_name(defence_text("Clip(norm=1.0)"))
-    'Clip(norm=1.0)'
-    """
-    prefix, suffix = defence_text("\0").split("\0")
-    return text.removeprefix(prefix).removesuffix(suffix)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, ope
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
-from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript, defence_text, with_still
+from fedglass.federation.transcript import UNKNOWN_RULE, Message, Participant, Round, Terms, Transcript, with_still
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.models.catalogue import build
@@ -26,6 +26,7 @@ from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.recording_tables import RecordingTable
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import DefenceTable
+from fedglass.recordings.texts import defence_text
 
 
 def read_model_tensors(
@@ -139,7 +140,7 @@ def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: P
         table.classes,
         _whitening(table, shape),
         names,
-        "not recorded",
+        UNKNOWN_RULE,
         class_names=None if data is None else data.class_names,
         defences=None if table.defended is None else dict.fromkeys(names, defence_texts(table.defended)),
     )

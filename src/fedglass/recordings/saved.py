@@ -129,10 +129,6 @@ class SavedRound(_Table):
     kept: Names
 
 
-AVERAGES: Mapping[str, bool | None] = {"WeightedMean()": True, "not recorded": None}
-"""Whether the rule is the weighted mean, by the text of a manifest that has no other word on it; else it is not."""
-
-
 class SavedTerms(_Table):
     """What everybody in the federation knows."""
 
@@ -145,8 +141,6 @@ class SavedTerms(_Table):
     class_names: Names | None
     defences: dict[Text, Names] | None
     behaviours: Names
-    averages: bool | None = None
-    """Manifests of earlier versions lack it: `value` then reads it off the rule's text."""
 
     @classmethod
     def of(cls, terms: Terms) -> SavedTerms:
@@ -164,7 +158,6 @@ class SavedTerms(_Table):
             None if self.class_names is None else tuple(self.class_names),
             None if self.defences is None else {name: tuple(words) for name, words in self.defences.items()},
             tuple(self.behaviours),
-            self.averages if "averages" in self.model_fields_set else AVERAGES.get(self.rule, False),
         )
 
 

@@ -12,9 +12,8 @@ from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import COUNTER, Params, add, buffers_of, subtract, weights_of
 from fedglass.core.types import Whitening
-from fedglass.federation.transcript import Message, Participant, Round, Start
+from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, Start
 from fedglass.federation.truth import Examples, Truths
-from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import lost
 from fedglass.models.names import Names, names_of
@@ -257,12 +256,12 @@ class TranscriptReader:
         return *self._added(ref, start), contributors
 
 
-def rule_of(bundle: Bundle, index: int) -> tuple[str, bool | None]:
-    """Return the aggregation rule of a round as text, and whether it is the weighted mean; None if not recorded."""
+def rule_of(bundle: Bundle, index: int) -> str:
+    """Return the identifier of a round's aggregation rule, as `Terms.rule` has it."""
     rule = preferred(sheet(bundle.rounds[index].facts), "rule", preferred(bundle.facts, "rule"))
     if rule is None:
-        return "not recorded", None
+        return UNKNOWN_RULE
     options = rule.get("options") or {}
     if rule["name"].lower() in MEANS and not options:
-        return repr(WeightedMean()), True
-    return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})", False
+        return MEAN_RULE
+    return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
