@@ -13,7 +13,7 @@ from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import buffers_of, weights_of
-from fedglass.federation.transcript import Attendance, Participant, Round, Terms, Transcript, with_still
+from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Truths
 from fedglass.federation.views import AggregateView, Knows, Naming, ServerView, Together, View
 from fedglass.fl.release import Protection
@@ -90,7 +90,7 @@ def recorded_bundle(
         public_of(adversary, spec.shape, folder),
         protections,
         contradictions_by_client(selection, model),
-        Attendance(clients, attendance_by_round(selection)),
+        ParticipantsByRound(clients, attendance_by_round(selection)),
         overlooked=unaudited_clients(selection),
         beside=extra_payload(selection, model),
         reserved=recorder_statements(selection, RESERVATIONS),
@@ -149,7 +149,7 @@ def _transcript(
         texts,
         tuple(preferred(bundle.facts, "behaviours", ())),
     )
-    rounds = {index: with_still(round_, unprotected) for index, round_ in rounds.items()}
+    rounds = {index: mark_untrained(round_, unprotected) for index, round_ in rounds.items()}
     return Transcript(reader.model, terms, rounds), protections
 
 
