@@ -74,21 +74,21 @@ def test_the_earliest_round_stands_for_all(toy: Any) -> None:
     view = Together((ServerView(0, 4), ServerView(0, 1), ServerView(0, 2)))
     assert view.rounds() == (4, 2, 1)
     assert view.describe().endswith("and the same of rounds 2, 3, 5 together")
-    assert view.brief().name == "server, client 0, 3 rounds together"
+    assert view.label().name == "server, client 0, 3 rounds together"
 
 
 def test_what_can_not_be_looked_at_together_is_said(toy: Any) -> None:
     with pytest.raises(UsageError, match="must be different ones, at least two"):
         Together((ServerView(0, 1), ServerView(0, 1)))
     federation = toy.federation(Training(0.1), clients=3)
-    with pytest.raises(UsageError, match="can not be attacked together: other clients or"):
+    with pytest.raises(UsageError, match="cannot be attacked together: they have different clients or"):
         observe(federation, Together((ServerView(0, 0), ServerView(1, 1))), Knows())
-    with pytest.raises(UsageError, match="can not be attacked together by a peer"):
+    with pytest.raises(UsageError, match="cannot be attacked together by a peer"):
         observe(federation, Together((PeerView(0, 0), PeerView(0, 1))), Knows())
     seen, _ = observe(federation, Together((AggregateView(0), AggregateView(1))), Knows())
     assert seen.knows.clients == 3
     short = toy.federation(Training(0.1, batch_size=1, steps=1), examples=4)
-    with pytest.raises(UsageError, match="other examples are behind them"):
+    with pytest.raises(UsageError, match="they have different clients or different examples"):
         observe(short, Together(tuple(ServerView(0, i) for i in range(4))), Knows())
 
 

@@ -19,7 +19,6 @@ from fedglass.federation.federation import Federation
 from fedglass.models.fixed import with_fixed
 from fedglass.recordings.join import bundle_of_saved, is_saved
 from fedglass.recordings.observed import contradictions_of
-from fedglass.recordings.saved import SavedTerms
 
 from .test_plans import job, sources, targets
 
@@ -52,7 +51,7 @@ def test_its_messages_are_those_of_the_transcript(federation: Federation, saved:
     for index, past in federation.run(2).rounds.items():
         found = source.transcript.rounds[index]
         assert found.participants == past.participants
-        assert found.kept == past.kept
+        assert found.accepted == past.accepted
         assert all(torch.equal(found.before[name], tensor) for name, tensor in past.before.items())
         assert all(torch.equal(found.step[name], tensor) for name, tensor in past.step.items())
         for one, other in zip(found.messages, past.messages, strict=True):
@@ -120,12 +119,3 @@ def test_what_is_damaged_is_refused_in_a_sentence(saved: Path, tmp_path: Path, s
     with pytest.raises(DataError) as refused:
         bundle_of_saved(saved, tmp_path / "b")
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("rule", "averages"), [("WeightedMean()", True), ("not recorded", None), ("Median()", False)])
-def test_manifests_of_earlier_versions_tell_the_mean_by_its_text(
-    saved: Path, tmp_path: Path, rule: str, averages: bool | None
-) -> None:
-    terms = json.loads((saved / "manifest.json").read_text())["terms"]
-    del terms["averages"]
-    assert SavedTerms.model_validate({**terms, "rule": rule}, strict=False).value().averages is averages

@@ -121,7 +121,7 @@ def test_games_that_were_not_played_or_decide_nothing_say_why(
     )
     part = section(page(tmp_path, *unplayed, other), "games")
     text = text_of(part)
-    assert text.count("there are 3 other examples, and it needs at least 200") == 1
+    assert text.count("needs at least 200 other examples, and there are 3") == 1
     assert "the server sees client 0's update, round 1; the server sees client 1's update, round 1" in text
     assert 'href="#doubt-no-control">no control</a>' in part
     assert "images that were not trained on" not in text
@@ -216,7 +216,7 @@ def test_without_a_certificate_one_sentence_says_why(
     html = page(tmp_path, *records)
     part = section(html, "certificates")
     text = text_of(part)
-    assert text.count("These running statistics leave the client next to the update") == 1
+    assert text.count("These running statistics are sent with the update") == 1
     assert "nothing adds noise" not in text  # one reason is enough, the others are among the doubts
     assert "nothing adds noise" in text_of(section(html, "doubts"))
     assert "No certificate was computed for this message." in text
@@ -258,7 +258,7 @@ def test_exact_attacks_say_by_which_method_they_read_or_why_they_did_not(
     text = text_of(section(html, "figures"))
     assert "4 images read by division; verified: it explains the message." in text
     assert "4 images read by spear; not verified." in text
-    assert "No closed form reads this message: division: no dense layer sees the images." in text
+    assert "No exact method can read this message: division: no dense layer sees the images." in text
     assert "read by division; verified: it explains the message" in text_of(section(html, "worst"))
     assert "PSNR is missing" not in verdict_box(html)
 

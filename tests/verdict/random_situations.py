@@ -464,7 +464,6 @@ class Scene:
             tuple(names),
             repr(WeightedMean()),
             defences=words,
-            averages=True,
         )
         truths = Truths({n: Examples(p.images, p.labels) for n, p in zip(names, parts, strict=True)})
         shield = dict.fromkeys(names, Protection(release=release_of(self.declared))) if self.declared else {}

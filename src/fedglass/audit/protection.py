@@ -17,10 +17,10 @@ from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.execution.executor import blaming
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
-from fedglass.federation.transcript import defence_text
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.models.network import Network
+from fedglass.recordings.texts import defence_text
 
 FEW = 2
 """Examples that a defence is tried on: more than one, which tells those that can not bear a batch."""

@@ -15,7 +15,7 @@ from fedglass.core.registry import built_in
 from fedglass.core.tensors import MEAN
 from fedglass.core.types import Whitening
 from fedglass.federation.transcript import Participant, Terms, Transcript
-from fedglass.federation.views import Knows, Look
+from fedglass.federation.views import Knows, ViewBuilder
 from fedglass.recipes import recipe
 from fedglass.recordings.format import preferred
 from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
@@ -82,7 +82,7 @@ def _facts_by_message(selection: Selection) -> Iterator[frozenset[Fact]]:
         clients = selection.audited_clients(index)
         for names in [clients] if selection.view == "aggregate" else [(name,) for name in clients]:
             participants = tuple(participant_of(bundle, name, index, {}) for name in names)
-            look = Look(empty, index, participants or (Participant("", 1, counted=False),), {}, {})
+            look = ViewBuilder(empty, index, participants or (Participant("", 1, counted=False),), {}, {})
             moved = any(_moved_statistics(bundle, name, index) for name in names)
             yield look.knowledge(Knows()).facts | ({Fact.STATISTICS} if moved else set())
 

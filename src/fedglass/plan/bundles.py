@@ -13,7 +13,7 @@ from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import buffers_of, weights_of
-from fedglass.federation.transcript import Attendance, Participant, Round, Terms, Transcript, defence_text, with_still
+from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Truths
 from fedglass.federation.views import AggregateView, Knows, Naming, ServerView, Together, View
 from fedglass.fl.release import Protection
@@ -33,6 +33,7 @@ from fedglass.recordings.facts_by_round import (
 from fedglass.recordings.format import RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.selection import Selection, select_messages
+from fedglass.recordings.texts import defence_text
 from fedglass.recordings.transcript import ModelSpec, TranscriptReader, model_spec, rule_of
 from fedglass.recordings.truth_files import read_truths
 
@@ -89,7 +90,7 @@ def recorded_bundle(
         public_of(adversary, spec.shape, folder),
         protections,
         contradictions_by_client(selection, model),
-        Attendance(clients, attendance_by_round(selection)),
+        ParticipantsByRound(clients, attendance_by_round(selection)),
         overlooked=unaudited_clients(selection),
         beside=extra_payload(selection, model),
         reserved=recorder_statements(selection, RESERVATIONS),
@@ -135,21 +136,20 @@ def _transcript(
     clients = tuple(dict.fromkeys((*bundle.clients, *participants)))
     texts, protections = _defences(table, bundle, selection, clients)
     unprotected = [client for client in clients if not (texts or {}).get(client)]
-    rules = dict(rule_of(bundle, index) for index in selection.rounds)
+    rules = {rule_of(bundle, index) for index in selection.rounds}
     class_names = preferred(bundle.facts, "class_names")
     terms = Terms(
         spec.shape,
         spec.classes,
         spec.whitening,
         clients,
-        next(iter(rules)) if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
+        rules.pop() if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
         # All classes have a name, or none: a missing one would shift those after it.
         None if class_names is None or len(class_names) != spec.classes else tuple(class_names),
         texts,
         tuple(preferred(bundle.facts, "behaviours", ())),
-        next(iter(rules.values())) if len(rules) == 1 else False,
     )
-    rounds = {index: with_still(round_, unprotected) for index, round_ in rounds.items()}
+    rounds = {index: mark_untrained(round_, unprotected) for index, round_ in rounds.items()}
     return Transcript(reader.model, terms, rounds), protections
 
 

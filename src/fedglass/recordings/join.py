@@ -13,7 +13,7 @@ from torch import Tensor
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
-from fedglass.federation.transcript import defence_name
+from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
 from fedglass.recordings.files import read_at_most
 from fedglass.recordings.format import FactSheet, FileRef, MessageFacts, merge_or_fail, sheet
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
@@ -27,6 +27,7 @@ from fedglass.recordings.saved import (
     read_saved_manifest,
     read_saved_parts,
 )
+from fedglass.recordings.texts import defence_name
 from fedglass.recordings.writer import BundleWriter, RoundWriter
 
 NAME = 200
@@ -165,8 +166,7 @@ def _moved_buffers(saved: Path, before: Mapping[str, Tensor], after: Mapping[str
 
 
 def _federation_facts(terms: SavedTerms) -> dict[str, Any]:
-    averages = terms.value().averages
-    rule = {True: {"name": "mean"}, False: {"name": terms.rule[:NAME]}, None: None}[averages]
+    rule = None if terms.rule == UNKNOWN_RULE else {"name": "mean" if terms.rule == MEAN_RULE else terms.rule[:NAME]}
     return {
         "shape": terms.shape,
         "classes": terms.classes,

@@ -136,10 +136,6 @@ class SavedRound(_Table):
     kept: Names
 
 
-AVERAGES: Mapping[str, bool | None] = {"WeightedMean()": True, "not recorded": None}
-"""Whether the rule is the weighted mean, by the text of a manifest that has no other word on it; else it is not."""
-
-
 class SavedTerms(_Table):
     """The public facts of a federation."""
 
@@ -152,8 +148,6 @@ class SavedTerms(_Table):
     class_names: Names | None
     defences: dict[Text, Names] | None
     behaviours: Names
-    averages: bool | None = None
-    """Manifests of earlier versions lack it: `value` then reads it off the rule's text."""
 
     @classmethod
     def of(cls, terms: Terms) -> SavedTerms:
@@ -171,7 +165,6 @@ class SavedTerms(_Table):
             None if self.class_names is None else tuple(self.class_names),
             None if self.defences is None else {name: tuple(texts) for name, texts in self.defences.items()},
             tuple(self.behaviours),
-            self.averages if "averages" in self.model_fields_set else AVERAGES.get(self.rule, False),
         )
 
 
@@ -198,7 +191,7 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
             parts = {"update": message.update, "buffers": message.buffers}
             messages[message.client] = _write_parts(directory, f"round-{index:05}-{i:05}.safetensors", parts)
         participants = [SavedParticipant.of(participant) for participant in round_.participants]
-        accepted = list(round_.kept)
+        accepted = list(round_.accepted)
         rounds.append(
             SavedRound(index=index, models=models, participants=participants, messages=messages, kept=accepted)
         )
@@ -208,7 +201,7 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
 
 
 def _check_storable(round_: Round, index: int) -> None:
-    personalised = round_.sent_their_own([message.client for message in round_.messages])
+    personalised = round_.clients_with_own_model([message.client for message in round_.messages])
     if personalised:
         raise UsageError(
             f"A saved transcript has one model for each round, and {personalised[0]!r} was sent one of its own in "

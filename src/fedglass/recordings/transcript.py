@@ -12,11 +12,10 @@ from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import COUNTER, Params, add, buffers_of, subtract, weights_of
 from fedglass.core.types import Whitening
-from fedglass.federation.transcript import Message, Participant, Round, Start
+from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
 from fedglass.federation.truth import Examples, Truths
-from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.models.catalogue import build
-from fedglass.models.fixed import lost
+from fedglass.models.fixed import exceeds_precision
 from fedglass.models.names import Names, names_of
 from fedglass.recordings.format import INPUTS, FileRef, MessageFacts, RoundFacts, preferred, sheet
 from fedglass.recordings.observed import MEANS
@@ -197,7 +196,7 @@ class TranscriptReader:
             {name: state[name].to(like.dtype) for name, like in buffers.items() if name in state},
         )
 
-    def _start(self, ref: FileRef) -> Start:
+    def _start(self, ref: FileRef) -> SentModel:
         before, buffers = self._state(ref, self.unsent)
         stored = self.model.state_dict()
         needed = [name for name, b in buffers_of(self.model).items() if b.is_floating_point() and name in stored]
@@ -207,9 +206,9 @@ class TranscriptReader:
                 f"{self.bundle.folder / ref.file} lacks running statistics of the model such as {missing[0]!r}: record "
                 "the model's whole state_dict."
             )
-        return Start(before, buffers)
+        return SentModel(before, buffers)
 
-    def _message(self, message: MessageFacts, common: Start, sent: FileRef) -> Message:
+    def _message(self, message: MessageFacts, common: SentModel, sent: FileRef) -> Message:
         assert message.received is not None, "messages that were not seen are left out"
         own = None if message.sent is None else self._start(message.sent)
         update, buffers = self._added(message.received, common if own is None else own)
@@ -227,14 +226,18 @@ class TranscriptReader:
         received, before = (self._names(file).applied(self.bundle.arrays(file)) for file in (ref, sent))
         for name in (name for name in unmoved if name in received):
             dtype = update[name].dtype
-            is_lost = lost(received[name], dtype, before.get(name)) if ref.form == "state" else received[name].any()
+            is_lost = (
+                exceeds_precision(received[name], dtype, before.get(name))
+                if ref.form == "state"
+                else received[name].any()
+            )
             if bool(is_lost):
                 raise UpdateError(
                     f"{self.bundle.folder / ref.file}: {name!r} moved by less than {dtype} can hold, the type of the "
                     "model: record the message in the model's own type, or as an update."
                 )
 
-    def _added(self, ref: FileRef, start: Start) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _added(self, ref: FileRef, start: SentModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return what a message or an aggregate adds to the weights, and the buffers after it."""
         if ref.form == "state":
             after, buffers = self._state(ref, start.before)
@@ -244,7 +247,7 @@ class TranscriptReader:
         return update, add({name: start.buffers[name] for name in names}, {name: moved[name] for name in names})
 
     def _aggregate(
-        self, facts: RoundFacts, start: Start
+        self, facts: RoundFacts, start: SentModel
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
         """Return what the rule made, or else the next round's start; without contributors if neither was recorded."""
         following = self.bundle.rounds.get(facts.index + 1)
@@ -257,12 +260,12 @@ class TranscriptReader:
         return *self._added(ref, start), contributors
 
 
-def rule_of(bundle: Bundle, index: int) -> tuple[str, bool | None]:
-    """Return the aggregation rule of a round as text, and whether it is the weighted mean; None if not recorded."""
+def rule_of(bundle: Bundle, index: int) -> str:
+    """Return the identifier of a round's aggregation rule, as `Terms.rule` has it."""
     rule = preferred(sheet(bundle.rounds[index].facts), "rule", preferred(bundle.facts, "rule"))
     if rule is None:
-        return "not recorded", None
+        return UNKNOWN_RULE
     options = rule.get("options") or {}
     if rule["name"].lower() in MEANS and not options:
-        return repr(WeightedMean()), True
-    return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})", False
+        return MEAN_RULE
+    return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})"

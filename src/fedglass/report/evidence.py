@@ -11,11 +11,11 @@ from fedglass.report.charts import Strip, strip_chart
 from fedglass.report.glossary import Label, flag_labels, label
 from fedglass.report.page import Cell, Names, Table, by_text, message_name
 from fedglass.report.sections import CHARTS, Figure
-from fedglass.verdict.flags import flags_of
+from fedglass.verdict.flags import flag, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import serious_doubts
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.texts import UNCHECKED, count, flag, percent
+from fedglass.verdict.texts import UNCHECKED, count, percent
 
 KNOWN = {
     "construction": "by construction: fedglass itself does this",
@@ -193,7 +193,7 @@ def games_of(records: Sequence[Record], gate: Gate, names: Names) -> SinglingOut
     rows = [_game_row(record, game, gate, names) for record, game in games]
     figures = [_figure(record, game, gate, names) for record, game in games[:CHARTS]]
     unplayed = [
-        (" ".join(flag.whole for flag in flags_of(record, gate)), message_name(record, names))
+        (" ".join(flag.advice for flag in flags_of(record, gate)), message_name(record, names))
         for record in asked
         if record.game is None
     ]

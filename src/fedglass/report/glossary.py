@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from markupsafe import Markup, escape
 from pydantic import JsonValue
 
-from fedglass.verdict.doubts import Doubt, Kind
-from fedglass.verdict.flags import ORDER, doubts_of, flags_of
+from fedglass.verdict.doubts import Doubt, Kind, Question, Severity
+from fedglass.verdict.flags import NAMED, ORDER, Flag, doubts_of, flag, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Record
-from fedglass.verdict.texts import NAMED, Flag, Question, Severity, count, flag
+from fedglass.verdict.texts import QUESTIONS, count
 
 # Every doubt explained once: cases carry its name alone, which leads to the explanation.
 
@@ -48,7 +48,7 @@ def doubts_by_question(records: Sequence[Record], gate: Gate) -> list[tuple[str,
             found.setdefault(each.kind, []).append((each, record))
     groups = sorted((_group(pairs, len(records)) for pairs in found.values()), key=_severity)
     asked = [(question, [group for group in groups if group.flag.question is question]) for question in Question]
-    return [(question.value, chosen) for question, chosen in asked if chosen]
+    return [(QUESTIONS[question], chosen) for question, chosen in asked if chosen]
 
 
 def flag_labels(record: Record, gate: Gate) -> list[Label]:

@@ -17,7 +17,7 @@ from fedglass.report import sections
 from fedglass.report.glossary import Glossary, Label, doubts_by_question, flag_labels
 from fedglass.report.page import Album, Cell, Names, Pair, Table, message_name, render, short_names, write_page
 from fedglass.report.sections import Scales, exact_lines, read_exactly, sweep_figures, whose_images
-from fedglass.report.threat import threat_model
+from fedglass.report.threat import threat_section
 from fedglass.verdict.directory import PLAN, RECORDS, REPORT, SUMMARY, RecordFile, claimed_digest
 from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate, attacks_in
@@ -142,7 +142,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         games=singling_out.games_of(records, gate, names),
         certificates=certificates.certificates_of(records, gate, names),
         exact=exact_lines(attacks, gate, names),
-        threat=threat_model(attacks or records, names),
+        threat=threat_section(attacks or records, names),
         whose=whose_images(records, gate, names),
         table=sections.figures_table(groups, gate, scales, names),
         view_table=sections.figures_table(views, gate, scales, names) if views else None,
@@ -233,7 +233,7 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
 
 def _guess(case: Case, gate: Gate) -> list[str]:
     """What the best guess without the message reaches by the gate's metric, and which one that is."""
-    value, name = case.blind.get(gate.metric), case.blind_by.get(gate.metric)
+    value, name = case.blind.get(gate.metric), case.blind_guess.get(gate.metric)
     if value is None:
         return []
     return [f"without the message: {gate.scale.show(value)}{f' ({name})' if name else ''}"]
@@ -337,8 +337,8 @@ def _record_facts(record: Record) -> Table:
     rows += [] if record.certificate is None else certificates.certificate_facts(record.certificate)
     rows += [] if record.game is None else singling_out.game_facts(record.game)
     rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
-    if record.identity_kept:
-        kept = f"{sum(record.identity_kept)} of {len(record.identity_kept)} refined images"
+    if record.identity_preserved:
+        kept = f"{sum(record.identity_preserved)} of {len(record.identity_preserved)} refined images"
         rows.append(["still nearest to the same true image", kept])
     return Table(["", ""], rows)
 

@@ -211,8 +211,8 @@ def _told_apart(names: Names, longer: Names) -> dict[str, str]:
 def _short(record: Record) -> str:
     if not record.view_name:
         return record.view
-    together = record.standpoint == "aggregate" and record.behind
-    return f"{record.view_name} of {len(record.behind)}" if together else record.view_name
+    together = record.standpoint == "aggregate" and record.contributors
+    return f"{record.view_name} of {len(record.contributors)}" if together else record.view_name
 
 
 def some(texts: Sequence[str], limit: int = 6) -> list[str]:

@@ -15,12 +15,13 @@ from fedglass.report.glossary import anchor
 from fedglass.report.html import judged_by, records_of
 from fedglass.report.page import write_page
 from fedglass.verdict.directory import PLAN
+from fedglass.verdict.doubts import Severity
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict, judge, reads
 from fedglass.verdict.records import Record
-from fedglass.verdict.texts import Severity, count, percent
+from fedglass.verdict.texts import QUESTIONS, count, percent
 
 Kind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
 """`allowed`: images were recovered, but no larger share of them than the gate allows the attack. `none`: an attack that
@@ -97,7 +98,7 @@ def _unscored(record: Record, gate: Gate) -> Outcome:
     """Say why images have no score; an attack that had nothing to score is no gap of the audit."""
     why = serious_text(record, gate)
     if gate.judged(record) and not why:
-        return Outcome(record, "none", " ".join(flag.whole for flag in flags_of(record, gate)))
+        return Outcome(record, "none", " ".join(flag.advice for flag in flags_of(record, gate)))
     why = record.skipped_metrics.get(gate.metric, "") or why
     return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
 
@@ -105,7 +106,7 @@ def _unscored(record: Record, gate: Gate) -> Outcome:
 def _game(record: Record, gate: Gate) -> Outcome:
     game = record.game
     if game is None:
-        return Outcome(record, "none", " ".join(flag.whole for flag in flags_of(record, gate)))
+        return Outcome(record, "none", " ".join(flag.advice for flag in flags_of(record, gate)))
     named = round(game.top1 * game.records)
     said = f"The message names {named} of {count(game.records, 'record')} among {game.candidates:,} candidates."
     return Outcome(record, "exposed" if gate.exposes(record) else "none", said)
@@ -122,7 +123,7 @@ def _certificate(record: Record, gate: Gate) -> Outcome:
 
 def serious_text(record: Record, gate: Gate) -> str:
     """Return the serious doubts of a record in words."""
-    return " ".join(f"{flag.name}: {flag.whole}" for flag in flags_of(record, gate) if flag.severity == "serious")
+    return " ".join(f"{flag.name}: {flag.advice}" for flag in flags_of(record, gate) if flag.severity == "serious")
 
 
 # Records as JUnit XML, for pipelines that show tests: one test case a record.
@@ -170,7 +171,7 @@ def legal(text: str) -> str:
 
 def _case(suite: Element, outcome: Outcome, gate: Gate) -> None:
     record = outcome.record
-    doubts = [f"{flag.severity}: {flag.name}: {flag.whole}" for flag in flags_of(record, gate)]
+    doubts = [f"{flag.severity}: {flag.name}: {flag.advice}" for flag in flags_of(record, gate)]
     case = SubElement(
         suite,
         "testcase",
@@ -269,8 +270,8 @@ def _findings(outcome: Outcome, gate: Gate) -> Iterator[Finding]:
         rule, level, description = KINDS[outcome.kind]
         yield Finding(rule, level, description, outcome.sentence, record, outcome.title)
     for flag in flags:
-        description = f"{flag.question.value} Doubt: {flag.name}."
-        yield Finding(anchor(flag.kind), LEVELS[flag.severity], description, flag.whole, record, outcome.title)
+        description = f"{QUESTIONS[flag.question]} Doubt: {flag.name}."
+        yield Finding(anchor(flag.kind), LEVELS[flag.severity], description, flag.advice, record, outcome.title)
 
 
 def _rule(finding: Finding) -> dict[str, Any]:

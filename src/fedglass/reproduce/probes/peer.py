@@ -25,7 +25,7 @@ from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.catalogue import score
 from fedglass.metrics.matching import Matching, label_errors, match
-from fedglass.reproduce.cost import SECOND_ORDER, Load, attack_seconds
+from fedglass.reproduce.cost import SECOND_ORDER, Workload, attack_seconds
 from fedglass.reproduce.messages import ACCURACY
 from fedglass.reproduce.probes.probe import of_attack
 from fedglass.verdict.directory import Strips
@@ -36,7 +36,7 @@ TRACED = (1, 10, 20, 30, 76, 99)
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerImages:
     """Mean LPIPS, PSNR and SSIM of the peers' images, the adversary's own left out; pixels clipped to [0, 1].
 
     All images behind the step are matched, so that what shows the adversary's own is not held against the others.
@@ -62,13 +62,13 @@ class Peer:
         measures |= _of_first_peer(values, target.observation)
         measures |= _of_refinement(measures, final, truth, matching) if self.attack.refine else {}
         measures |= _of_search(found, target.observation, len(truth.labels), int(fields["label_errors"]))
-        measures |= {"back": 100 * back(final, truth, matching), "own_psnr": own_psnr(final, target.observation)}
+        measures |= {"back": 100 * share_back(final, truth, matching), "own_psnr": own_psnr(final, target.observation)}
         extra = {**fields["extra"], "measures": measures, "skipped": skipped}
         shown = matching.apply(final)[: len(truth.private.labels)]
         told = {**fields, "metrics": values, "extra": extra}
         return Finding(told, Strips(truth.private.images.numpy(), shown.numpy()))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
 
 
@@ -82,7 +82,7 @@ class WrongRate:
 
     accelerated: ClassVar[bool] = True
 
-    probe: Peer
+    probe: PeerImages
     guess: float
 
     @property
@@ -94,7 +94,7 @@ class WrongRate:
         scaled = {name: step / self.guess for name, step in seen.update.items()}
         return self.probe.measure(replace(target, observation=replace(seen, update=scaled)), seed, progress)
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return self.probe.seconds(load)
 
 
@@ -136,7 +136,7 @@ class Reduced:
 
 
 @dataclass(frozen=True)
-class Guessed:
+class GuessedImages:
     """The same figures of images that no attack has found."""
 
     accelerated: ClassVar[bool] = False
@@ -151,7 +151,7 @@ class Guessed:
         extra = {"measures": _means(values), "skipped": skipped}
         return Finding({"metrics": values, "extra": extra}, Strips(private.images.numpy(), shown.numpy()))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return 1.0
 
 
@@ -172,7 +172,7 @@ def repeated(images: Tensor, factor: int) -> Tensor:
     return small.repeat_interleave(factor, -1).repeat_interleave(factor, -2).clamp(0, 1)
 
 
-def back(found: Tensor, truth: Truth, matching: Matching) -> float:
+def share_back(found: Tensor, truth: Truth, matching: Matching) -> float:
     """The share of private images that came back: what was matched is nearer to them than to any other image of
     the message, and nearer than plain grey is."""
     shown, private = matching.apply(found), truth.private.images
@@ -245,7 +245,7 @@ class Accuracy:
         measures = {"accuracy": points[last], **{f"accuracy_{at}": value for at, value in points.items()}}
         return Finding({"extra": {"measures": measures}})
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return 1.0
 
 
@@ -277,7 +277,7 @@ GUESSED = {
 
 
 @dataclass(frozen=True)
-class Read:
+class PeerRmse:
     """RMSE over all private images and pixels after optimal assignment [Yue et al., 2025, Eq. 14], in [0, 1].
 
     Beside it what guesses reach without the message; an attack is to be below the lowest of them. The class means are
@@ -301,9 +301,9 @@ class Read:
         blind = _blind(seen, truth, target, self.reader)
         tested = accuracies(target.utility)
         measures = {
-            "rmse": together(scores.values["rmse"]),
+            "rmse": joint_rmse(scores.values["rmse"]),
             "psnr": statistics.fmean(scores.values["psnr"]),
-            "back": 100 * back(final, truth, matching),
+            "back": 100 * share_back(final, truth, matching),
             "guess": min(blind.values()),
             **blind,
             "accuracy": tested[max(tested)],
@@ -322,15 +322,15 @@ class Read:
         shown = private.apply(final)
         return Finding(told, Strips(truth.private.images[:SHOWN].numpy(), shown[:SHOWN].numpy()))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         size = min(load.training.batch_size or load.examples, load.examples)
         return self.iterations * load.clients * load.steps * SECOND_ORDER * load.gradient(size)
 
 
-def together(values: Sequence[float]) -> float:
+def joint_rmse(values: Sequence[float]) -> float:
     """The RMSE over several images of equal size from that of each.
 
-    >>> together([3.0, 4.0]) == math.sqrt(12.5)
+    >>> joint_rmse([3.0, 4.0]) == math.sqrt(12.5)
     True
     """
     return math.sqrt(statistics.fmean(value**2 for value in values))
@@ -339,4 +339,4 @@ def together(values: Sequence[float]) -> float:
 def _blind(seen: Observation, truth: Truth, target: Target, reader: AnyAttack) -> Mapping[str, float]:
     """The RMSE of guesses that need no message."""
     found = scored_guesses(seen, truth, truth.labels, ("rmse",), target.public, reader)
-    return {GUESSED[name]: together(reached["rmse"]) for name, reached in found.items()}
+    return {GUESSED[name]: joint_rmse(reached["rmse"]) for name, reached in found.items()}

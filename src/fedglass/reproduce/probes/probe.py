@@ -11,7 +11,7 @@ from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.types import Reconstruction
 from fedglass.metrics.matching import label_errors
-from fedglass.reproduce.cost import Load
+from fedglass.reproduce.cost import Workload
 
 
 class PublishedProbe(Probe, Protocol):
@@ -27,7 +27,7 @@ class PublishedProbe(Probe, Protocol):
         """What it plays, where it plays an attack."""
         ...
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         """About how long it takes on one core."""
         ...
 

@@ -25,8 +25,8 @@ from fedglass.core.types import Candidate, Observation, Reconstruction, Training
 from fedglass.metrics.catalogue import score, share_above
 from fedglass.metrics.images import psnr
 from fedglass.metrics.matching import Matching, label_errors, match, match_by_psnr
-from fedglass.reproduce.compare import Lines
-from fedglass.reproduce.cost import Load, attack_seconds, iterations_of_stages
+from fedglass.reproduce.charts import LogPlot
+from fedglass.reproduce.cost import Workload, attack_seconds, iterations_of_stages
 from fedglass.reproduce.probes.geometry import cosine, sparsity
 from fedglass.reproduce.probes.probe import of_attack
 from fedglass.verdict.directory import Strips
@@ -83,7 +83,7 @@ class Reconstruct:
         epochs = None if by_epoch is None else by_epoch.detach().numpy()
         return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.detach().numpy(), epochs))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
 
 
@@ -146,7 +146,7 @@ class Invert:
         shown = scores.matching.apply(found.images.detach().cpu())
         return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.numpy()))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
 
 
@@ -180,7 +180,7 @@ class TryTrainings:
         extra["notes"] = [*extra["notes"], _chosen(guesses, found, best)]
         return replace(found[best], record={**fields, "extra": extra})
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         guesses = trainings_of_steps(load.training.lr, load.steps, load.examples)
         return sum(self.probe.seconds(replace(load, training=guess)) for guess in guesses)
 
@@ -210,7 +210,7 @@ class CountLabels:
         fields = {"labels_true": truth.labels.tolist(), "labels_recovered": found.tolist(), "label_errors": errors}
         return Finding({**fields, "extra": {"measures": {"label_errors": float(errors)}}})
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return 60 * load.gradient(50)  # 3000 dummy images, twice, without a gradient
 
 
@@ -222,7 +222,7 @@ NEAR = 1.25
 
 
 @dataclass(frozen=True)
-class FindOut:
+class SearchUnknowns:
     """What the search takes for the learning rate and the number of images, beside what they are.
 
     The search looks at no image of another client; the truth is for the score alone.
@@ -251,12 +251,12 @@ class FindOut:
         extra = {"measures": measures, "lines": [asdict(line) for line in _drawn(found)]}
         return Finding({**fields, "extra": extra}, Strips(private.numpy(), matching.apply(shown).numpy()))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         tries = len(self.search.rates) * len(self.search.counts) + 1
         return tries * attack_seconds(self.search.probe, load)
 
 
-def _drawn(found: Reconstruction) -> list[Lines]:
+def _drawn(found: Reconstruction) -> list[LogPlot]:
     """The error of the adversary's own images under each guess, over what was unknown."""
     error, drawn = "error of its own images", []
     for axis, of in (("learning rate", lambda trial: trial.lr), ("images", lambda trial: float(trial.examples))):
@@ -265,5 +265,5 @@ def _drawn(found: Reconstruction) -> list[Lines]:
             best[of(trial)] = min(trial.error, best.get(of(trial), trial.error))
         points = [(place, value) for place, value in best.items() if value > 0]
         if len(points) > 1:
-            drawn.append(Lines(error, axis, {"guesses": points}))
+            drawn.append(LogPlot(error, axis, {"guesses": points}))
     return drawn
