@@ -375,7 +375,7 @@ def test_keys_of_a_simulation_are_refused_beside_a_bundle(folder: Path) -> None:
 
 def test_a_message_that_nobody_could_take_down_is_not_passed_over(tmp_path: Path) -> None:
     writer = Real(sizes=(1, 2), rounds=1).record(tmp_path / "b")
-    writer.round(1).unseen("client 2", "its reply is no model")
+    writer.round(1).not_recorded("client 2", "its reply is no model")
     for keys in ("", 'rounds = "all"', "rounds = [1]"):
         (source,) = sources(job(tmp_path, keys))
         assert source.overlooked == ("client 2",), keys
@@ -518,7 +518,7 @@ def test_what_a_recorder_lost_is_not_passed_over(tmp_path: Path) -> None:
     """Its bundle is whole by itself, and nobody sees what it lacks."""
     writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
     assert sources(job(tmp_path))[0].overlooked == ()
-    writer.lost()
+    writer.mark_incomplete()
     for keys in ("", "rounds = [1]", 'whose = ["client 0"]'):
         assert sources(job(tmp_path, keys))[0].overlooked == ("an unidentified client (recording incomplete)",)
 

@@ -107,7 +107,7 @@ def test_the_counter_tells_steps_and_mode(tmp_path: Path) -> None:
         people = reading.round(index).participants
         expected = Training(lr=0.1, epochs=3, batch_norm=BatchNorm.BATCH)
         assert [person.training for person in people] == [expected, expected]
-    assert writer.round(2).told.index == 2
+    assert writer.round(2).state.index == 2
 
 
 def test_numbers_of_examples_that_are_not_known_are_not_known(tmp_path: Path) -> None:

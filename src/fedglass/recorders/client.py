@@ -106,7 +106,7 @@ class ClientRecorder:
         facts = failed_facts() if reader.fault else training_facts(reader.steps)
         if defences:
             facts["defences"] = [dict(defence) for defence in defences]
-        self.writer.round(index).retell_client(self.client, OF_CLIENT.told(facts, "read"))
+        self.writer.round(index).replace_client_facts(self.client, OF_CLIENT.told(facts, "read"))
         if self.truth is not None and reader.inputs and not reader.fault:
             with log_and_continue(f"the examples of {self.client!r}"):
                 self._write_truth(self.truth, index, reader)
@@ -290,6 +290,6 @@ def copy_training(writer: BundleWriter, folder: Path, index: int) -> None:
     if not (folder / MANIFEST).exists():
         return
     manifest, rounds = read_index(folder)
-    writer.tell(sheet(manifest.facts))
+    writer.add_facts(sheet(manifest.facts))
     for message in rounds[index].messages if index in rounds else ():
-        writer.round(index).tell_client(message.client, sheet(message.facts))
+        writer.round(index).add_client_facts(message.client, sheet(message.facts))

@@ -76,7 +76,7 @@ class StrategyRecorder:
         except Exception:  # no error of a recorder may end a training
             log.exception("fedglass stops recording. The training continues.")
         self._broken = True
-        self._writer.lost()
+        self._writer.mark_incomplete()
 
     def _sending(self, index: int, messages: list[Any], strategy: Any) -> None:
         self._called[index] = [message.metadata.dst_node_id for message in messages]
@@ -121,7 +121,7 @@ class StrategyRecorder:
             name = self._names[node] = name_of(reply, node)
             record = _model_record(reply, strategy)
             if record is None:
-                round_.unseen(name, "its reply holds no array record of a model")
+                round_.not_recorded(name, "its reply holds no array record of a model")
                 continue
             self._store_own_start(index, node, name)
             arrays = self._replies[name] = _numpy(record)

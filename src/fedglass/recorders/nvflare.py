@@ -122,11 +122,11 @@ class SentFilter(Filter):  # type: ignore[misc] # NVFlare has no types
             return
         tensors = arrays[0]
         round_, previous = writer.round(index), writer.round(index - 1) if index else None
-        if round_.told.sent is None:
+        if round_.state.sent is None:
             round_.sent(tensors)
-            if previous is not None and previous.told.sent is not None and previous.told.aggregated is None:
+            if previous is not None and previous.state.sent is not None and previous.state.aggregated is None:
                 previous.aggregated(tensors)
-        elif not _equal(writer.arrays(round_.told.sent), tensors):
+        elif not _equal(writer.arrays(round_.state.sent), tensors):
             client = _peer(fl_ctx)
             if round_.message(client).sent is None:
                 round_.sent(tensors, client=client)
@@ -154,7 +154,7 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
             round_.absent(client, code)
             return
         if arrays is None:  # filters see no payload of another kind
-            round_.unseen(client, "its reply holds no model that a filter can see")
+            round_.not_recorded(client, "its reply holds no model that a filter can see")
             return
         tensors, form, dxo = arrays
         round_.received(client, tensors, form=form)
@@ -237,7 +237,7 @@ def _log_errors(store: Any, *args: Any, folder: str = "") -> None:
     except Exception:  # a filter that raises makes the client's result an error: a recorder must not
         log.exception("fedglass could not record. The training continues.")
     if folder in _writers:
-        _writers[folder].lost()
+        _writers[folder].mark_incomplete()
 
 
 def _writer(folder: str, facts: Mapping[str, Any]) -> BundleWriter:

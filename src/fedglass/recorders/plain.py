@@ -60,7 +60,7 @@ def recording(
     """
     private = Path(folder).with_name(Path(folder).name + TRUTH) if truth else None
     recorder = ClientRecorder(folder, client, declared=UserFacts(architecture, whitening, facts or {}), truth=private)
-    recorder.writer.round(round).check_awaited(client)
+    recorder.writer.round(round).check_new_message(client)
     before = state_of(model)
     with recorder.reader() as reader:
         yield recorder
@@ -79,14 +79,14 @@ def tolerate_io_errors(writer: BundleWriter | None = None) -> Iterator[None]:
             raise
         log.error("fedglass could not record. The training continues. %s", error)
         if writer is not None:
-            writer.lost()
+            writer.mark_incomplete()
 
 
 def _write(
     recorder: ClientRecorder, index: int, before: dict[str, Tensor], after: dict[str, Tensor], reader: TrainingReader
 ) -> None:
     round_, client = recorder.writer.round(index), recorder.client
-    sent = round_.told.sent
+    sent = round_.state.sent
     if sent is None and _follows(recorder.writer, index, before):
         round_.sent(before)
     elif sent is None or not _equal(recorder.writer.arrays(sent), before):
@@ -115,7 +115,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 def _follows(writer: BundleWriter, index: int, before: Mapping[str, Tensor]) -> bool:
     """Check that a model is the aggregate of the previous round, if that was recorded; else it is a client's own."""
-    aggregate = writer.round(index - 1).told.aggregated if index else None
+    aggregate = writer.round(index - 1).state.aggregated if index else None
     if aggregate is None:
         return True
     after = writer.arrays(aggregate)
