@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
-from fedglass.audit.cases import Case, Silent
+from fedglass.audit.cases import Case, NoProgress
 from fedglass.audit.simulated import Simulated
 from fedglass.cli.progress import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
@@ -38,7 +38,7 @@ from fedglass.verdict.records import Record
 Make = Callable[..., Job]
 
 
-class Log(Silent):
+class Log(NoProgress):
     """Remembers which cases ran."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ def test_oracle_use_is_marked_by_what_an_attack_uses(make_job: Make, tmp_path: P
 def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:
     events: list[tuple[Any, ...]] = []
 
-    class Tell(Silent):
+    class Tell(NoProgress):
         def planned(self, cases: int, done: int) -> None:
             events.append(("planned", cases, done))
 

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from fedglass.guard import Guard, GuardReport, Reason
 from fedglass.guard.observed_training import observed_training, under_model_names
-from fedglass.guard.runners import Here
+from fedglass.guard.runners import InlineRunner
 from fedglass.models.names import names_of, unwrap
 
-HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "attacks": {}, "false_alarms": 0.0}
+HERE: dict[str, Any] = {"runner": InlineRunner(), "budget_seconds": 600.0, "attacks": {}, "false_alarms": 0.0}
 Optimiser = Callable[[Any], torch.optim.Optimizer]
 
 

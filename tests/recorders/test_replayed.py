@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass import recording
-from fedglass.checks.replay import Declared, Part, Replay, replay
+from fedglass.checks.claim import Claim, ClientClaim
+from fedglass.checks.replay import ReplayOutcome, replay
 from fedglass.core.optimisers import AdamW
 from fedglass.core.types import Training, Whitening
+from fedglass.federation.truth import Examples
 from fedglass.recordings.reader import read_bundle
 from fedglass.recordings.transcript import TranscriptReader
 from fedglass.recordings.truth_files import read_truths
@@ -61,7 +63,7 @@ def replayed(
     frozen: bool = False,
     clip: float | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-) -> tuple[Training | None, Replay | None]:
+) -> tuple[Training | None, ReplayOutcome | None]:
     """Record one training, and play what the bundle says of it."""
     model = network().train(not frozen)
     with recording(folder / "b", model, client="a", round=1, truth=True, whitening=((0.4,), (0.3,))):
@@ -72,10 +74,9 @@ def replayed(
     if training is None:
         return None, None
     truths = read_truths(folder / "b-truth", bundle.clients)
-    own = truths.of("a", 1)
-    part = Part(own.images, own.labels, training, order=truths.batches("a", 1))
+    client = ClientClaim(training, truths.of("a", 1), order=truths.batches("a", 1))
     whitening = Whitening((0.4,), (0.3,))
-    return training, replay(Declared(network(), past.before, past.buffers, message.update, whitening, (part,)))
+    return training, replay(Claim(network(), past.before, past.buffers, message.update, whitening, (client,)))
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
@@ -104,9 +105,9 @@ def test_adam_with_decoupled_decay_is_adamw(tmp_path: Path) -> None:
     round_ = TranscriptReader(read_bundle(tmp_path / "b"), model, {}).round(1)
     training = round_.participants[0].training
     assert training == Training(0.01, 5, optimiser=AdamW(weight_decay=0.1), shuffle=False)
-    part = Part(IMAGES, LABELS, training)
+    client = ClientClaim(training, Examples(IMAGES, LABELS))
     plain = Whitening((0.0,), (1.0,))
-    repeated = replay(Declared(model, before, {}, round_.messages[0].update, plain, (part,)))
+    repeated = replay(Claim(model, before, {}, round_.messages[0].update, plain, (client,)))
     assert repeated.residual < 1e-5
 
 

@@ -67,8 +67,8 @@ def test_a_message_is_read_from_the_model_that_its_client_was_sent(
     starts = personalised(tmp_path / "b", common=common, form=form)
     for target, start in zip(targets(job(tmp_path, 'truth = "b-truth"')), starts, strict=True):
         assert equal(target.observation.before, start)
-        assert target.declared is not None
-        found = replay(target.declared)
+        assert target.claim is not None
+        found = replay(target.claim)
         assert found is not None
         assert found.explained
         assert target.doubts == ()

@@ -57,8 +57,8 @@ def test_its_messages_are_those_of_the_transcript(federation: Federation, saved:
         for one, other in zip(found.messages, past.messages, strict=True):
             assert all(torch.equal(one.update[name], tensor) for name, tensor in other.update.items())
     for target in targets(job(tmp_path, KEYS)):
-        assert target.declared is not None
-        played = replay(target.declared)
+        assert target.claim is not None
+        played = replay(target.claim)
         assert played is not None
         assert played.explained
 
@@ -89,8 +89,8 @@ def test_layers_that_its_model_does_not_train_are_told_behind_a_defence_too(
     keys = 'model = "lenet"\ntruth = "private"\ndefended = [{ name = "clip", norm = 0.01 }]'
     for target in targets(job(tmp_path, keys)):
         assert not set(fixed) & set(target.observation.update)
-        assert target.declared is not None
-        played = replay(target.declared)
+        assert target.claim is not None
+        played = replay(target.claim)
         assert played is not None
         assert played.explained
 

@@ -69,8 +69,8 @@ def looked_at(folder: Path, keys: str = "") -> tuple[Recorded, Target]:
 
 
 def explained(target: Target) -> bool:
-    assert target.declared is not None
-    found = replay(target.declared)
+    assert target.claim is not None
+    found = replay(target.claim)
     assert found is not None
     return found.explained
 

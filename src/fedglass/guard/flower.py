@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.guard.guard import Guard
-from fedglass.guard.report import REFUSED, Counts, GuardReport, Memory, Reason
+from fedglass.guard.report import REFUSED, GuardCounts, GuardMemory, GuardReport, Reason
 from fedglass.recorders.hooks import TrainingReader
 
 CODE = 6
@@ -124,20 +124,20 @@ def _arrays(message: Message) -> dict[str, Tensor] | None:
     return {name: tensor.clone() for name, tensor in records[0].to_torch_state_dict().items()}
 
 
-def remembered(ctxt: Context) -> Memory:
+def remembered(ctxt: Context) -> GuardMemory:
     """What the guard keeps from round to round in the client's own context: processes may serve several clients."""
     state = ctxt.state
     if f"{STATE}counts" not in state:
-        return Memory()
-    counts = Counts(**{name: int(value) for name, value in state[f"{STATE}counts"].items()})
+        return GuardMemory()
+    counts = GuardCounts(**{name: int(value) for name, value in state[f"{STATE}counts"].items()})
     before, sent = (
         state[f"{STATE}{name}"].to_torch_state_dict() if f"{STATE}{name}" in state else None
         for name in ("before", "sent")
     )
-    return Memory(counts, before, sent)
+    return GuardMemory(counts, before, sent)
 
 
-def remember(ctxt: Context, memory: Memory) -> None:
+def remember(ctxt: Context, memory: GuardMemory) -> None:
     ctxt.state[f"{STATE}counts"] = MetricRecord(asdict(memory.counts))
     for name, params in (("before", memory.before), ("sent", memory.sent)):
         if params is not None:

@@ -21,7 +21,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from torch import Tensor
 
 from fedglass.guard.guard import Guard
-from fedglass.guard.report import GuardRefusal, GuardReport, Memory, Policy, Reason
+from fedglass.guard.report import GuardMemory, GuardRefusal, GuardReport, Policy, Reason
 from fedglass.recorders.hooks import TrainingReader
 
 META = ("NUM_STEPS_CURRENT_ROUND", "current_round", "start_round", "total_rounds", "initial_metrics")
@@ -32,7 +32,7 @@ METRICS = ("train_loss", "loss", "val_loss", "accuracy")
 
 _CAME: dict[str, dict[str, Tensor]] = {}
 _READERS: dict[str, TrainingReader] = {}
-_MEMORIES: dict[str, Memory] = {}
+_MEMORIES: dict[str, GuardMemory] = {}
 """By client: the filters for both ways are two objects, and a process may serve several clients."""
 
 
@@ -106,7 +106,7 @@ class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
             clip=self.clip,
             noise_multiplier=self.noise_multiplier,
             false_alarms=self.false_alarms,
-            memory=_MEMORIES.setdefault(client, Memory()),
+            memory=_MEMORIES.setdefault(client, GuardMemory()),
         )
 
     def _checked(

@@ -1,6 +1,6 @@
-"""What an attack reads of a message in the time that a client can spare.
+"""Attacks on an outbound update, in the time that a client can spare.
 
-It is judged as in an audit: by the same metrics, beside the same guesses without the message.
+They are scored as in an audit: by the same metrics, and against the same guesses without the message.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import torch
 
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.audit.assessment import Assessment, Question, assess
-from fedglass.audit.play_attack import isolated
+from fedglass.audit.assessment import Assessment, ScoringContext, assess
+from fedglass.audit.play import OutOfTime
+from fedglass.audit.play_attack import isolate
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.rng import derive
-from fedglass.core.types import Observation
 from fedglass.guard.outbound import Outbound
-from fedglass.guard.report import Clock, OutOfTime
+from fedglass.guard.report import Clock
 from fedglass.recipes import recipe
 from fedglass.verdict.gate import Gate
 
 METRICS = ("psnr", "ssim")
 FIRST = 1 / 8
-"""The share of its iterations of the first look: what leaks most is read at once."""
+"""Share of its iterations in the first run of an attack: what leaks most is recovered at once."""
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Read:
-    """What the best start of all attacks shows."""
+class BestRun:
+    """The run of all attacks that shows most private images."""
 
     attack: str
     starts: int
@@ -41,48 +41,51 @@ class Read:
 
 
 def attacks_for(out: Outbound) -> dict[str, AnyAttack]:
-    """One that is fast on a message of this kind; the true labels are told, so that no search fails for theirs."""
+    """Choose a fast attack for a message of this kind; it is given the true labels, so that it cannot fail there."""
     if out.steps > 1:
         name = "sme"
     else:
-        name = "coarse_to_fine_statistics" if Fact.STATISTICS in out.seen().facts else "inverting_gradients"
+        name = "coarse_to_fine_statistics" if Fact.STATISTICS in out.observation().facts else "inverting_gradients"
     return {name: recipe(name, labels=OracleLabels())}
 
 
-def read(
+def run_attacks(
     out: Outbound, attacks: Mapping[str, AnyAttack], gate: Gate, starts: int, seed: int, clock: Clock
-) -> Read | None:
-    """Start after start of each attack until one shows an image or the time is over; None if none came to its end."""
-    best: Read | None = None
-    seen, truth = out.seen(), out.truth()
+) -> BestRun | None:
+    """Run every attack from several starts until one shows an image or time is over; None if no run was complete."""
+    best: BestRun | None = None
+    target = Target(out.observation(), out.truth())
     try:
         for start, (name, attack) in itertools.product(range(starts + 1), attacks.items()):
             run = attack.shortened(FIRST) if start == 0 else attack
-            found = one_run(run, seen, Target(seen, truth), gate, derive(seed, name, start), clock)
-            hits = gate.hits(found.scores)
-            altered = sum(seen and not hit for seen, hit in zip(found.otherwise, hits, strict=True))
-            shown = sum(hits) + gate.partly(found.scores) + altered
-            tally = Read(name, start, shown, _best(found, gate))
-            if best is None or (tally.shown, tally.best or 0.0) > (best.shown, best.best or 0.0):
-                best = tally
-            best = Read(best.attack, start, best.shown, best.best)
+            assessment = one_run(run, target, gate, derive(seed, name, start), clock)
+            hits = gate.hits(assessment.scores)
+            transformed = zip(assessment.shown_transformed, hits, strict=True)
+            shown = (
+                sum(hits) + gate.partly(assessment.scores) + sum(shown_so and not hit for shown_so, hit in transformed)
+            )
+            latest = BestRun(name, start, shown, _best(assessment, gate))
+            if best is None or (latest.shown, latest.best or 0.0) > (best.shown, best.best or 0.0):
+                best = latest
+            best = BestRun(best.attack, start, best.shown, best.best)
             if shown:
                 break
     except OutOfTime:
         pass
-    # A look of an eighth shows what leaks, but not that nothing does.
+    # A run of an eighth of the iterations shows what leaks, but not that nothing does.
     return best if best is not None and (best.shown or best.starts) else None
 
 
-def one_run(attack: AnyAttack, seen: Observation, target: Target, gate: Gate, seed: int, clock: Clock) -> Assessment:
-    """What one run of an attack shows of the private images."""
-    alone = isolated(seen, attack, CPU)
-    found = attack.run(alone, seed, clock)
+def one_run(attack: AnyAttack, target: Target, gate: Gate, seed: int, clock: Clock) -> Assessment:
+    """Run an attack once and assess what it shows of the private images."""
+    observation = isolate(target.observation, attack, CPU)
+    reconstruction = attack.run(observation, seed, clock)
     metrics = tuple(dict.fromkeys((*METRICS, gate.metric)))
     assert target.truth is not None, "a guard has the truth"
-    return assess(Question(attack, replace(target, observation=alone), target.truth, found, metrics, seed))
+    isolated = replace(target, observation=observation)
+    return assess(ScoringContext(attack, isolated, target.truth, reconstruction, metrics, seed))
 
 
-def _best(found: Assessment, gate: Gate) -> float | None:
-    known = [v for v in found.scores.values(gate.metric, gate.scale) if v is not None]
-    return gate.scale.best(known) if known else None
+def _best(assessment: Assessment, gate: Gate) -> float | None:
+    finite_scores = [v for v in assessment.scores.values(gate.metric, gate.scale) if v is not None]
+    return gate.scale.best(finite_scores) if finite_scores else None

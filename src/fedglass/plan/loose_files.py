@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedglass.audit.protection import parts_of
+from fedglass.audit.protection import defence_names
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, open_tensors, subtract, weights_of
@@ -161,7 +161,7 @@ def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: P
 def defence_texts(said: bool | list[DefenceTable]) -> tuple[str, ...]:
     """What protects a client, in words."""
     if isinstance(said, list):
-        return tuple(defence_text(part) for part in parts_of(defences_of(said)))
+        return tuple(defence_text(part) for part in defence_names(defences_of(said)))
     return DEFENDED if said else ()
 
 

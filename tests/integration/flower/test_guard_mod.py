@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from fedglass.guard import REFUSED, Guard, Reason
 from fedglass.guard.flower import CODE, STATE, GuardMod, Quorum, remembered
-from fedglass.guard.runners import Here
+from fedglass.guard.runners import InlineRunner
 
-HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}
+HERE: dict[str, Any] = {"runner": InlineRunner(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}
 Respond = Callable[[Message, Context], Message]
 
 

@@ -17,7 +17,7 @@ from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.images.pixels import bicubic_matrix
 from fedglass.attack.parts import Progress
 from fedglass.audit.assessment import IMAGINED, scored_guesses
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
@@ -48,7 +48,7 @@ class PeerImages:
     factor: int = 4
     """By which the raw images are smaller: the release repeats their pixels before it scores them."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         found = self.attack.run(target.observation, seed, progress)
         truth, final = target.known_truth, found.images.detach().cpu().clamp(0, 1)
         raw = final if found.raw is None else found.raw.detach().cpu().clamp(0, 1)
@@ -66,7 +66,7 @@ class PeerImages:
         extra = {**fields["extra"], "measures": measures, "skipped": skipped}
         shown = matching.apply(final)[: len(truth.private.labels)]
         told = {**fields, "metrics": values, "extra": extra}
-        return Finding(told, Strips(truth.private.images.numpy(), shown.numpy()))
+        return ProbeResult(told, Strips(truth.private.images.numpy(), shown.numpy()))
 
     def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
@@ -89,7 +89,7 @@ class WrongRate:
     def attack(self) -> Attack:
         return self.probe.attack
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen = target.observation
         scaled = {name: step / self.guess for name, step in seen.update.items()}
         return self.probe.measure(replace(target, observation=replace(seen, update=scaled)), seed, progress)
@@ -144,12 +144,12 @@ class GuessedImages:
 
     guess: Guess
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         truth = target.known_truth
         private, shown = truth.private, self.guess.images(target.observation, truth).clamp(0, 1)
         values, skipped = _scores(shown, private, Matching(tuple(range(len(private.labels)))))
         extra = {"measures": _means(values), "skipped": skipped}
-        return Finding({"metrics": values, "extra": extra}, Strips(private.images.numpy(), shown.numpy()))
+        return ProbeResult({"metrics": values, "extra": extra}, Strips(private.images.numpy(), shown.numpy()))
 
     def seconds(self, load: Workload) -> float:
         return 1.0
@@ -239,11 +239,11 @@ class Accuracy:
     accelerated: ClassVar[bool] = False
     attack: ClassVar[None] = None
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         points = accuracies(target.utility)
         last = max(points)
         measures = {"accuracy": points[last], **{f"accuracy_{at}": value for at, value in points.items()}}
-        return Finding({"extra": {"measures": measures}})
+        return ProbeResult({"extra": {"measures": measures}})
 
     def seconds(self, load: Workload) -> float:
         return 1.0
@@ -291,7 +291,7 @@ class PeerRmse:
     iterations: int
     """Of all that the reader tries together."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, truth = target.observation, target.known_truth
         found = self.reader.run(seen, seed, progress)
         final = found.images.detach().cpu().clamp(0, 1)
@@ -320,7 +320,7 @@ class PeerRmse:
             "extra": {"measures": measures, "skipped": dict(scores.skipped), "rule": found.rule},
         }
         shown = private.apply(final)
-        return Finding(told, Strips(truth.private.images[:SHOWN].numpy(), shown[:SHOWN].numpy()))
+        return ProbeResult(told, Strips(truth.private.images[:SHOWN].numpy(), shown[:SHOWN].numpy()))
 
     def seconds(self, load: Workload) -> float:
         size = min(load.training.batch_size or load.examples, load.examples)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from fedglass.attack.attack import Attack
 from fedglass.audit.cases import Probe
-from fedglass.audit.play_attack import of_run
+from fedglass.audit.play_attack import run_fields
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.types import Reconstruction
@@ -36,7 +36,7 @@ def of_attack(attack: Attack, target: Target, found: Reconstruction) -> dict[str
     """What a record says of an attack's run beside the truth."""
     seen, truth = target.observation, target.known_truth
     return {
-        **of_run(attack, found),
+        **run_fields(attack, found),
         "labels_true": truth.labels.tolist(),
         "label_errors": int(label_errors(found.labels.cpu(), truth.labels, seen.knows.classes)),
         "energy_truth": energy_at(attack, seen, truth.images, truth.labels, found),

@@ -15,7 +15,7 @@ from fedglass.attack.needs import needs_of
 from fedglass.attack.parts import Labels, MatchAndAverage, Progress
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.stages import energy_rank, progress_part
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -65,7 +65,7 @@ class Reconstruct:
     """PSNR above which an image counts as recovered."""
     pairing: Pairing
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, truth, watch = target.observation, target.known_truth, _Watch()
         found = replace(self.attack, merge=watch).run(seen, seed, progress)
         matching = self.pairing.pair(found.images, truth.images)
@@ -81,7 +81,7 @@ class Reconstruct:
             measures["lsim"] = similarity
         told = {"metrics": {"psnr": scores}, "extra": {**fields["extra"], "measures": measures}}
         epochs = None if by_epoch is None else by_epoch.detach().numpy()
-        return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.detach().numpy(), epochs))
+        return ProbeResult({**fields, **told}, Strips(truth.images.numpy(), shown.detach().numpy(), epochs))
 
     def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
@@ -133,7 +133,7 @@ class Invert:
 
     attack: Attack
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, truth = target.observation, target.known_truth
         found = self.attack.run(seen, seed, progress)
         scores = score(found.images, truth.images, METRICS)
@@ -144,7 +144,7 @@ class Invert:
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
         told = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
         shown = scores.matching.apply(found.images.detach().cpu())
-        return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.numpy()))
+        return ProbeResult({**fields, **told}, Strips(truth.images.numpy(), shown.numpy()))
 
     def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
@@ -168,7 +168,7 @@ class TryTrainings:
     def attack(self) -> Attack:
         return self.probe.attack
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, found = target.observation, []
         guesses = possible_trainings(seen)
         for i, guess in enumerate(guesses):
@@ -185,7 +185,7 @@ class TryTrainings:
         return sum(self.probe.seconds(replace(load, training=guess)) for guess in guesses)
 
 
-def _chosen(guesses: list[Training], found: list[Finding], best: int) -> str:
+def _chosen(guesses: list[Training], found: list[ProbeResult], best: int) -> str:
     """Which training was supposed in the end, and the energies of all of them."""
     each = ", ".join(f"E={g.epochs} {f.record['energy']:.4g}" for g, f in zip(guesses, found, strict=True))
     return f"E={guesses[best].epochs} was chosen by its energy: {each}."
@@ -203,12 +203,12 @@ class CountLabels:
 
     labels: Labels
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, truth = target.observation, target.known_truth
         found = self.labels.bind(seen, stream(seed, "labels")).decode([])
         errors = label_errors(found, truth.labels, seen.knows.classes)
         fields = {"labels_true": truth.labels.tolist(), "labels_recovered": found.tolist(), "label_errors": errors}
-        return Finding({**fields, "extra": {"measures": {"label_errors": float(errors)}}})
+        return ProbeResult({**fields, "extra": {"measures": {"label_errors": float(errors)}}})
 
     def seconds(self, load: Workload) -> float:
         return 60 * load.gradient(50)  # 3000 dummy images, twice, without a gradient
@@ -235,7 +235,7 @@ class SearchUnknowns:
     lr: float
     """The clients' true rate, which the adversary may not know."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         attack, truth = BestOf(self.attack, self.search), target.known_truth
         found = attack.run(target.observation, seed, progress)
         if found.supposed is None:
@@ -249,7 +249,7 @@ class SearchUnknowns:
         measures = {**ratios, "found": 100.0 * hit, "psnr": statistics.fmean(values["psnr"])}
         fields = {"energy": found.energy, "trace": list(found.trace), "metrics": values}
         extra = {"measures": measures, "lines": [asdict(line) for line in _drawn(found)]}
-        return Finding({**fields, "extra": extra}, Strips(private.numpy(), matching.apply(shown).numpy()))
+        return ProbeResult({**fields, "extra": extra}, Strips(private.numpy(), matching.apply(shown).numpy()))
 
     def seconds(self, load: Workload) -> float:
         tries = len(self.search.rates) * len(self.search.counts) + 1
