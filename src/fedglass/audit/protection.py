@@ -20,6 +20,7 @@ from fedglass.federation.federation import Federation
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.models.network import Network
+from fedglass.recordings.texts import defence_text
 
 FEW = 2
 """Examples that a defence is tried on: more than one, which shows defences that cannot take a batch."""
@@ -82,7 +83,7 @@ def describe_protection(federation: Federation, rounds: int) -> dict[str, tuple[
         training = client.training or federation.training
         kind = f"{defences_of(client)} {training}"
         if kind not in sentences_by_kind:
-            defences = [f"Defended by {part}." for part in dict.fromkeys(defences_of(client))]
+            defences = [defence_text(part) for part in dict.fromkeys(defences_of(client))]
             sentences_by_kind[kind] = (*defences, *describe_privacy(client, training, rounds))
     return {
         c.name: sentences_by_kind[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients
