@@ -25,7 +25,6 @@ from fedglass.core.types import Training
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import Knows
 from fedglass.metrics.images import psnr
-from fedglass.metrics.matching import match
 from fedglass.reproduce.cases import check_options, method_titles
 from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Setup, paper_of, peer_setup
@@ -42,8 +41,8 @@ from fedglass.reproduce.probes.peer import (
     enlarged,
     reduced,
     repeated,
-    share_back,
 )
+from fedglass.reproduce.probes.probe import match_images
 from fedglass.reproduce.probes.reconstruct import SearchUnknowns
 from fedglass.reproduce.tables import Request, choose_rows, table
 from fedglass.verdict.directory import Strips
@@ -182,9 +181,9 @@ def test_what_is_measured_on_the_true_images_themselves(round_: Target) -> None:
     truth = round_.known_truth
     order = torch.tensor([4, 2, 0, 5, 1, 3])
     shuffled = truth.images[order]
-    assert share_back(shuffled, truth, match(shuffled, truth.images)) == 1.0
+    assert match_images(shuffled, truth).share_back() == 1.0
     grey = torch.full_like(truth.images, 0.5)
-    assert share_back(grey, truth, match(grey, truth.images)) == 0.0
+    assert match_images(grey, truth).share_back() == 0.0
 
 
 def test_small_images_are_found_again_in_their_enlargement() -> None:

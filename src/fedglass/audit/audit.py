@@ -34,7 +34,7 @@ from fedglass.core.types import Observation
 from fedglass.execution.client_training import answers_of
 from fedglass.execution.executor import Executor, InProcess, blaming, kept
 from fedglass.execution.machine import one_thread
-from fedglass.metrics.catalogue import USUAL, metric, why_not
+from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, why_not
 from fedglass.recipes import recipe
 from fedglass.verdict.directory import PLAN, RECORDS, SUMMARY, RecordFile, alone, claim
 from fedglass.verdict.flags import with_refutations
@@ -111,7 +111,7 @@ class Job:
 
     sources: Sequence[Source]
     attacks: Mapping[str, AnyAttack]
-    metrics: tuple[str, ...] = USUAL
+    metrics: tuple[str, ...] = DEFAULT_METRICS
     gate: Gate = field(default_factory=Gate)
     repeats: int = 1
     seed: int = 0

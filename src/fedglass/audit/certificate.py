@@ -22,8 +22,8 @@ from fedglass.bounds.adversaries import centred_gram, expected_psnr, simulated_s
 from fedglass.bounds.mechanisms import (
     ORDERS,
     Array,
-    installed,
     laplace_renyi,
+    pld_installed,
     poisson_advantage,
     poisson_epsilon,
     poisson_success,
@@ -196,7 +196,7 @@ def certificate_of(bound: MessageBound, further: int) -> Certificate | None:
     if further and bound.per_round is None:
         return None
     rounds = bound.rounds + further
-    if bound.samples is not None and installed():
+    if bound.samples is not None and pld_installed():
         return _of_samples(bound.samples, rounds, len(bound.mu))
     if bound.renyi:
         success = [renyi_success(BASE_RATE, spent) for spent in bound.renyi]

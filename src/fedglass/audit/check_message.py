@@ -40,7 +40,7 @@ from fedglass.checks.replay import ORDERS, has_fixed_order, replay, too_long
 from fedglass.checks.residual import refutations, rounding_of, spread_of
 from fedglass.core.thresholds import REPLAY_SPREAD
 from fedglass.defend.noise_model import NoiseModel
-from fedglass.metrics.catalogue import USUAL
+from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 from fedglass.verdict.records import Certificate
 
@@ -82,7 +82,7 @@ class CheckMessage:
             certificate = _certificate(target, [claim for claim in claims if claim is not None], doubts, seed)
         elif not any(doubt_.kind is Kind.NOT_REPLAYED for doubt_ in doubts):
             doubts.append(doubt(Kind.NOT_REPLAYED, why=UNKNOWN))
-        guessed = {} if target.pool is None else guessed_public(target.pool, USUAL)
+        guessed = {} if target.pool is None else guessed_public(target.pool, DEFAULT_METRICS)
         return _finding(doubts, certificate, blind_public=guessed, extra={"replay": replays} if replays else {})
 
 

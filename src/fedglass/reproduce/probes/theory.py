@@ -45,9 +45,9 @@ from fedglass.federation.transcript import Round, Transcript
 from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.fl.local import GradientFn, MeanGradient
-from fedglass.metrics.matching import Matching, match
 from fedglass.reproduce.charts import LogPlot
 from fedglass.reproduce.cost import SECOND_ORDER, Workload
+from fedglass.reproduce.probes.probe import match_images
 
 
 @dataclass(frozen=True)
@@ -269,13 +269,10 @@ class Theorem1:
         view = PeerView(len(federation.clients) - 1, index)
         seen = view.see(transcript, Knows(labels=True), federation.truths([index])).observation
         done = progress_part(progress, self.audited.index(index), len(self.audited))
-        found = self.reader.run(seen, seed, done).images.detach().cpu().clamp(0, 1)
-        partner = match(found, truth.images).partner[: len(truth.private.labels)]
+        images = match_images(self.reader.run(seen, seed, done).images, truth).ordered
         step = flatten(past.step)
         reached = objective(federation.model, past.after, seen, truth)
-        return _AttackedRound(
-            index, flatten(past.before), -step / federation.training.lr, reached, Matching(partner).apply(found)
-        )
+        return _AttackedRound(index, flatten(past.before), -step / federation.training.lr, reached, images)
 
     def _federated(self, seen: Observation, training: Training) -> FederationSizes:
         sizes = seen.knows.sizes or (seen.knows.examples,)
