@@ -145,7 +145,7 @@ def _no_manifest(folder: Path) -> None:
     ("spoil", "match"),
     [
         (_newer, "has format 3, expected at most 2: a newer fedglass recorded it"),
-        (_half, "is missing: the bundle is not whole"),
+        (_half, "is missing: the bundle is incomplete"),
         (_no_manifest, "manifest.json is missing"),
         (shutil.rmtree, "is no folder, expected that of a bundle"),
     ],

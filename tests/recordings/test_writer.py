@@ -84,11 +84,11 @@ def test_a_crash_leaves_the_bundle_as_it_was(tmp_path: Path, monkeypatch: pytest
     """After any number of files that were written, the next one never arrives."""
     writes = []
 
-    def put(path: Path, content: bytes, private: bool) -> None:
+    def put(path: Path, content: bytes) -> None:
         if len(writes) == last:
             raise Crash
         writes.append(path)
-        write_atomic(path, content, private)
+        write_atomic(path, content)
 
     monkeypatch.setattr("fedglass.recordings.writer.write_atomic", put)
     with pytest.raises(Crash):
