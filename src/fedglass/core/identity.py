@@ -99,7 +99,7 @@ def of_architecture(model: nn.Module) -> str:
     pickle; where that fails too the model is refused.
     """
     modules = model.named_modules(remove_duplicate=False)
-    return digest(*(text for name, module in modules for text in (name, _class(module), *_attributes(module))))
+    return digest(*(text for name, module in modules for text in (name, _class_name(module), *_attributes(module))))
 
 
 def of_model(model: nn.Module) -> str:
@@ -161,13 +161,24 @@ def _named(value: object, what: str) -> str:
     for known in (name, getattr(value, "__name__", "")):
         with contextlib.suppress(AttributeError, KeyError):
             if attrgetter(known)(sys.modules[module]) is value:
-                return f"{module}.{known}"
+                return _qualified(module, known)
     noun = f"the class {name}" if inspect.isclass(value) else "a function"
     raise _refusal(what, f"{noun} without a name of its own", "define it at the top level of a module")
 
 
-def _class(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+def _qualified(module: str, name: str) -> str:
+    """Return a name with its module; fedglass's own are named without it, so that moving a file changes no identity.
+
+    Classes of fedglass that share a name have different fields, which the identity states too.
+
+    >>> _qualified("fedglass.core.optimisers", "Adam"), _qualified("torch.optim.adam", "Adam")
+    ('fedglass.Adam', 'torch.optim.adam.Adam')
+    """
+    return f"fedglass.{name}" if module.partition(".")[0] == "fedglass" else f"{module}.{name}"
+
+
+def _class_name(module: nn.Module) -> str:
+    return _qualified(type(module).__module__, type(module).__qualname__)
 
 
 def _attributes(module: nn.Module) -> list[str]:
