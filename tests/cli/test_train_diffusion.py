@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fedglass.cli.main import cli
+from fedglass.core.resumable import STATE
 from fedglass.diffusion.folder import WEIGHTS, load_folder
-from fedglass.diffusion.training import STATE
 from fedglass.train import image_models as training
 from fedglass.train.image_models import PICTURE, contact_sheet
 
@@ -52,7 +52,7 @@ def test_a_training_that_was_stopped_continues_as_if_it_had_not_been(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    monkeypatch.setattr("fedglass.diffusion.training.AT_RISK", 0.0)
+    monkeypatch.setattr("fedglass.diffusion.training.MOST_SECONDS_UNSAVED", 0.0)
     trained(data, whole, "--steps", "6")
     moved = training.DiffusionKeeper.moved
 
@@ -85,7 +85,7 @@ def test_more_steps_continue_and_other_options_are_refused(data: str, tmp_path: 
     (tmp_path / "m" / STATE).write_bytes(b"rubbish")
     damaged = CliRunner().invoke(cli, ["train", "diffusion", data, "-o", str(tmp_path / "m"), "--steps", "2"])
     assert damaged.exit_code == 2
-    assert "delete it to begin anew" in damaged.output
+    assert "delete it to start over" in damaged.output
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.diffusion.denoiser import Prediction
-from fedglass.diffusion.training import Batch, Lesson, State
+from fedglass.diffusion.training import Batch, DenoisingTask, ImageModelTraining
 
 AT_ONCE = 256
 """Images that are encoded together."""
@@ -99,14 +99,14 @@ class ReconstructionLoss:
         return (rebuilt - images).square().mean() + self.price * latents.square().mean()
 
 
-def lesson_of(images: Tensor) -> Lesson:
+def lesson_of(images: Tensor) -> DenoisingTask:
     """Images in [-1, 1], to be drawn again after their codes."""
-    return Lesson(images, prediction=Prediction.SAMPLE, loss=ReconstructionLoss())
+    return DenoisingTask(images, prediction=Prediction.SAMPLE, loss=ReconstructionLoss())
 
 
-def settled(network: LatentSpace, state: State, images: Tensor) -> LatentSpace:
+def settled(network: LatentSpace, training: ImageModelTraining, images: Tensor) -> LatentSpace:
     """The network with the averaged weights of its training, and codes of mean 0 and variance 1."""
-    network.load_state_dict(state.averaged)
+    network.load_state_dict(training.averaged)
     network.settle(images)
     return network
 

@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UsageError
-from fedglass.core.files import follow_links, open_file, read_file, write_atomic
+from fedglass.core.files import follow_links, make_folder, open_file, read_file, write_atomic
 from fedglass.core.registry import built_in
 from fedglass.diffusion import folder as diffusers
 from fedglass.diffusion.autoencoders import LatentSpace
@@ -116,7 +116,7 @@ class Configured(Protocol):
 
 def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor], denoiser: Denoiser) -> None:
     """Write a network of ours, its weights in half precision; the weights come last."""
-    (folder / "scheduler").mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     schedule = denoiser.schedule
     scheduler = {
         "_class_name": "DDPMScheduler",
@@ -134,7 +134,7 @@ def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor],
 def save_network(folder: Path, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Write a network of ours without a schedule, as an autoencoder has none."""
     assert isinstance(network, Configured), "a network of ours tells its options"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomic(folder / CONFIG, json.dumps({"_class_name": network.kind} | network.options(), indent=2) + "\n")
     halves = {name: tensor.detach().cpu().half().contiguous() for name, tensor in weights.items()}
     write_atomic(folder / WEIGHTS, save(halves))

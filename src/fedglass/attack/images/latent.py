@@ -31,14 +31,14 @@ from fedglass.diffusion.folder import (
     network_folder,
 )
 from fedglass.diffusion.stored import TRAINED_ON, TrainedOn
-from fedglass.diffusion.training import Course, beginning, train
+from fedglass.diffusion.training import ImageModelTraining, TrainingOptions
 
 # Where the decoder of a latent code comes from: a folder that somebody trained, or the adversary's own examples.
 
 
 OWN, NONE = "own", "none"
 """In place of a folder: the adversary trains one itself, or does without."""
-QUICK = Course(steps=1, lr=5e-3, batch_size=16, average=0.98)
+QUICK = TrainingOptions(steps=1, lr=5e-3, batch_size=16, average=0.98)
 """How the adversary trains its own: everything is faster than where there are thousands of steps."""
 ENOUGH = 500
 """Images to learn from, of which fewer are multiplied."""
@@ -180,8 +180,8 @@ def _taught(spec: OwnDecoder, examples: _Examples) -> LatentSpace:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(derive(spec.seed, "own decoder"))
         network = ThreeLayers((channels, height, width), spec.latent, spec.width)
-        state = train(beginning(network, course), lesson_of(images), course)
-    return settled(network, state, images).eval().requires_grad_(False)
+        training = ImageModelTraining(network, lesson_of(images), course).run()
+    return settled(network, training, images).eval().requires_grad_(False)
 
 
 def copies(images: Tensor, generator: torch.Generator) -> Tensor:
