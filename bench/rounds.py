@@ -18,7 +18,7 @@ import torch
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
-from fedglass.execution.client_training import answers_of
+from fedglass.execution.client_training import client_trainer
 from fedglass.execution.processes import Processes
 from fedglass.federation.client import Answers, Client, one_by_one
 from fedglass.federation.federation import Federation
@@ -34,7 +34,7 @@ def measure() -> list[tuple[str, str, str]]:
     for clients, rounds in SIZES.items():
         crowd, title = federation(clients), f"LeNet, {clients} clients of {EXAMPLES} examples, rounds per minute"
         with Processes(WORKERS).kept() as team:
-            alone, shared, last = per_minute(crowd, rounds, one_by_one, answers_of(team))
+            alone, shared, last = per_minute(crowd, rounds, one_by_one, client_trainer(team))
         rows.append((f"{title}: here", f"{alone:.0f}", ""))
         rows.append((f"{title}: {WORKERS} processes", f"{shared:.0f} ({shared / alone:.2f} x, same bits)", ""))
         if importlib.util.find_spec("flwr") is not None:

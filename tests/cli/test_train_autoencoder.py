@@ -16,7 +16,7 @@ from fedglass.cli.main import cli
 from fedglass.core.resumable import STATE
 from fedglass.diffusion.folder import WEIGHTS, load_autoencoder
 from fedglass.diffusion.stored import TRAINED_ON, TrainedOn
-from fedglass.train import image_models as training
+from fedglass.diffusion.training import ImageModelTraining
 from fedglass.train.image_models import PICTURE
 
 
@@ -63,15 +63,15 @@ def test_the_seed_decides_and_a_stopped_training_continues_as_if_it_had_not_been
     folders = [tmp_path / name for name in ("whole", "again", "other", "parts")]
     for folder, seed in zip(folders[:3], (0, 0, 1), strict=True):
         trained(data, folder, "--steps", "6", "--seed", str(seed))
-    moved = training.AutoencoderKeeper.moved
+    is_due = ImageModelTraining.is_due
 
-    def stopping(self: training.AutoencoderKeeper, step: int, share: float, loss: float) -> None:
-        moved(self, step, share, loss)
-        if step == 4:
+    def stopping(self: ImageModelTraining, unsaved: float) -> bool:
+        if self.step == 4:
             raise KeyboardInterrupt
+        return is_due(self, unsaved)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.AutoencoderKeeper, "moved", stopping)
+        patch.setattr(ImageModelTraining, "is_due", stopping)
         stopped = run(data, "-o", str(folders[3]), "--steps", "6")
     assert stopped.exit_code == 3
     assert "run the same command again to continue" in stopped.output

@@ -27,8 +27,8 @@ from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest
 from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation
-from fedglass.execution.client_training import answers_of
-from fedglass.execution.executor import Executor, InProcess, blaming, kept
+from fedglass.execution.client_training import client_trainer
+from fedglass.execution.executor import Executor, InProcess, as_usage_error, persistent
 from fedglass.execution.machine import one_thread
 from fedglass.metrics.catalogue import USUAL, metric, why_not
 from fedglass.recipes import recipe
@@ -78,7 +78,7 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
         different = {_told(seen.observation): seen.observation for seen in source.rehearse()}
         for observation in different.values():
             for name, attack in attacks.items():
-                with blaming(f"attack {name!r}"):
+                with as_usage_error(f"attack {name!r}"):
                     _check_dealt(source, attack)
                     _try_attack(attack, observation)
 
@@ -207,7 +207,7 @@ def run(
 
     Records do not depend on the executor: every attack runs on one thread, and so does every client.
     """
-    with alone(directory), kept(executor) as ready:
+    with alone(directory), persistent(executor) as ready:
         return _run(job, directory, ready, device, Silent() if progress is None else progress)
 
 
@@ -286,7 +286,7 @@ class _Targets:
             self.said.trained(source.name, done, total)
 
         with one_thread():
-            return source.targets(trained, answers_of(self.executor))
+            return source.targets(trained, client_trainer(self.executor))
 
 
 # The threat model of an audit in plain words, before it has run.

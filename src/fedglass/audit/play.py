@@ -16,7 +16,7 @@ from fedglass.audit.cases import AuditProgress, Case, Finding, Probe, Subject
 from fedglass.audit.knowledge import knowledge_in_words, learned_in_words
 from fedglass.audit.play_attack import isolated, oracle_facts, without_unused_oracles
 from fedglass.audit.target import Pending, Target
-from fedglass.execution.executor import FAILURES, Executor, Lost, Watch, in_words
+from fedglass.execution.executor import FAILURES, Callbacks, Executor, FailedJob, failure_text
 from fedglass.execution.machine import peak_mib, reset_peak, return_memory, versions
 from fedglass.verdict.directory import Evidence
 from fedglass.verdict.doubts import Kind, doubt
@@ -69,7 +69,7 @@ def play(work: Work, progress: Progress) -> Outcome:
         cut = doubt(Kind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
         finding = Finding({"doubts": [cut]})
     except FAILURES as error:
-        return Outcome(failed(work, in_words(error)).model_copy(update=_spent(start)))
+        return Outcome(failed(work, failure_text(error)).model_copy(update=_spent(start)))
     fields = {**_known(work), **_of_target(target, probe), **_found(work, finding), **_spent(start)}
     return Outcome(Record.model_validate(fields), finding.evidence)
 
@@ -174,8 +174,8 @@ def play_unfinished(
     def moved(work: Work, done: int, total: int) -> None:
         said.moved(work.case, done, total)
 
-    for work, result in executor.run(play, prepare(todo), Watch(started, moved)):
-        outcome = Outcome(failed(work, result.why)) if isinstance(result, Lost) else result
+    for work, result in executor.run(play, prepare(todo), Callbacks(started, moved)):
+        outcome = Outcome(failed(work, result.reason)) if isinstance(result, FailedJob) else result
         record = outcome.record if outcome.evidence is None else outcome.evidence.save(directory, outcome.record)
         file.append(record)
         said.finished(work.case, record)

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from fedglass.execution.fork_server import context, warm
+from fedglass.execution.fork_server import start_fork_server, start_method
 from fedglass.guard.checks import Errand, examine
 from fedglass.guard.report import Clock, Examined, Reason
 
@@ -69,8 +69,8 @@ def _sent(packed: bytes, clock: Clock, answers: Queue[Examined]) -> None:
 
 def _asked(packed: bytes, clock: Clock) -> Examined:
     """What a new process says of an errand before the time is over; it is ended in any case."""
-    warm(__name__)
-    start = context()
+    start_fork_server(__name__)
+    start = start_method()
     ours, theirs = start.Pipe()
     process = start.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
     process.start()
