@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedglass.attack.parts import Progress
-from fedglass.execution.executor import PooledExecutor, Callbacks
+from fedglass.execution.executor import Callbacks, PooledExecutor
 from fedglass.execution.processes import Processes
 from fedglass.execution.ray import OnRay
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from subprocess import DEVNULL
 
-from fedglass.verdict.records import RECORDS, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile
 
 CASES = 8
 BAR = "at most 5 s on a quiet machine"

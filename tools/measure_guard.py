@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass import Training, build, load, recipe
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.target import Target
 from fedglass.core.rng import stream

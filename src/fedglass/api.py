@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.audit.audit import Job, Result, rehearse, run
 from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import play
@@ -24,7 +24,7 @@ from fedglass.federation.federation import Federation
 from fedglass.federation.transcript import Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import Knows, ServerView, View
-from fedglass.metrics.catalogue import USUAL
+from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.plan.compile import read_job
 from fedglass.recipes import recipe
 from fedglass.report.html import write_report
@@ -50,7 +50,7 @@ class Audit:
     views: Sequence[View] = (ServerView(),)
     knows: Knows = field(default_factory=Knows)
     rounds: int = 1
-    metrics: Sequence[str] = USUAL
+    metrics: Sequence[str] = DEFAULT_METRICS
     gate: Gate = field(default_factory=Gate)
     repeats: int = 1
     seed: int = 0

@@ -25,13 +25,13 @@ from fedglass.attack.parts import (
     Bound,
     BoundTerm,
     FirstEpoch,
+    PausableRun,
     Problem,
     Progress,
     Refinement,
     Solution,
-    Steps,
-    finished,
-    silent,
+    no_progress,
+    run_to_end,
 )
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.lbfgs import LBFGS
@@ -95,9 +95,9 @@ class Paced:
     dies: bool = False
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return finished(self.steps(problem, progress))
+        return run_to_end(self.steps(problem, progress))
 
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         start = float(problem.unknowns[0].start.sum())
         self.steps_of[start] = 0
         for k in range(4):
@@ -161,7 +161,7 @@ def test_a_start_that_was_paused_ends_where_it_does_alone(toy: Any, solver: Any,
 
 def test_a_solver_that_can_not_pause_is_refused(toy: Any) -> None:
     attack, _ = scripted([1.0, 2.0])
-    with pytest.raises(UsageError, match="Scripted has no method steps: leave it out"):
+    with pytest.raises(UsageError, match="Scripted has no method steps: leave halving out"):
         replace(attack, halving=True)
 
 
@@ -310,11 +310,11 @@ def test_refinements_see_the_images_one_after_another(toy: Any) -> None:
     class Plus:
         by: float
 
-        def refine(self, given: Refinement) -> Tensor:
-            assert torch.equal(given.labels, plain.labels)
-            assert given.knows.shape == (1, 8, 8)
-            given.progress(1, 1)
-            return 2 * given.images + self.by
+        def refine(self, refinement: Refinement) -> Tensor:
+            assert torch.equal(refinement.labels, plain.labels)
+            assert refinement.knows.shape == (1, 8, 8)
+            refinement.progress(1, 1)
+            return 2 * refinement.images + self.by
 
     seen = toy.observation(FEDAVG)
     plain = simple().run(seen)
@@ -328,8 +328,8 @@ class Instead:
 
     value: float
 
-    def refine(self, given: Refinement) -> Tensor:
-        return torch.full_like(given.images, self.value)
+    def refine(self, refinement: Refinement) -> Tensor:
+        return torch.full_like(refinement.images, self.value)
 
 
 def test_raw_and_refined_images_are_kept_with_the_energies_of_both(toy: Any) -> None:
@@ -477,7 +477,7 @@ class Read:
     label: int
     value: float = 0.75
 
-    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
         images = torch.full((1, *observation.knows.shape), self.value)
         return Reconstruction(images, torch.tensor([self.label]), 0.0)
 
@@ -511,7 +511,7 @@ def test_a_start_that_reads_nothing_changes_nothing(toy: Any) -> None:
 
     @dataclass(frozen=True)
     class Nothing:
-        def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+        def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
             return Reconstruction(torch.zeros(0, *observation.knows.shape), torch.zeros(0, dtype=torch.int64), math.inf)
 
     assert torch.equal(simple(start=Nothing()).run(seen).images, simple().run(seen).images)

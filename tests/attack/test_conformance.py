@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 import fedglass.attack
+from fedglass.attack.accepted import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs, Guesses, GuessRule
 from fedglass.attack.forward.gradients import AlongSegment, ObservedResidual, OneGradient, OnSegment, RepeatedGradient
 from fedglass.attack.forward.statistics import BesideStatistics
 from fedglass.attack.forward.through import (
@@ -32,20 +34,25 @@ from fedglass.attack.forward.through import (
     Through,
 )
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
-from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.generator import GeneratorWeights
 from fedglass.attack.images.latent import Latent, OwnDecoder, StoredDecoder
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import BoundedLowResolution, FreePixels, LowResolution, Pixels
-from fedglass.attack.kept import AllOthers, Everybody, OneOther, SomeOthers, TryKept
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels
-from fedglass.attack.labels.counts import BiasCounts, CountsAfter, CountsBefore, InterpolatedCounts
+from fedglass.attack.labels.counts import (
+    BiasCounts,
+    CountsAfter,
+    CountsBefore,
+    InstanceCounts,
+    InterpolatedCounts,
+    LastLayerCounts,
+    OwnCounts,
+)
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.instance_counts import InstanceCounts, LastLayerCounts, OwnCounts
 from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.needs import needs_of, uses_of
-from fedglass.attack.own import BesideOwn, LabelsBesideOwn, LabelsOfOthers, OwnAsSent, SubtractOwn
-from fedglass.attack.parts import Evaluation, FirstEpoch, MatchAndAverage, Problem, Refinement, binding_of, silent
+from fedglass.attack.participant import FixOwnImages, FixOwnLabels, KeepOwnUpdate, LabelsOfOthers, SubtractOwnUpdate
+from fedglass.attack.parts import Evaluation, FirstEpoch, MatchAndAverage, Problem, Refinement, binding_of, no_progress
 from fedglass.attack.refine.masked_diffusion import (
     Flattening,
     MaskedDiffusion,
@@ -55,8 +62,7 @@ from fedglass.attack.refine.masked_diffusion import (
     WhiteStart,
 )
 from fedglass.attack.refine.restoration import DDRM, MedianFilter
-from fedglass.attack.rules import TryRules
-from fedglass.attack.search import SearchByOwn
+from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam, LookaheadAdam, QuantisedAdam, SignedAdam
 from fedglass.attack.solvers.lbfgs import LBFGS
 from fedglass.attack.solvers.schedules import (
@@ -167,12 +173,12 @@ LABELS = [
     LastLayerCounts(),
     OracleLabels(),
     OracleBatchLabels(),
-    LabelsBesideOwn(OracleLabels()),
+    FixOwnLabels(OracleLabels()),
     LabelsOfOthers(OracleLabels()),
     AssignedLabels(OracleLabels(), Unroll(), Cosine(), trials=20),
 ]
 EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
-LOW = [LowResolution(2), BoundedLowResolution(2), BesideOwn(LowResolution(4))]
+LOW = [LowResolution(2), BoundedLowResolution(2), FixOwnImages(LowResolution(4))]
 DECODERS = [OwnDecoder(), OwnDecoder(5, latent=2, width=4, seed=1), StoredDecoder("codes", "1f", "2 images of x")]
 IMAGES = [Pixels(), FreePixels(), *EPOCHS, *LOW, GeneratorWeights(width=4, code=3), Latent(UntrainedDecoder())]
 COMBINATIONS = [SupposedMean(), SupposedMedian(), SupposedTrimmedMean(0), SoftMedian(), OneClient()]
@@ -265,17 +271,30 @@ REFINEMENTS = [
 STOPPINGS = [NoiseLevel(), NoiseLevel(factor=2.0), Flattening(over=3), WhiteStart(), OracleEpoch(4)]
 SEARCHES = [StartSearch(9, 0.01, stopping) for stopping in STOPPINGS]
 STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
+CLIENTS: list[AcceptedClients] = [AllClients(), AllOthers(), OneOther(), SomeOthers()]
+GUESSES: list[Guesses[AnyAttack, Any]] = [
+    GuessEpochs(),
+    SubtractOwnUpdate(),
+    KeepOwnUpdate(),
+    *map(GuessAccepted, CLIENTS),
+    SearchByOwnImages(Attack(OracleLabels(), (STAGE,)), (0.1,), (5, 6), 1),
+]
 WHOLES = [
     STAGE,
     Attack(OracleLabels(), (STAGE, STAGE), FirstEpoch(), (), 2),
     Attack(OracleLabels(), (STAGE,), FirstEpoch(), (MedianFilter(),)),
-    TryEpochs(Attack(OracleLabels(), (STAGE,))),
-    SubtractOwn(Attack(OracleLabels(), (STAGE,))),
-    OwnAsSent(Attack(OracleLabels(), (STAGE,))),
-    TryRules((("mean", Attack(OracleLabels(), (STAGE,))), ("other", OwnAsSent(Attack(OracleLabels(), (STAGE,)))))),
-    *(TryKept(Attack(OracleLabels(), (STAGE,)), who) for who in (Everybody(), AllOthers(), OneOther(), SomeOthers())),
-    *(Everybody(), AllOthers(), OneOther(), SomeOthers()),
-    SearchByOwn(Attack(OracleLabels(), (STAGE,)), SubtractOwn(Attack(OracleLabels(), (STAGE,))), (0.1,), (5, 6), 1),
+    *GUESSES,
+    *(BestOf(Attack(OracleLabels(), (STAGE,)), guesses) for guesses in GUESSES),
+    BestOf(BestOf(Attack(OracleLabels(), (STAGE,)), SubtractOwnUpdate()), GUESSES[-1]),
+    BestOf(
+        (
+            ("mean", Attack(OracleLabels(), (STAGE,))),
+            ("other", BestOf(Attack(OracleLabels(), (STAGE,)), KeepOwnUpdate())),
+        ),
+        GuessRule(),
+    ),
+    GuessRule(finalists=2, share=0.5),
+    *CLIENTS,
 ]
 
 PARTS: list[Any] = [
@@ -359,13 +378,13 @@ NEEDS: dict[type, set[Fact]] = {
     OrderedEpochPixels: {Fact.TRAINING, Fact.BATCH_LABELS},
     OracleLabels: {Fact.LABELS},
     OracleBatchLabels: {Fact.BATCH_LABELS},
-    TryEpochs: {Fact.STEPS, Fact.LR},
+    GuessEpochs: {Fact.STEPS, Fact.LR},
     SuperClient: {Fact.STEPS, Fact.LR},
     EachClient: {Fact.TRAINING, Fact.GROUPS},
     Through: {Fact.TRAINING, Fact.EXAMPLES},
     OracleEpoch: {Fact.EYE},
     OwnDecoder: {Fact.OWN_EXAMPLES},
-    SearchByOwn: {Fact.STEPS},
+    SearchByOwnImages: {Fact.STEPS},
 }
 """What parts can not do without; those that are not here need nothing."""
 
@@ -509,7 +528,7 @@ def test_solvers_repeat_themselves_and_lower_the_energy(part: Any) -> None:
         return (tensors[0] - 1).square().sum()
 
     problem = Problem((Unknown(start),), energy)
-    one, again = (part.minimise(problem, silent) for _ in range(2))
+    one, again = (part.minimise(problem, no_progress) for _ in range(2))
     assert torch.equal(one.tensors[0], again.tensors[0])
     assert torch.equal(one.trace, again.trace)
     assert one.energy < float(energy([start], 0.0))

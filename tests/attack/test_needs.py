@@ -9,9 +9,9 @@ import pytest
 from torch import nn
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
 from fedglass.attack.forward.unroll import Unroll
-from fedglass.attack.hypotheses import TryEpochs
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import CountsBefore
 from fedglass.attack.labels.given import OracleLabels
@@ -45,7 +45,7 @@ def test_an_attack_needs_what_its_parts_do() -> None:
 
 
 def test_what_is_supplied_inside_need_not_be_known() -> None:
-    tried = TryEpochs(attack(Unroll(), SquaredError(), CountsBefore()))
+    tried = BestOf(attack(Unroll(), SquaredError(), CountsBefore()), GuessEpochs())
     assert needs_of(tried) == {Fact.STEPS, Fact.LR, Fact.CLIENT_SIZES}
 
 
@@ -56,10 +56,14 @@ def test_what_is_supplied_inside_need_not_be_known() -> None:
         (attack(OneGradient(), Cosine() + 2 * SquaredError(), SignRule()), NOTHING, r"^SquaredError needs the size"),
         (attack(OneGradient(), SquaredError(), CountsBefore()), NOTHING, r"^CountsBefore needs the size of the"),
         (attack(OneGradient(), Cosine(), OracleLabels()), Knows(), r"^OracleLabels needs the true labels"),
-        (TryEpochs(attack(Unroll(), Cosine(), SignRule())), NOTHING, r"^TryEpochs needs the number of local steps"),
+        (
+            BestOf(attack(Unroll(), Cosine(), SignRule()), GuessEpochs()),
+            NOTHING,
+            r"^GuessEpochs needs the number of local steps",
+        ),
     ],
 )
-def test_the_part_that_lacks_a_fact_is_named(toy: Any, whole: Attack | TryEpochs, knows: Knows, said: str) -> None:
+def test_the_part_that_lacks_a_fact_is_named(toy: Any, whole: AnyAttack, knows: Knows, said: str) -> None:
     seen = toy.observation(Training(0.1, 2, 2), knows)
     for refused in (whole.run, whole.check):
         with pytest.raises(UsageError, match=said):

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import BestOf
 from fedglass.attack.forward.unroll import SuperClient
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.own import SubtractOwn
-from fedglass.attack.search import SearchByOwn, own_error, supposing
+from fedglass.attack.participant import SubtractOwnUpdate
+from fedglass.attack.search import SearchByOwnImages, own_image_error, with_rate_and_examples
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import SquaredError
@@ -37,7 +38,7 @@ def world(toy: Any, knows: Knows) -> tuple[Observation, Truth]:
 def search(rates: tuple[float, ...] = (0.005, 0.05, 0.5), counts: tuple[int, ...] = (2, 4), zooms: int = 0) -> Any:
     solver = Adam(0.1, 80, CosineDecay())
     attack = Attack(OracleLabels(), (Stage(SuperClient(), Pixels(), SquaredError(), solver),))
-    return SearchByOwn(attack, SubtractOwn(attack), rates, counts, zooms)
+    return BestOf(BestOf(attack, SubtractOwnUpdate()), SearchByOwnImages(attack, rates, counts, zooms))
 
 
 def test_the_right_learning_rate_is_found(toy: Any) -> None:
@@ -72,7 +73,7 @@ class Probe:
 def test_what_lies_between_the_guesses_is_approached(toy: Any, lr: float, examples: int) -> None:
     seen, _ = world(toy, Knows(lr=False, examples=False))
     probe: Any = Probe(lr, examples)
-    found = SearchByOwn(probe, probe, (0.01, 0.1), (4, 8, 16), zooms=5).run(seen)
+    found = BestOf(probe, SearchByOwnImages(probe, (0.01, 0.1), (4, 8, 16), zooms=5)).run(seen)
     assert found.supposed is not None
     assert found.supposed.lr == pytest.approx(lr, rel=0.2)
     assert abs(len(found.images) - examples) <= 1
@@ -154,16 +155,16 @@ def test_counts_must_go_beyond_its_own(toy: Any) -> None:
 
 def test_own_error_pairs_each_image_with_another() -> None:
     own = torch.stack([torch.zeros(1, 2, 2), torch.ones(1, 2, 2)])
-    assert own_error(own.flip(0), own) == 0
-    assert own_error(torch.zeros(2, 1, 2, 2), own) == 0.5
-    assert own_error(own[:1], own) == math.inf
+    assert own_image_error(own.flip(0), own) == 0
+    assert own_image_error(torch.zeros(2, 1, 2, 2), own) == 0.5
+    assert own_image_error(own[:1], own) == math.inf
 
 
 def test_a_supposed_number_gives_the_own_update_its_share(toy: Any) -> None:
     seen, _ = world(toy, Knows(examples=False))
     assert seen.own is not None
     assert seen.own.share is None
-    supposed = supposing(seen, LR, 4)
+    supposed = with_rate_and_examples(seen, LR, 4)
     assert supposed.own is not None
     assert supposed.own.share == 0.25
     assert supposed.knows.examples == 4

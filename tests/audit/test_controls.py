@@ -35,8 +35,8 @@ LOW = Gate(threshold=6.0)
 class Grey:
     """Draws grey from everything, trained or not."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        return torch.full_like(given.images, 0.5)
+    def refine(self, refinement: Refinement) -> Tensor:
+        return torch.full_like(refinement.images, 0.5)
 
     def untrained(self) -> Refine:
         return self
@@ -46,8 +46,8 @@ class Grey:
 class Faithful:
     """Draws what it is given; untrained it draws grey."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        return given.images.clone()
+    def refine(self, refinement: Refinement) -> Tensor:
+        return refinement.images.clone()
 
     def untrained(self) -> Refine:
         return Grey()
@@ -57,8 +57,8 @@ class Faithful:
 class Mirrors:
     """Draws something else than it is given."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        return 1 - given.images
+    def refine(self, refinement: Refinement) -> Tensor:
+        return 1 - refinement.images
 
     def untrained(self) -> Refine:
         return Grey()
@@ -138,11 +138,11 @@ def test_what_a_model_made_up_does_not_count_and_the_raw_picture_does(make_job: 
     raw, faithful, grey, mirror = result.searches
     assert raw.controls == {}
     assert set(faithful.controls) == {ANOTHER, UNTRAINED}
-    assert (faithful.identity_kept, mirror.identity_kept) == ([True], [False])
+    assert (faithful.identity_preserved, mirror.identity_preserved) == ([True], [False])
     assert LOW.scores(faithful) == LOW.scores(raw) == LOW.scores(grey) == LOW.scores(mirror)
     assert {tally.attack: tally.recovered for tally in LOW.tally(result.searches)} == dict.fromkeys(attacks, 1)
-    assert "refinement is imagination" in flags(mirror)
-    assert "refinement is imagination" not in flags(faithful)
+    assert "refinement is invented" in flags(mirror)
+    assert "refinement is invented" not in flags(faithful)
     page = write_report(tmp_path).read_text()
     assert "the refinement of another image" in page
 

@@ -17,7 +17,8 @@ from fedglass.audit.target import Target
 from fedglass.core.errors import AuditError
 from fedglass.execution.executor import Executor, InProcess
 from fedglass.execution.processes import Processes
-from fedglass.verdict.records import RECORDS, Record, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile
+from fedglass.verdict.records import Record
 
 FACTS = {"attack": "count", "attack_repr": "Count()", "view": "v", "round": 1, "repeat": 0, "client": "0"}
 
@@ -65,7 +66,7 @@ def test_targets_are_made_where_they_are_played(
     good, bad = records["good"], records["bad"]
     assert good.extra == {"table": "t", "examples": 1, "drawn": 7}
     assert (good.client, good.status) == ("client 0", "done")
-    assert good.knows["examples"] == "1 behind the message"
+    assert good.knows["examples"].text == "1 behind the message"
     assert (bad.status, bad.error, bad.client) == ("failed", "The clients could not train.", "0")
     assert bad.extra == {"table": "t"}
 

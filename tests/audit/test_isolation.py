@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.hypotheses import TryEpochs
+from fedglass.attack.best_of import BestOf, GuessEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.audit.play_attack import isolated, iterations_of, oracle_facts
 from fedglass.core.types import Observation, Own
@@ -43,8 +43,8 @@ def test_an_oracle_part_gets_its_own_fact_alone(seen: Observation) -> None:
 
 def test_oracle_parts_are_found_inside_a_wrapped_attack() -> None:
     inner = recipe("inverting_gradients", labels=OracleLabels(), iterations=7)
-    assert oracle_facts(TryEpochs(inner)) == {"labels"}
-    assert iterations_of(TryEpochs(inner)) == 7
+    assert oracle_facts(BestOf(inner, GuessEpochs())) == {"labels"}
+    assert iterations_of(BestOf(inner, GuessEpochs())) == 7
     assert oracle_facts(recipe("dlg")) == frozenset()
 
 

@@ -28,10 +28,10 @@ from fedglass.federation.federation import Federation
 from fedglass.federation.views import ServerView
 from fedglass.recipes import recipe
 from fedglass.report.html import write_report
-from fedglass.verdict.directory import GAP
+from fedglass.verdict.directory import GAP, RecordFile
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Record, RecordFile
+from fedglass.verdict.records import Record
 
 Make = Callable[..., Job]
 VIEW = (ServerView(0),)
@@ -42,10 +42,10 @@ LOW = Gate(threshold=6.0)
 class Black:
     """A refinement that destroys everything, and shows how."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        frames = torch.stack([given.images, 0.5 * given.images, 0 * given.images])
-        given.film(Film((0, 5, 9), frames, (9,) * len(given.images)))
-        return torch.zeros_like(given.images)
+    def refine(self, refinement: Refinement) -> Tensor:
+        frames = torch.stack([refinement.images, 0.5 * refinement.images, 0 * refinement.images])
+        refinement.film(Film((0, 5, 9), frames, (9,) * len(refinement.images)))
+        return torch.zeros_like(refinement.images)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def test_what_can_not_be_represented_is_no_failure_of_the_search(
     (record,) = run(job, tmp_path).searches
     assert record.energy is not None
     assert record.energy_truth is not None
-    assert ("optimiser failed" in flags(record)) is failed
+    assert ("search failed" in flags(record)) is failed
     assert (record.energy_truth < 0.5 * record.energy) is failed
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
 from fedglass.attack.needs import needs_of
 from fedglass.audit.audit import Job, rehearse, run

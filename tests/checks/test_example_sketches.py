@@ -14,7 +14,7 @@ from fedglass.checks.example_sketches import PLACES, Reader
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, buffers_of, flatten, weights_of
 from fedglass.core.types import BatchNorm
-from fedglass.defend.noise import example_gradients
+from fedglass.defend.per_example import example_gradients
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import Step
 from fedglass.models.network import Network

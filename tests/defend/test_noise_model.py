@@ -13,10 +13,9 @@ from fedglass.defend.noise import (
     Clip,
     GaussianNoise,
     LaplacianNoise,
-    gaussian_noise_per_example,
-    gaussian_noise_released,
 )
 from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
+from fedglass.defend.per_example import PerExample, SameEachEpoch
 from fedglass.defend.pruning import MagnitudePruning, RandomPruning
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection
 
@@ -97,10 +96,10 @@ def test_adam_makes_something_else_of_a_noisy_step() -> None:
 
 
 def test_noise_of_each_example_in_one_step() -> None:
-    found = noise_model(Protection(gradient=gaussian_noise_per_example(0.5)), ONE, 4)
+    found = noise_model(Protection(gradient=PerExample(GaussianNoise(0.5))), ONE, 4)
     assert isinstance(found, NoiseModel)
     assert found.std == pytest.approx(0.1 * 0.5 / 2)
-    several = noise_model(Protection(gradient=gaussian_noise_per_example(0.5)), Training(lr=0.1, epochs=2), 4)
+    several = noise_model(Protection(gradient=PerExample(GaussianNoise(0.5))), Training(lr=0.1, epochs=2), 4)
     assert isinstance(several, NoBound)
     assert several.why == "steps"
 
@@ -125,7 +124,7 @@ def test_without_noise_there_is_no_bound(protection: Protection) -> None:
         Protection(release=Own()),  # type: ignore[arg-type]
         Protection(release=Quieter(1.0)),
         Protection(release=Chain((GaussianNoise(1.0), Own()))),  # type: ignore[arg-type]
-        Protection(gradient=gaussian_noise_released(1.0)),
+        Protection(gradient=SameEachEpoch(PerExample(GaussianNoise(1.0)))),
         Protection(gradient=DPSGD(1.0, 1.0), release=Own()),  # type: ignore[arg-type]
         Protection(release=Chain((RandomPruning(share=0.5), GaussianNoise(1.0)))),
     ],

@@ -12,7 +12,7 @@ from fedglass.core.rng import stream
 from fedglass.core.tensors import weights_of
 from fedglass.core.types import BatchNorm
 from fedglass.defend.accounting import Mechanism, clt_epsilon, gaussian_epsilon, prv_epsilon, rdp_epsilon
-from fedglass.defend.noise import example_gradients
+from fedglass.defend.per_example import example_gradients
 from fedglass.fl.local import Step
 from fedglass.models.network import Network
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm
-from fedglass.defend import noise as examples_file
-from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise, PerExample, SameEachEpoch, example_gradients
+from fedglass.defend import per_example as examples_file
+from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise
+from fedglass.defend.per_example import PerExample, SameEachEpoch, example_gradients
 from fedglass.defend.pruning import MagnitudePruning, RandomDrop, RandomPruning
 from fedglass.fl.local import GradientFn, MeanGradient, Step
 from fedglass.fl.release import AsIs, Chain, Outgoing, Release

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedglass.verdict.records import RECORDS, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile
 
 COMMAND = """
 from fedglass.cli.main import main
@@ -118,4 +118,4 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "work_to_do.py").write_text(WORK)
     done = python(tmp_path, UNGUARDED)
     assert 'keep what it does under `if __name__ == "__main__":`, or set workers to 1' in done.stderr
-    assert "ended without a result (exit code 1; see its last words)" in done.stdout
+    assert "ended without a result (exit code 1; see its output above)" in done.stdout

@@ -21,7 +21,7 @@ from fedglass.audit.audit import Job, run
 from fedglass.core.errors import UsageError
 from fedglass.execution.executor import Callbacks, FailedJob, InProcess
 from fedglass.execution.slurm import OnSlurm
-from fedglass.verdict.records import RECORDS, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile
 
 needs_submitit = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 
@@ -149,10 +149,10 @@ def test_a_job_that_a_killed_caller_left_is_taken_up(office: ModuleType, tmp_pat
     executor, place = OnSlurm(workers=2, folder=str(tmp_path / "jobs")), tmp_path / "errand"
     script = tmp_path / "caller.py"
     script.write_text(
-        "from fedglass.execution.executor import Watch\n"
+        "from fedglass.execution.executor import Callbacks\n"
         "from fedglass.execution.slurm import OnSlurm\n"
         "import slurm_office\n"
-        "watch = Watch(lambda job: None, lambda *way: None)\n"
+        "watch = Callbacks(lambda job: None, lambda *way: None)\n"
         f"list({executor!r}.run(slurm_office.slow, [{str(place)!r}], watch))\n"
     )
     caller = subprocess.Popen([sys.executable, str(script)])

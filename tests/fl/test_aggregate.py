@@ -32,7 +32,7 @@ def test_one_client_is_its_own_mean() -> None:
     update = torch.randn(1, 9, generator=stream(0, "u"))
     found = WeightedMean().aggregate(update, AggregationContext(torch.tensor([13.0])), WeightedMean().init(update[0]))
     assert torch.equal(found.step, update[0])
-    assert found.kept.tolist() == [True]
+    assert found.accepted.tolist() == [True]
 
 
 @dataclass(frozen=True)

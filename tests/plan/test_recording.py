@@ -191,7 +191,7 @@ def test_steps_may_be_known_without_epochs_and_batch_size(folder: Path) -> None:
     assert (knows.training, knows.steps, knows.lr) == (None, 1, 0.1)
     records = run(job(folder, attack, steps), folder / "out").searches
     assert [record.status for record in records] == ["done"]
-    with pytest.raises(UsageError, match=r"TryEpochs needs .*local steps.*recording\.lr and recording\.steps"):
+    with pytest.raises(UsageError, match=r"GuessEpochs needs .*local steps.*recording\.lr and recording\.steps"):
         job(folder, attack, (steps[0], ""))
     with pytest.raises(UsageError, match=r"'dlfa_published': Unroll needs .*give recording\.training"):
         job(folder, ("inverting_gradients", "dlfa_published"), steps)
@@ -288,4 +288,4 @@ def test_public_data_of_a_recording_stand_beside_its_scores(folder: Path) -> Non
     told = job(folder, ("[[attacks]]", '[adversary]\npublic = "npz:truth.npz"\n[[attacks]]'))
     assert told.cases[0].key != job(folder).cases[0].key
     record = run(told, folder / "out").searches[0]
-    assert set(record.blind_by["psnr"]) & {"the mean of public images", "the means of the classes found"}
+    assert set(record.blind_guess["psnr"]) & {"the mean of public images", "the means of the classes found"}

@@ -22,7 +22,6 @@ from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.needs import parts_of
 from fedglass.attack.parts import Evaluation, binding_of
-from fedglass.attack.rules import TryRules
 from fedglass.attack.solvers.schedules import Constant, Lowest, LowestFrom
 from fedglass.attack.terms.distance import Cosine, SupportCosine
 from fedglass.attack.terms.layers import Ramp
@@ -138,7 +137,7 @@ def composed(name: str) -> Any:
 def composition(attack: Any) -> Attack:
     """The parts of an attack, also where it is tried under several hypotheses."""
     while not isinstance(attack, Attack):
-        attack = attack.attacks[0][1] if isinstance(attack, TryRules) else attack.attack
+        attack = attack.attack[0][1] if isinstance(attack.attack, tuple) else attack.attack
     return attack
 
 

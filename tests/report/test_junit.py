@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from fedglass.report.pipelines import junit, outcomes_of, write_junit
+from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Certificate, Game, Record, RecordFile
+from fedglass.verdict.records import Certificate, Game, Record
 from fedglass.verdict.summary import summarise
 
 NASTY = "<b>&'\"]]> \x1b[31m\x00\ud800 é\n"

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import trainings_of_steps, with_training
 from fedglass.attack.forward.gradients import OnSegment
 from fedglass.attack.forward.unroll import Unroll
-from fedglass.attack.hypotheses import supposing, trainings
 from fedglass.attack.images.per_epoch import EpochPixels
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.parts import silent
+from fedglass.attack.parts import no_progress
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import Cosine
 from fedglass.audit.cases import Finding
@@ -24,7 +24,7 @@ from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.metrics.images import psnr
 from fedglass.metrics.matching import label_errors
-from fedglass.reproduce.messages import Message, members
+from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Setup
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
@@ -38,11 +38,13 @@ SETUP = Setup("femnist", "lenet", Training(0.05, epochs=2, batch_size=2), exampl
 def message() -> Target:
     population = populations(["femnist"], [], None, seed=0)["femnist"]
     knows = Knows(labels=True, batch_labels=True)
-    return Message(Experiment(SETUP, Geometry(), knows), members(SETUP, population, 0), seed=0).target()
+    return SimulatedMessage(
+        Experiment(SETUP, Geometry(), knows), clients_of_message(SETUP, population, 0), seed=0
+    ).target()
 
 
 def reconstruct(message: Target, attack: Attack, threshold: float = 20.0) -> Finding:
-    return Reconstruct(attack, threshold, ByPsnr()).measure(message, 3, silent)
+    return Reconstruct(attack, threshold, ByPsnr()).measure(message, 3, no_progress)
 
 
 def measures(found: Finding) -> dict[str, float]:
@@ -97,14 +99,14 @@ def test_pairings_find_the_images_in_any_order() -> None:
 
 
 def test_counted_labels_are_compared_with_the_true_ones(message: Target) -> None:
-    found = CountLabels(InterpolatedCounts()).measure(message, 0, silent)
+    found = CountLabels(InterpolatedCounts()).measure(message, 0, no_progress)
     recovered = torch.tensor(found.record["labels_recovered"])
     assert len(recovered) == 4
     assert measures(found)["label_errors"] == label_errors(recovered, message.known_truth.labels, 62)
 
 
 def test_geometry_of_a_short_training(message: Target) -> None:
-    found = Geometry(points=5).measure(message, 0, silent)
+    found = Geometry(points=5).measure(message, 0, no_progress)
     shares, cosines = (curve["values"] for curve in found.record["extra"]["curves"])
     assert (len(shares), len(cosines)) == (4, 5)
     expected = {"min_share": min(shares), "cosine_before": cosines[0], "cosine_best": max(cosines)}
@@ -117,9 +119,9 @@ def test_the_training_of_lowest_energy_is_kept(message: Target) -> None:
     seen = message.observation
     blind = replace(message, observation=replace(seen, knows=replace(seen.knows, training=None, steps=4, lr=0.05)))
     probe = Reconstruct(simulation(OracleLabels()), 20.0, ByPsnr())
-    found = TryTrainings(probe).measure(blind, 3, silent)
-    supposed = [replace(message, observation=supposing(seen, guess)) for guess in trainings(0.05, 4, 4)]
-    each = [probe.measure(target, 3, silent) for target in supposed]
+    found = TryTrainings(probe).measure(blind, 3, no_progress)
+    supposed = [replace(message, observation=with_training(seen, guess)) for guess in trainings_of_steps(0.05, 4, 4)]
+    each = [probe.measure(target, 3, no_progress) for target in supposed]
     assert len(each) == 3
     best = min(each, key=lambda one: one.record["energy"])
     assert measures(found) == measures(best)

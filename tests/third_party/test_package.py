@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fedglass.verdict.directory import RECORDS, SUMMARY, RecordFile
 from fedglass.verdict.judge import judge
-from fedglass.verdict.records import RECORDS, SUMMARY, RecordFile
 from fedglass.verdict.summary import read_summary
 
 ROOT = Path(__file__).parents[2]

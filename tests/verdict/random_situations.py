@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated

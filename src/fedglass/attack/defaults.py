@@ -1,8 +1,9 @@
-"""Attacks that are played on a recording of which nobody says by what.
+"""Facts that recipes and parts declare about themselves, for the commands that choose, compose and list them.
 
-A recipe says of itself that it is one, and of which messages it would tell no more than others do:
+A recipe that `fedglass audit FOLDER` runs by default opts in with a decorator. Its callback explains for which messages
+the recipe would add nothing:
 
-    @unasked(lambda seen: "" if seen.knows.examples == 1 else "it is for one example")
+    @run_by_default(lambda observation: "" if observation.knows.examples == 1 else "it is for one example")
     @register("attacks", ...)
     def recipe(...): ...
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,35 +24,50 @@ from fedglass.core.text import cited, uncited
 from fedglass.core.types import Observation
 
 Recipe = TypeVar("Recipe", bound=Callable[..., Any])
-WhyNot = Callable[[Observation], str]
-"""Why an attack that could be played on a message tells no more than another; empty where it may."""
-PLACE = "fedglass_unasked"
+WhyNotByDefault = Callable[[Observation], str]
+"""Explains why an attack that can be run on a message would add nothing; empty where it may."""
+Locate = Callable[[str, Path], str]
+"""Resolves the value of an option, relative to the folder of the plan."""
+DEFAULT, PATHS = "fedglass_default", "fedglass_paths"
+"""Attributes of a recipe."""
 
 
-def unasked(why_not: WhyNot) -> Callable[[Recipe], Recipe]:
-    """Play this recipe without being asked, wherever there is no reason against it."""
+def run_by_default(why_not: WhyNotByDefault) -> Callable[[Recipe], Recipe]:
+    """Mark a recipe that runs by default, on every message that `why_not` has no reason against."""
+    return _mark(DEFAULT, why_not)
 
-    def note(recipe: Recipe) -> Recipe:
-        setattr(recipe, PLACE, why_not)
+
+def why_not_by_default(recipe: Any) -> WhyNotByDefault | None:
+    """Return the callback of `run_by_default`; None for a recipe that runs only if a plan names it."""
+    why_not: WhyNotByDefault | None = getattr(recipe, DEFAULT, None)
+    return why_not
+
+
+def path_options(**locate: Locate) -> Callable[[Recipe], Recipe]:
+    """Mark the options of a recipe that are paths, each with the function that resolves it."""
+    return _mark(PATHS, locate)
+
+
+def locate_paths(recipe: Any, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the options of a recipe with the paths among them resolved, relative to a folder."""
+    paths: Mapping[str, Locate] = getattr(recipe, PATHS, {})
+    return {name: paths[name](value, folder) if name in paths else value for name, value in options.items()}
+
+
+def _mark(attribute: str, value: object) -> Callable[[Recipe], Recipe]:
+    def mark(recipe: Recipe) -> Recipe:
+        setattr(recipe, attribute, value)
         return recipe
 
-    return note
-
-
-def reasons_of(recipe: Any) -> WhyNot | None:
-    """What a recipe says against itself; None where it is only played if somebody asks."""
-    found: WhyNot | None = getattr(recipe, PLACE, None)
-    return found
-
-
-# The parts that attacks are composed of, found by looking at the packages that hold them.
+    return mark
 
 
 PACKAGES = {"forward": forward, "images": images, "terms": terms, "solvers": solvers, "refine": refine}
+"""The packages that hold the parts that attacks are composed of, by kind."""
 
 
-class Listed(NamedTuple):
-    """One part in words."""
+class PartSummary(NamedTuple):
+    """A part as `fedglass list parts` shows it."""
 
     name: str
     kind: str
@@ -59,31 +76,31 @@ class Listed(NamedTuple):
     module: str
 
 
-def inventory() -> list[Listed]:
-    """Every public part, by kind and module; what it is and whom it cites, from its own docstring.
+def inventory() -> list[PartSummary]:
+    """Return every public part, by kind and module; its summary and papers come from its docstring.
 
     >>> next(part for part in inventory() if part.name == "Cosine").papers
     ('Geiping et al., 2020, Eq. 4',)
     """
     return [
-        _listed(kind, part)
+        _summary(kind, part)
         for kind, package in PACKAGES.items()
         for module in _modules(package)
-        for part in _public(module)
+        for part in _public_parts(module)
     ]
 
 
 def _modules(package: ModuleType) -> Iterator[ModuleType]:
-    for found in pkgutil.iter_modules(package.__path__):
-        yield importlib.import_module(f"{package.__name__}.{found.name}")
+    for module in pkgutil.iter_modules(package.__path__):
+        yield importlib.import_module(f"{package.__name__}.{module.name}")
 
 
-def _public(module: ModuleType) -> list[type]:
-    own = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == module.__name__]
-    named = [part for part in own if is_dataclass(part) and not part.__name__.startswith("_")]
-    return [part for part in named if not inspect.isabstract(part)]
+def _public_parts(module: ModuleType) -> list[type]:
+    classes = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == module.__name__]
+    public = [part for part in classes if is_dataclass(part) and not part.__name__.startswith("_")]
+    return [part for part in public if not inspect.isabstract(part)]
 
 
-def _listed(kind: str, part: type) -> Listed:
-    words = inspect.getdoc(part) or ""
-    return Listed(part.__name__, kind, uncited(words.partition("\n\n")[0]), cited(words), part.__module__)
+def _summary(kind: str, part: type) -> PartSummary:
+    text = inspect.getdoc(part) or ""
+    return PartSummary(part.__name__, kind, uncited(text.partition("\n\n")[0]), cited(text), part.__module__)

@@ -1,10 +1,10 @@
-"""What a part needs it says itself, and an attack needs what its parts do: the one place where they are asked.
+"""The facts that a part of an attack needs: each part declares its own, and an attack needs what its parts need.
 
 A part has a class attribute for each of these that is not empty:
 
-- `needs`: facts that it can not do without;
+- `needs`: facts that it cannot do without;
 - `uses`: facts that it can do without, but makes use of where they are known;
-- `supplies`: facts that it gives to the parts inside it, such as a training that it supposes.
+- `supplies`: facts that it gives to the parts inside it and next to it, such as a training that it guesses.
 
 A stage's operator may also have a method `reads(observation)`: facts that it takes from the message itself, for all
 parts of its stage.
@@ -19,47 +19,52 @@ from typing import Protocol, runtime_checkable
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Observation
 
-NOTHING: frozenset[Fact] = frozenset()
+NO_FACTS: frozenset[Fact] = frozenset()
 
 
 @runtime_checkable
-class Reads(Protocol):
-    """A part that takes facts from the message itself, for the parts beside it."""
+class ReadsFacts(Protocol):
+    """A part that takes facts from the message itself, for the parts next to it."""
 
     def reads(self, observation: Observation) -> frozenset[Fact]: ...
 
 
 def reads_of(part: object, observation: Observation) -> frozenset[Fact]:
-    """What a part takes from the message itself; nothing for a part that does not say."""
-    return part.reads(observation) if isinstance(part, Reads) else NOTHING
+    """Return the facts that a part takes from the message itself; none for a part that does not say."""
+    return part.reads(observation) if isinstance(part, ReadsFacts) else NO_FACTS
 
 
 def needs_of(part: object) -> frozenset[Fact]:
-    """What a part and all that it is composed of need, less what one of them supplies to those inside it.
+    """Return the facts that a part and its inner parts need, without those that one of them supplies to another.
 
     >>> from fedglass.attack.labels.given import OracleLabels
     >>> needs_of((OracleLabels(), 3))
     frozenset({Fact.LABELS})
     """
-    inside = NOTHING.union(*map(needs_of, _inside(part)))
-    return _said(part, "needs") | (inside - _said(part, "supplies"))
+    inner = (needs_of(child) - supplied for child, supplied in _children(part))
+    return _declared(part, "needs").union(*inner)
 
 
 def uses_of(part: object) -> frozenset[Fact]:
-    """What a part or anything that it is composed of makes use of without needing it."""
-    return NOTHING.union(*(_said(each, "uses") for each in parts_of(part)))
+    """Return the facts that a part or one of its inner parts makes use of without needing them."""
+    return NO_FACTS.union(*(_declared(inner, "uses") for inner in parts_of(part)))
 
 
-def check_needs(attack: object, observation: Observation) -> None:
-    """Refuse an attack with a part that needs what the adversary does not have, in the name of that part."""
-    lacking = _lacking(attack, observation, observation.facts)
-    if lacking:
-        fact, who = min(lacking, key=lambda pair: list(Fact).index(pair[0]))
+def supplies_of(part: object) -> frozenset[Fact]:
+    """Return the facts that a part or one of its direct children supplies."""
+    return _declared(part, "supplies").union(*(_declared(child, "supplies") for child in _inside(part)))
+
+
+def check_needs(part: object, observation: Observation, supplied: frozenset[Fact] = NO_FACTS) -> None:
+    """Refuse a part that needs a fact which the adversary does not have, and name the inner part that needs it."""
+    missing = _missing(part, observation, observation.facts | supplied)
+    if missing:
+        fact, who = min(missing, key=lambda pair: list(Fact).index(pair[0]))
         raise refusal(who, [fact])
 
 
 def parts_of(value: object) -> Iterator[object]:
-    """The value and everything that it is composed of."""
+    """Yield the value and everything that it is composed of."""
     yield value
     for child in _inside(value):
         yield from parts_of(child)
@@ -73,16 +78,25 @@ def _inside(value: object) -> tuple[object, ...]:
     return ()
 
 
-def _lacking(part: object, observation: Observation, known: frozenset[Fact]) -> list[tuple[Fact, str]]:
-    """The facts that are missing, each with the name of the part that asks for it."""
-    own = [(fact, type(part).__name__) for fact in _said(part, "needs") - known]
-    inside = [pair for child in _inside(part) for pair in _lacking(child, observation, known)]
-    if not inside:  # the message is looked at only where something is missing
-        return own
-    supplied = _said(part, "supplies") | reads_of(part, observation)
-    return own + [(fact, who) for fact, who in inside if fact not in supplied]
+def _children(part: object) -> list[tuple[object, frozenset[Fact]]]:
+    """Return each child with the facts that its parent and its siblings supply to it."""
+    children = _inside(part)
+    return [
+        (child, _declared(part, "supplies").union(*(_declared(s, "supplies") for s in children if s is not child)))
+        for child in children
+    ]
 
 
-def _said(part: object, what: str) -> frozenset[Fact]:
-    found: frozenset[Fact] = getattr(part, what, NOTHING)
-    return found
+def _missing(part: object, observation: Observation, facts: frozenset[Fact]) -> list[tuple[Fact, str]]:
+    """Return the missing facts, each with the name of the part that needs it."""
+    missing = [(fact, type(part).__name__) for fact in _declared(part, "needs") - facts]
+    inside = [pair for child, supplied in _children(part) for pair in _missing(child, observation, facts | supplied)]
+    if not inside:  # the message is read only where something is missing
+        return missing
+    read = reads_of(part, observation)
+    return missing + [(fact, who) for fact, who in inside if fact not in read]
+
+
+def _declared(part: object, attribute: str) -> frozenset[Fact]:
+    declared: frozenset[Fact] = getattr(part, attribute, NO_FACTS)
+    return declared

@@ -1,4 +1,4 @@
-"""The search for what a participant does not know, led by how well its own images come back."""
+"""A participant's search for an unknown learning rate or number of examples, led by its own images."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
+from fedglass.attack.best_of import AnyAttack, Guess, Guesses
 from fedglass.attack.forward.target import learning_rate
-from fedglass.attack.forward.unroll import whole_batches
-from fedglass.attack.hypotheses import AnyAttack, refined_by, refinements_of
+from fedglass.attack.forward.unroll import full_batch_training
 from fedglass.attack.needs import check_needs
-from fedglass.attack.parts import Progress, Refine, silent
-from fedglass.attack.stages import rank
+from fedglass.attack.parts import Progress
+from fedglass.attack.stages import energy_rank
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.tensors import assign, squared_distances
@@ -23,18 +23,17 @@ from fedglass.core.types import Observation, Own, Reconstruction, Trial
 
 
 @dataclass(frozen=True)
-class SearchByOwn:
+class SearchByOwnImages(Guesses[AnyAttack, tuple[Trial, ...]]):
     """The learning rate, the number of examples, or both, under which the adversary's own images come back best.
 
-    They must be among those that are reconstructed, and it knows them [Wilson et al., 2024, Appendix B]: no image of
-    another client is looked at. All pairs of `rates` and `counts` are tried with `probe`; then the best one's
-    neighbours, `zooms` times, each time at half the distance, of rates by their logarithm. What is known already is not
-    searched for. `attack` is played once, under the best guess; every trial is told in the reconstruction.
+    They must be among those that are reconstructed, and it knows them [Wilson et al., 2024, Appendix B]: the search
+    uses no image of another client. All pairs of `rates` and `counts` are tried with `probe`; then the best one's
+    neighbours, `zooms` times, each time at half the distance, of rates by their logarithm. A value that is known is not
+    searched for. The attack is run once, under the best guess; the reconstruction lists every trial.
     """
 
     probe: Attack
     """A short attack in which all images are unknown, the adversary's own among them."""
-    attack: AnyAttack
     rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
     counts: tuple[int, ...] = (8, 16, 32, 64)
     zooms: int = 2
@@ -50,57 +49,59 @@ class SearchByOwn:
         if self.zooms < 0:
             raise UsageError(f"search.zooms must be at least 0, got {self.zooms}.")
 
-    def check(self, observation: Observation) -> None:
-        check_needs(self, observation)
+    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess[tuple[Trial, ...]]]:
+        """Return all pairs of the grid, without trials."""
+        check_needs(attack, observation, self.supplies)
+        return [Guess((), attack, with_rate_and_examples(observation, *pair)) for pair in self._grid(observation)]
+
+    def check(self, attack: AnyAttack, observation: Observation) -> None:
         if not _nothing_unknown(observation):
             _own(observation)
-        for guess in self._grid(observation)[:1]:
-            self.probe.check(supposing(observation, *guess))
-            self.attack.check(supposing(observation, *guess))
+        first = self.options(attack, observation)[0].observation
+        self.probe.check(first)
+        attack.check(first)
 
-    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
-        check_needs(self, observation)
-        tried = self._search(observation, seed, progress)
-        best = min(tried, key=lambda trial: rank(trial.error))
-        guess = supposing(observation, best.lr, best.examples)
-        found = self.attack.run(guess, seed, progress)
-        return replace(found, supposed=whole_batches(guess), tried=tuple(tried) if len(tried) > 1 else ())
+    def select(
+        self, attack: AnyAttack, observation: Observation, seed: int, progress: Progress
+    ) -> list[Guess[tuple[Trial, ...]]]:
+        options = self.options(attack, observation)
+        if _nothing_unknown(observation):
+            return options[:1]
+        trials = self._search(observation, seed, progress)
+        best = min(trials, key=lambda trial: energy_rank(trial.error))
+        supposed = with_rate_and_examples(observation, best.lr, best.examples)
+        return [Guess(tuple(trials) if len(trials) > 1 else (), attack, supposed)]
 
-    def shortened(self, share: float) -> SearchByOwn:
-        return replace(self, probe=self.probe.shortened(share), attack=self.attack.shortened(share))
+    def annotate(self, reconstruction: Reconstruction, guess: Guess[tuple[Trial, ...]]) -> Reconstruction:
+        return replace(reconstruction, supposed=full_batch_training(guess.observation), tried=guess.value)
 
-    @property
-    def refinements(self) -> tuple[Refine, ...]:
-        return refinements_of(self.attack)
+    def recall(
+        self, attack: AnyAttack, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> Guess[tuple[Trial, ...]]:
+        if like.supposed is None:
+            raise UsageError("The reconstruction supposes no learning rate: give one that this attack returned.")
+        return Guess((), attack, with_rate_and_examples(observation, like.supposed.lr, len(labels)))
 
-    def refined_by(self, parts: tuple[Refine, ...]) -> SearchByOwn:
-        """What is found under the best guess is refined, no trial is."""
-        return replace(self, attack=refined_by(self.attack, parts))
-
-    def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        return self.attack.energy_of(_as_supposed(observation, labels, like), pixels, labels, like)
+    def shortened(self, share: float) -> SearchByOwnImages:
+        return replace(self, probe=self.probe.shortened(share))
 
     def _search(self, observation: Observation, seed: int, progress: Progress) -> list[Trial]:
-        """All trials; the one guess that there is, untried, where nothing is unknown."""
-        grid = self._grid(observation)
-        if _nothing_unknown(observation):
-            return [Trial(*grid[0], error=0.0, seconds=0.0)]
-        tried: dict[tuple[float, int], Trial] = {}
+        """Try all pairs of the grid, then the neighbours of the best one."""
+        trials: dict[tuple[float, int], Trial] = {}
 
-        def consider(guess: tuple[float, int]) -> None:
-            if guess not in tried:
-                tried[guess] = self._try(observation, guess, seed, progress)
+        def consider(pairs: list[tuple[float, int]]) -> None:
+            for pair in pairs:
+                if pair not in trials:
+                    trials[pair] = self._try(observation, pair, seed, progress)
 
-        for guess in grid:
-            consider(guess)
+        consider(self._grid(observation))
         for step in range(1, self.zooms + 1):
-            best = min(tried.values(), key=lambda trial: rank(trial.error))
-            for guess in self._around(observation, best, 0.5**step):
-                consider(guess)
-        return list(tried.values())
+            best = min(trials.values(), key=lambda trial: energy_rank(trial.error))
+            consider(self._around(observation, best, 0.5**step))
+        return list(trials.values())
 
     def _grid(self, observation: Observation) -> list[tuple[float, int]]:
-        """All pairs of guesses; what is known is the only guess about it."""
+        """Return all pairs of rates and counts; a known value is the only one of its kind."""
         lr, knows = learning_rate(observation), observation.knows
         rates = self.rates if lr is None else (lr,)
         if knows.counted:
@@ -115,54 +116,55 @@ class SearchByOwn:
         return [(rate, count) for rate in rates for count in possible]
 
     def _around(self, observation: Observation, best: Trial, share: float) -> list[tuple[float, int]]:
-        """The neighbours of the best guess at a share of the grid's spacing."""
-        found: list[tuple[float, int]] = []
+        """Return the neighbours of the best trial at a share of the grid's spacing."""
+        neighbours: list[tuple[float, int]] = []
         if Fact.LR not in observation.facts:
             factor = math.exp(share * _spacing([math.log(rate) for rate in self.rates]))
-            found += [(best.lr * factor, best.examples), (best.lr / factor, best.examples)]
+            neighbours += [(best.lr * factor, best.examples), (best.lr / factor, best.examples)]
         if not observation.knows.counted:
             least, gap = len(_own(observation).labels) + 1, _gap(self.counts, best.examples)
             move = max(1, round(share * gap))
-            found += [(best.lr, max(least, best.examples + sign * move)) for sign in (1, -1)]
-        return found
+            neighbours += [(best.lr, max(least, best.examples + sign * move)) for sign in (1, -1)]
+        return neighbours
 
-    def _try(self, observation: Observation, guess: tuple[float, int], seed: int, progress: Progress) -> Trial:
+    def _try(self, observation: Observation, pair: tuple[float, int], seed: int, progress: Progress) -> Trial:
         began = time.perf_counter()
-        found = self.probe.run(supposing(observation, *guess), seed, progress)
-        error = own_error(found.images, _own(observation).images)
-        return Trial(*guess, error=error, seconds=time.perf_counter() - began)
+        reconstruction = self.probe.run(with_rate_and_examples(observation, *pair), seed, progress)
+        error = own_image_error(reconstruction.images, _own(observation).images)
+        return Trial(*pair, error=error, seconds=time.perf_counter() - began)
 
 
-def own_error(images: Tensor, own: Tensor) -> float:
-    """Mean squared error of the adversary's own images, each beside one of the reconstructed ones."""
-    if len(own) > len(images):
+def own_image_error(images: Tensor, own_images: Tensor) -> float:
+    """Return the mean squared error of the adversary's own images, each compared with one reconstructed image."""
+    if len(own_images) > len(images):
         return math.inf
-    mine, shown = own.to(images), images.clamp(0, 1)  # (own, c, h, w), (n, c, h, w)
-    partner = assign(squared_distances(mine, shown)).to(shown.device)
-    return float((mine.double() - shown[partner].double()).square().flatten(1).mean(1).mean())
+    truth, shown = own_images.to(images), images.clamp(0, 1)  # (own, c, h, w), (n, c, h, w)
+    partner = assign(squared_distances(truth, shown)).to(shown.device)
+    return float((truth.double() - shown[partner].double()).square().flatten(1).mean(1).mean())
 
 
-def supposing(observation: Observation, lr: float, examples: int) -> Observation:
-    """The same message to an adversary that takes these for the learning rate and the number of examples."""
-    knows, own = observation.knows, observation.own
+def with_rate_and_examples(observation: Observation, lr: float, examples: int) -> Observation:
+    """Return the same message to an adversary that supposes this learning rate and this number of examples."""
+    knows, contribution = observation.knows, observation.own
     if knows.counted:
         counted = knows
     else:
-        counted = replace(knows, examples=examples, counted=True, labels=_some(knows.labels, examples))
+        counted = replace(knows, examples=examples, counted=True, labels=_labels_of(knows.labels, examples))
     rated = counted if counted.training is not None else replace(counted, lr=lr)
-    share = None if own is None else len(own.labels) / examples if own.share is None else own.share
-    return replace(observation, knows=rated, own=None if own is None else replace(own, share=share))
+    if contribution is not None and contribution.share is None:
+        contribution = replace(contribution, share=len(contribution.labels) / examples)
+    return replace(observation, knows=rated, own=contribution)
 
 
-def _some(labels: Tensor | None, examples: int) -> Tensor | None:
-    """As many of the true labels as there are supposed to be, where an oracle has told them.
+def _labels_of(labels: Tensor | None, examples: int) -> Tensor | None:
+    """Return as many of the true labels as examples are supposed, where an oracle has given them.
 
-    The adversary's own are last, and stay; where too many are supposed, the first ones come again.
+    The adversary's own labels are last, and stay; where too many examples are supposed, labels are repeated.
     """
     if labels is None or len(labels) == examples:
         return labels
-    again = -(-examples // len(labels))
-    return labels.repeat(again)[-examples:]
+    repeats = -(-examples // len(labels))
+    return labels.repeat(repeats)[-examples:]
 
 
 def _nothing_unknown(observation: Observation) -> bool:
@@ -176,16 +178,10 @@ def _own(observation: Observation) -> Own:
 
 
 def _spacing(points: list[float]) -> float:
-    """The mean distance between neighbours; that of a factor of 3 where there is one point only."""
+    """Return the mean distance between neighbours; that of a factor of 3 where there is only one point."""
     return (max(points) - min(points)) / (len(points) - 1) if len(points) > 1 else math.log(3)
 
 
 def _gap(counts: tuple[int, ...], at: int) -> int:
-    """The distance to the nearest other count of the grid."""
+    """Return the distance to the nearest other count of the grid."""
     return min((abs(count - at) for count in counts if count != at), default=2)
-
-
-def _as_supposed(observation: Observation, labels: Tensor, like: Reconstruction) -> Observation:
-    if like.supposed is None:
-        raise UsageError("The reconstruction supposes no learning rate: give one that this attack returned.")
-    return supposing(observation, like.supposed.lr, len(labels))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.attack import refined
-from fedglass.attack.hypotheses import AnyAttack, refinements_of
+from fedglass.attack.best_of import AnyAttack, refinements_of
 from fedglass.attack.needs import parts_of
-from fedglass.attack.parts import Imagines, Learned, Refine
+from fedglass.attack.parts import GeneratesImages, Learned, Refine
 from fedglass.audit.public import Public
 from fedglass.audit.scoring import (
     OTHER,
@@ -142,7 +142,7 @@ def guesses(
 
 def _imagined(seen: Observation, truth: Truth, attack: object) -> list[Guess]:
     """What the decoders that an attack uses draw of random codes; one that is used under several rules is one."""
-    decoders = dict.fromkeys(part for part in parts_of(attack) if isinstance(part, Imagines))
+    decoders = dict.fromkeys(part for part in parts_of(attack) if isinstance(part, GeneratesImages))
     drawn = [part.imagined(seen, len(truth.images), stream(0, "imagined")).cpu() for part in decoders]
     named = [IMAGINED, *(f"{IMAGINED} ({i + 2})" for i in range(len(drawn) - 1))]
     return [Guess(name, images, paired(images, truth)) for name, images in zip(named, drawn, strict=False)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.needs import needs_of
 from fedglass.audit.cases import AuditProgress, Case, MessageProbe, Place, Silent, enumerate_cases
 from fedglass.audit.check_message import CheckMessage
@@ -30,13 +30,13 @@ from fedglass.core.types import Observation
 from fedglass.execution.client_training import client_trainer
 from fedglass.execution.executor import Executor, InProcess, as_usage_error, persistent
 from fedglass.execution.machine import one_thread
-from fedglass.metrics.catalogue import USUAL, metric, why_not
+from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, why_not
 from fedglass.recipes import recipe
-from fedglass.verdict.directory import alone
+from fedglass.verdict.directory import PLAN, RECORDS, SUMMARY, RecordFile, alone, claim
 from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
-from fedglass.verdict.records import PLAN, RECORDS, SUMMARY, Record, RecordFile, claim
+from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Summary, summarise
 
 # How much an audit does beyond what decides quickly.
@@ -113,7 +113,7 @@ class Job:
 
     sources: Sequence[Source]
     attacks: Mapping[str, AnyAttack]
-    metrics: tuple[str, ...] = USUAL
+    metrics: tuple[str, ...] = DEFAULT_METRICS
     gate: Gate = field(default_factory=Gate)
     repeats: int = 1
     seed: int = 0

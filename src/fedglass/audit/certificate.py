@@ -19,8 +19,8 @@ from fedglass.bounds.adversaries import centred_gram, expected_psnr, simulated_s
 from fedglass.bounds.mechanisms import (
     ORDERS,
     Array,
-    installed,
     laplace_renyi,
+    pld_installed,
     poisson_advantage,
     poisson_epsilon,
     poisson_success,
@@ -40,8 +40,8 @@ from fedglass.federation.truth import Examples
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Protection, Release
 from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.flags import flag
 from fedglass.verdict.records import BASE_RATE, Certificate
-from fedglass.verdict.texts import flag
 
 # What stands beside a certificate and never decides: the best adversary of a game, and the PSNR without a prior.
 
@@ -190,7 +190,7 @@ def certificate_of(bound: Bound, further: int) -> Certificate | None:
     if further and bound.per_round is None:
         return None
     rounds = bound.rounds + further
-    if bound.samples is not None and installed():
+    if bound.samples is not None and pld_installed():
         return _of_samples(bound.samples, rounds, len(bound.mu))
     if bound.renyi:
         success = [renyi_success(BASE_RATE, spent) for spent in bound.renyi]
@@ -298,7 +298,7 @@ def certify(
         claim = Declared(model, weights_of(model), buffers_of(model), {}, whitening, (part,))
         bound = bound_of([claim])
         if isinstance(bound, Doubt):
-            raise UsageError(flag(bound).whole)
+            raise UsageError(flag(bound).advice)
         found = certificate_of(bound, rounds - 1)
         if found is not None and rounds == 1:
             found = found.model_copy(update=beside([claim], bound, None, 0))
@@ -313,7 +313,7 @@ def _samples(part: Part, rate: float) -> Samples:
     if type(gradient) is not DPSGD:
         raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
     if refused is not None:
-        raise UsageError(flag(refused).whole)
+        raise UsageError(flag(refused).advice)
     return Samples(rate, gradient.noise_multiplier, part.steps)
 
 

@@ -40,7 +40,7 @@ from fedglass.core.types import BatchNorm
 from fedglass.defend.noise_model import NoiseModel
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import MeanGradient, Step
-from fedglass.metrics.catalogue import USUAL
+from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.models.network import Network
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 from fedglass.verdict.records import Certificate
@@ -137,7 +137,7 @@ class CheckMessage:
             certificate = _certificate(target, claims, doubts, seed)
         elif not any(each.kind is Kind.NOT_REPLAYED for each in doubts):
             doubts.append(doubt(Kind.NOT_REPLAYED, why=UNKNOWN))
-        guessed = {} if target.pool is None else guessed_public(target.pool, USUAL)
+        guessed = {} if target.pool is None else guessed_public(target.pool, DEFAULT_METRICS)
         return _finding(doubts, certificate, blind_public=guessed, extra={"replay": replays} if replays else {})
 
 

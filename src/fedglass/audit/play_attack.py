@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.needs import needs_of, parts_of
 from fedglass.attack.parts import Progress
 from fedglass.audit.assessment import Assessment, Question, assess
@@ -65,6 +65,8 @@ def isolated(observation: Observation, attack: object, device: torch.device) -> 
 
 def iterations_of(attack: object) -> int | None:
     """How many iterations the last solver of an attack makes, if it says so."""
+    while isinstance(attack, BestOf):  # not those of its trials
+        attack = attack.attack
     found = [getattr(part, "iterations", None) for part in parts_of(attack)]
     return next((n for n in reversed(found) if isinstance(n, int)), None)
 
@@ -177,7 +179,7 @@ def _evidence(
         found.labels.detach().cpu().numpy(),
         shown.numpy(),
         raw=None if raw is None else raw.numpy(),
-        found_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
+        images_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
         film=None if frames is None else frames.numpy(),
         film_captions=captions,
     )
@@ -198,12 +200,12 @@ def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> di
         "controls": {
             control: {name: list(values) for name, values in of.items()} for control, of in found.controls.items()
         },
-        "identity_kept": list(found.kept),
+        "identity_preserved": list(found.identity_preserved),
         "blends": [list(members) for members in found.blends] if any(found.blends) else [],
-        "shown_otherwise": list(assessed.otherwise),
+        "transformed_match": list(assessed.otherwise),
         "skipped_metrics": dict(scores.skipped),
         "blind": {name: list(values) for name, values in found.blind.items()},
-        "blind_by": {name: list(guesses) for name, guesses in found.blind_by.items()},
+        "blind_guess": {name: list(guesses) for name, guesses in found.blind_guess.items()},
         "labels_true": private.labels.tolist(),
         "owners": list(private.owners),
         "labels_recovered": list(judged.labels),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedglass.attack.own import others_alone
+from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress
 from fedglass.audit.cases import Finding
 from fedglass.audit.certificate import total_std
@@ -61,7 +61,7 @@ class PlayGame:
 
     def _play(self, target: Target, claim: Declared, pool: Examples, seed: int) -> GameResult:
         assert target.truth is not None, "asked before"
-        seen, private = others_alone(replace(target.observation, also=())), target.truth.private
+        seen, private = without_own_update(replace(target.observation, also=())), target.truth.private
         others = replace(claim, parts=claim.parts[: len(claim.parts) - claim.own], own=0)
         message = Message(
             seen.model,

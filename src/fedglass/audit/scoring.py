@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.catalogue import Scores, score

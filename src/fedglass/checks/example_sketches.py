@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
-from fedglass.defend.noise import example_gradients
+from fedglass.defend.per_example import example_gradients
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.network import Network
 

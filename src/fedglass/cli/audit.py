@@ -210,7 +210,7 @@ def answer_of(result: Result, device: str) -> dict[str, object]:
 
 
 def refuse_records(directory: Path) -> None:
-    from fedglass.verdict.records import RECORDS
+    from fedglass.verdict.directory import RECORDS
 
     if (directory / RECORDS).exists():
         raise UsageError(f"{directory} holds the records of an audit already: leave out --no-resume to continue it.")

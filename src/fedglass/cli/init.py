@@ -211,7 +211,7 @@ def init(
     """
     if bundle is None:
         if model is not None or public is not None or folders:
-            raise UsageError("--model, --public and --code belong to a recorded federation: give --from with them.")
+            raise UsageError("--model, --public and --code belong to a recorded federation: add --from.")
         text = PLAN
     else:
         ctx.with_resource(importable(folders))

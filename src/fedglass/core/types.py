@@ -317,7 +317,7 @@ class Film:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Accepted:
     """Whose updates are supposed to have got through the server's rule."""
 
     others: tuple[int, ...]
@@ -344,7 +344,7 @@ class Reconstruction:
     """The clients' training that the attack found to fit, where it had to guess."""
     rule: str = ""
     """The aggregation rule under which the message was explained best, where the attack had to guess."""
-    kept: Kept | None = None
+    kept: Accepted | None = None
     """Whose updates got through that rule, where the attack had to guess."""
     grouping: tuple[tuple[int, ...], ...] = ()
     """The labels of each of the others, where the attack had to find out whose label is whose."""

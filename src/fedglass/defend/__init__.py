@@ -1,7 +1,7 @@
 """Defences by name.
 
-A defence is either a `Release` (what is done to the update as it leaves) or a `GradientFn` (how the gradient
-inside a local step is taken). `fl.release.Chain` puts releases one after another.
+A defence is either a `Release`, which changes the update as it leaves, or a `GradientFn`, which computes the gradient
+inside a local step. `fl.release.Chain` applies releases one after another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fedglass.fl.release import Release
 
 
 def defence(name: str, **options: object) -> Release | GradientFn:
-    """The defence of that name with the given options.
+    """Return the defence of that name with the given options.
 
     >>> defence("magnitude_pruning", share=0.7)
     MagnitudePruning(share=0.7)
@@ -22,7 +22,7 @@ def defence(name: str, **options: object) -> Release | GradientFn:
 
 
 def names() -> dict[str, str]:
-    """Name and one-line summary of every defence.
+    """Return name and one-line summary of every defence.
 
     >>> names()["clip"]
     'the update scaled down to a maximal L2 norm'

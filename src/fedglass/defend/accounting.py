@@ -1,8 +1,8 @@
-"""What differentially private training spends: (epsilon, delta) by several accountants, which disagree.
+"""Privacy budget of differentially private training: (epsilon, delta) by several accountants, which disagree.
 
-All take one mechanism: the Gaussian mechanism on batches to which each example belongs with a probability of its
-own (Poisson sampling). Training on slices of a shuffled epoch is customarily accounted for in the same way, although
-its exact budget is another.
+All accountants take one mechanism: the Gaussian mechanism on Poisson samples, in which each example takes part
+independently. Training on slices of a shuffled epoch is customarily accounted for in the same way, although its exact
+budget differs. The RDP and PRV accountants are those of Opacus, an optional package that is imported on first use.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from fedglass.core.types import Training
 from fedglass.defend import checks
 from fedglass.defend.dpsgd import DPSGD
 
-# Opacus, an optional package, as accountant of differentially private training.
-
-
 ORDERS = (
     *(1 + x / 100 for x in range(1, 10)),
     *(1 + x / 10 for x in range(1, 100)),
@@ -35,35 +32,13 @@ ORDERS = (
 """Rényi orders: wider than Opacus' own, so that very weak and very strong noise get their best bound too."""
 
 
+PRV_LIMIT = 1000.0
+"""The PRV accountant is not run above this epsilon: its time and memory grow with it, and no second digit is needed."""
+
+
 def opacus_installed() -> bool:
-    """Whether Opacus can be asked."""
+    """Return True if Opacus is installed."""
     return importlib.util.find_spec("opacus") is not None
-
-
-def opacus_rdp_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
-    """A bound by Rényi differential privacy [Mironov et al., 2019], computed by Opacus."""
-    accountant = _accountants().RDPAccountant()
-    accountant.history = [(noise_multiplier, sample_rate, steps)]
-    with warnings.catch_warnings():
-        # It warns where the best order is the first or the last: the bound holds at every order.
-        warnings.simplefilter("ignore")
-        return float(accountant.get_epsilon(delta=delta, alphas=list(ORDERS)))
-
-
-def opacus_prv_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
-    """An upper bound by privacy loss random variables [Gopi et al., 2021], computed by Opacus.
-
-    Infinity where the noise is too weak for its numerical composition, which is a bound too.
-    """
-    accountant = _accountants().PRVAccountant()
-    accountant.history = [(noise_multiplier, sample_rate, steps)]
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        try:
-            epsilon = float(accountant.get_epsilon(delta=delta))
-        except RuntimeError:  # its own check: the discrete and the continuous mean differ
-            return math.inf
-    return math.inf if math.isnan(epsilon) else epsilon
 
 
 def _accountants() -> ModuleType:
@@ -72,13 +47,6 @@ def _accountants() -> ModuleType:
             "The RDP and PRV accountants need the package opacus, which is not installed: pip install fedglass[dp]."
         )
     return importlib.import_module("opacus.accountants")
-
-
-# its parts are imported when they are first used
-
-
-HOPELESS = 1000.0
-"""An epsilon beyond which PRV is not asked: its time and memory grow with it, and nobody needs the second digit."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +86,7 @@ class Budget:
 
 
 def client_mechanism(defence: DPSGD, training: Training, examples: int, rounds: int = 1) -> Mechanism:
-    """The mechanism of a client that trains with DP-SGD.
+    """Return the mechanism of a client that trains with DP-SGD.
 
     >>> client_mechanism(DPSGD(clip=1.0, noise_multiplier=2.0), Training(lr=0.1, epochs=3, batch_size=10), 50)
     Mechanism(noise_multiplier=2.0, sample_rate=0.2, steps=15)
@@ -128,42 +96,58 @@ def client_mechanism(defence: DPSGD, training: Training, examples: int, rounds: 
 
 
 def budgets(mechanism: Mechanism, delta: float) -> tuple[Budget, ...]:
-    """Every accountant's epsilon: RDP and PRV where Opacus is installed, and one that always is asked.
+    """Return every accountant's epsilon: RDP and PRV if Opacus is installed, and one that is always available.
 
     >>> [b.accountant for b in budgets(Mechanism(2.0, sample_rate=1.0, steps=1), 1e-5)][-1]
     'Gaussian'
     """
-    found = []
+    spent = []
     if opacus_installed():
         bound = rdp_epsilon(mechanism, delta)
-        found.append(Budget("RDP", bound, delta, bound=True))
-        if bound < HOPELESS:
-            found.append(Budget("PRV", prv_epsilon(mechanism, delta), delta, bound=True))
+        spent.append(Budget("RDP", bound, delta, bound=True))
+        if bound < PRV_LIMIT:
+            spent.append(Budget("PRV", prv_epsilon(mechanism, delta), delta, bound=True))
     if mechanism.sample_rate == 1:
-        found.append(Budget("Gaussian", gaussian_epsilon(mechanism, delta), delta, bound=True))
+        spent.append(Budget("Gaussian", gaussian_epsilon(mechanism, delta), delta, bound=True))
     else:
-        found.append(Budget("CLT", clt_epsilon(mechanism, delta), delta, bound=False))
-    return tuple(found)
+        spent.append(Budget("CLT", clt_epsilon(mechanism, delta), delta, bound=False))
+    return tuple(spent)
 
 
 def rdp_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """An upper bound by Rényi differential privacy [Mironov et al., 2019]; needs `fedglass[dp]`."""
+    """Return an upper bound by Rényi differential privacy [Mironov et al., 2019]; needs `fedglass[dp]`."""
     _check(delta)
     if mechanism.noise_multiplier == 0:
         return math.inf
-    return opacus_rdp_epsilon(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps, delta)
+    accountant = _accountants().RDPAccountant()
+    accountant.history = [(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps)]
+    with warnings.catch_warnings():
+        # It warns where the best order is the first or the last: the bound holds at every order.
+        warnings.simplefilter("ignore")
+        return float(accountant.get_epsilon(delta=delta, alphas=list(ORDERS)))
 
 
 def prv_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """An upper bound by privacy loss random variables [Gopi et al., 2021]; needs `fedglass[dp]`."""
+    """Return an upper bound by privacy loss random variables [Gopi et al., 2021]; needs `fedglass[dp]`.
+
+    It is infinite, which is a bound too, if the noise is too weak for the numerical composition.
+    """
     _check(delta)
     if mechanism.noise_multiplier == 0:
         return math.inf
-    return opacus_prv_epsilon(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps, delta)
+    accountant = _accountants().PRVAccountant()
+    accountant.history = [(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps)]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            epsilon = float(accountant.get_epsilon(delta=delta))
+        except RuntimeError:  # its own check: the discrete and the continuous mean differ
+            return math.inf
+    return math.inf if math.isnan(epsilon) else epsilon
 
 
 def clt_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """An APPROXIMATION by the central limit theorem of Gaussian DP [Bu et al., 2020].
+    """Return an APPROXIMATION by the central limit theorem of Gaussian DP [Bu et al., 2020].
 
     mu = q sqrt(T (exp(1 / z^2) - 1)) for T steps of sampling rate q and noise multiplier z. It can lie below the
     true epsilon, so it is not a bound.
@@ -179,7 +163,7 @@ def clt_epsilon(mechanism: Mechanism, delta: float) -> float:
 
 
 def clt_uniform_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """An APPROXIMATION as `clt_epsilon` is, for batches of one size, drawn without replacement.
+    """Return an APPROXIMATION like `clt_epsilon`, for batches of one size, drawn without replacement.
 
     mu = sqrt(2 T) q sqrt(exp(1 / z^2) Phi(3 / 2z) + 3 Phi(-1 / 2z) - 2) [Dong, Roth and Su, 2022, Corollary 5.4].
 
@@ -190,17 +174,17 @@ def clt_uniform_epsilon(mechanism: Mechanism, delta: float) -> float:
     z = mechanism.noise_multiplier
     if z < 700**-0.5:
         return math.inf
-    # exp(1/z^2) - 1 and what Phi lacks of 1 each by itself: for strong noise they cancel.
+    # exp(1/z^2) - 1 and 1 - Phi are computed separately, since they cancel for strong noise.
     above, below = math.expm1(z**-2), math.expm1(z**-2) + 1
     excess = above - below * float(scipy.special.ndtr(-1.5 / z)) + 3 * float(scipy.special.ndtr(-0.5 / z)) - 1
     return _epsilon(mechanism.sample_rate * math.sqrt(2 * mechanism.steps * max(0.0, excess)), delta)
 
 
 def gaussian_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """Exact where every step sees all examples: T Gaussian mechanisms are one of mu = sqrt(T) / z.
+    """Return the exact epsilon of steps that all use every example: T Gaussian mechanisms are one of mu = sqrt(T) / z.
 
     [Dong, Roth and Su, 2022, Corollary 3.3; Balle and Wang, 2018, Theorem 8]. With a sampling rate below 1 it is a
-    bound that forgoes the gain of sampling.
+    bound that ignores the amplification by sampling.
 
     >>> round(gaussian_epsilon(Mechanism(noise_multiplier=1.0, sample_rate=1.0, steps=1), 1e-5), 3)
     4.377
@@ -218,7 +202,7 @@ def noise_multiplier_for(
     steps: int,
     accountant: Callable[[Mechanism, float], float],
 ) -> float:
-    """The noise multiplier that spends epsilon by the given accountant.
+    """Return the noise multiplier that spends epsilon by the given accountant.
 
     >>> round(noise_multiplier_for(4.377, 1e-5, 1.0, 1, gaussian_epsilon), 3)
     1.0
@@ -235,7 +219,7 @@ def noise_multiplier_for(
 
 
 def _bracket(excess: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """Widened until the decreasing function changes its sign between the two ends."""
+    """Widen the interval until the decreasing function changes its sign between the two ends."""
     for _ in range(6):
         if excess(low) >= 0 >= excess(high):
             return low, high
@@ -244,7 +228,7 @@ def _bracket(excess: Callable[[float], float], low: float, high: float) -> tuple
 
 
 def _epsilon(mu: float, delta: float) -> float:
-    """epsilon of mu-Gaussian DP at delta; about mu^2 / 2 for a large mu."""
+    """Return epsilon of mu-Gaussian DP at delta; about mu^2 / 2 for a large mu."""
     if mu > 1e150:
         return math.inf
 
@@ -260,7 +244,7 @@ def _epsilon(mu: float, delta: float) -> float:
 
 
 def _delta(mu: float, epsilon: float) -> float:
-    """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), without overflow [Dong, Roth and Su, 2022, Corollary 2.13]."""
+    """Compute Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2) without overflow [Dong et al., 2022, Corollary 2.13]."""
     first = float(scipy.special.log_ndtr(-epsilon / mu + mu / 2))
     second = epsilon + float(scipy.special.log_ndtr(-epsilon / mu - mu / 2))
     return -math.exp(first) * math.expm1(min(0.0, second - first))

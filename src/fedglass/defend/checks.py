@@ -1,4 +1,4 @@
-"""What the numbers of a defence may be, checked when the defence is made."""
+"""Checks of a defence's numbers, which each defence runs when it is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedglass.core.errors import UsageError
 
 
 def share(owner: object, name: str) -> None:
-    """The field is a share of entries in [0, 1).
+    """Check that the field is a share of entries in [0, 1).
 
     >>> from types import SimpleNamespace
     >>> share(SimpleNamespace(share=1.5), "share")
@@ -21,21 +21,21 @@ def share(owner: object, name: str) -> None:
 
 
 def closed_share(owner: object, name: str) -> None:
-    """The field is a share of entries in [0, 1], all of them included."""
+    """Check that the field is a share of entries in [0, 1], all of them included."""
     value = _number(owner, name)
     if not 0 <= value <= 1:
         raise _refused(owner, name, "in [0, 1]", "it is a share, not a percentage")
 
 
 def at_least_zero(owner: object, name: str) -> None:
-    """The field is a finite number that is not negative."""
+    """Check that the field is a finite number that is not negative."""
     value = _number(owner, name)
     if not (math.isfinite(value) and value >= 0):
         raise _refused(owner, name, "a finite number of at least 0", "0 switches it off")
 
 
 def positive(owner: object, name: str) -> None:
-    """The field is a finite number above 0."""
+    """Check that the field is a finite number above 0."""
     value = _number(owner, name)
     if not (math.isfinite(value) and value > 0):
         raise _refused(owner, name, "a finite number above 0", "leave the defence out to switch it off")

@@ -1,4 +1,9 @@
-"""Differentially private SGD."""
+"""Differentially private SGD, in three forms: `DPSGD`, `PoissonDPSGD` and `GhostDPSGD`.
+
+`DPSGD` clips the gradient of each example of a batch and adds Gaussian noise. `PoissonDPSGD` does so on a Poisson
+sample of the batch. `GhostDPSGD` takes the same step as `DPSGD` several times faster, since it never computes the
+gradients of the examples one by one.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,12 @@ from torch.nn import functional as F
 from fedglass.core.errors import ModelError
 from fedglass.core.registry import register
 from fedglass.defend import checks
-from fedglass.defend.noise import PAPER, example_gradients, noise_source, normal
+from fedglass.defend.noise import ABADI, normal
+from fedglass.defend.per_example import example_gradients, noise_source
 from fedglass.fl.local import Step
 
 
-@register("defences", "dpsgd", summary="examples' gradients clipped, Gaussian noise, in every local step", paper=PAPER)
+@register("defences", "dpsgd", summary="examples' gradients clipped, Gaussian noise, in every local step", paper=ABADI)
 @dataclass(frozen=True)
 class DPSGD:
     """(sum_i g_i / max(1, ||g_i|| / C) + n) / B, n ~ N(0, (z C)^2 I) [Abadi et al., 2016, Algorithm 1].
@@ -45,16 +51,13 @@ class DPSGD:
 
 
 def _norms(chunk: Sequence[Tensor]) -> Tensor:
-    """The L2 norm of each example's gradient over all parameters.  # (chunk, *shape) each -> (chunk,)"""
+    """Return the L2 norm of each example's gradient over all parameters.  # (chunk, *shape) each -> (chunk,)"""
     layers = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in chunk])  # (layers, chunk)
     norms: Tensor = torch.linalg.vector_norm(layers, dim=0)
     return norms
 
 
-# Differentially private SGD on Poisson samples.
-
-
-@register("defences", "dpsgd_poisson", summary="dpsgd whose every local step draws a Poisson sample", paper=PAPER)
+@register("defences", "dpsgd_poisson", summary="dpsgd whose every local step draws a Poisson sample", paper=ABADI)
 @dataclass(frozen=True)
 class PoissonDPSGD(DPSGD):
     """(sum_{i in S} g_i / max(1, ||g_i|| / C) + n) / (q B), n ~ N(0, (z C)^2 I) [Abadi et al., 2016, Algorithm 1].
@@ -84,19 +87,16 @@ class PoissonDPSGD(DPSGD):
         return [g * (size / expected) for g in super().gradient(sampled)]
 
 
-# Differentially private SGD without a gradient of each example: the same step, several times faster.
-
-
-PLAIN = nn.Flatten | nn.ReLU | nn.Tanh | nn.Sigmoid | nn.MaxPool2d | nn.AvgPool2d | nn.Identity
-"""Layers without parameters that look at every example alone."""
+PARAMETER_FREE = nn.Flatten | nn.ReLU | nn.Tanh | nn.Sigmoid | nn.MaxPool2d | nn.AvgPool2d | nn.Identity
+"""Layers without parameters that treat every example separately."""
 
 
 @dataclass(frozen=True, eq=False)
-class Passed:
-    """A layer with weights, what entered it, and what the losses' sum changes by with what left it."""
+class LayerPass:
+    """A layer with weights, its input, and the gradient of the summed losses with respect to its output."""
 
     layer: nn.Linear | nn.Conv2d
-    entered: Tensor
+    inputs: Tensor
     gradient: Tensor
 
 
@@ -104,10 +104,11 @@ class Passed:
 class GhostDPSGD:
     """`defend.dpsgd.DPSGD` up to rounding, with the same noise, in one backward pass over the whole batch.
 
-    The gradient of an example's loss with respect to a dense layer is the product g_i a_i^T of what comes back and of
-    what had entered, so that its norm is ||g_i|| ||a_i|| [Goodfellow, 2015, arXiv:1510.01799], and the clipped ones are
-    summed as one product of matrices. Convolutions are dense layers on patches; theirs are small and are written out.
-    Only for networks of dense layers and plain convolutions, each of which a pass goes through once.
+    The gradient of an example's loss with respect to a dense layer is g_i a_i^T, the product of the gradient at its
+    output and of its input. Its norm is therefore ||g_i|| ||a_i|| [Goodfellow, 2015, arXiv:1510.01799], and the clipped
+    gradients are summed as one product of matrices. Convolutions are dense layers on patches; their gradients are small
+    and are computed for each example. The network may have only dense layers and plain convolutions, each used once in
+    a pass.
     """
 
     clip: float
@@ -124,91 +125,93 @@ class GhostDPSGD:
 
 
 def clipped_sum(step: Step, clip: float) -> list[Tensor]:
-    """sum_i g_i / max(1, ||g_i|| / C), in the order of the step's weights."""
-    passed = _passes(step)
-    written = {name: _written_out(p) for name, p in passed.items() if isinstance(p.layer, nn.Conv2d)}
+    """Return sum_i g_i / max(1, ||g_i|| / C), in the order of the step's weights."""
+    passes = _passes(step)
+    by_example = {name: _convolution_gradients(p) for name, p in passes.items() if isinstance(p.layer, nn.Conv2d)}
     squares = torch.zeros(len(step.inputs), dtype=step.inputs.dtype, device=step.inputs.device)
-    for name, p in passed.items():
-        if name in written:
-            squares += written[name].square().sum((1, 2))
+    for name, p in passes.items():
+        if name in by_example:
+            squares += by_example[name].square().sum((1, 2))
         else:
-            squares += p.gradient.square().sum(1) * p.entered.square().sum(1)
+            squares += p.gradient.square().sum(1) * p.inputs.square().sum(1)
         if p.layer.bias is not None:
-            squares += _of_bias(p).square().sum(1)
+            squares += _bias_gradients(p).square().sum(1)
     scale = (clip / squares.sqrt()).clamp(max=1.0)  # (b,)
-    found: dict[str, Tensor] = {}
-    for name, p in passed.items():
-        if name in written:
-            found[f"{name}.weight"] = torch.tensordot(scale, written[name], dims=1).view_as(p.layer.weight)
+    total: dict[str, Tensor] = {}
+    for name, p in passes.items():
+        if name in by_example:
+            total[f"{name}.weight"] = torch.tensordot(scale, by_example[name], dims=1).view_as(p.layer.weight)
         else:
-            found[f"{name}.weight"] = (scale[:, None] * p.gradient).T @ p.entered
+            total[f"{name}.weight"] = (scale[:, None] * p.gradient).T @ p.inputs
         if p.layer.bias is not None:
-            found[f"{name}.bias"] = scale @ _of_bias(p)
-    return [found[name].detach() for name in step.network.names]
+            total[f"{name}.bias"] = scale @ _bias_gradients(p)
+    return [total[name].detach() for name in step.network.names]
 
 
-def _of_bias(passed: Passed) -> Tensor:
-    """# (b, leaving)"""
-    return passed.gradient.flatten(2).sum(2) if isinstance(passed.layer, nn.Conv2d) else passed.gradient
+def _bias_gradients(layer_pass: LayerPass) -> Tensor:
+    """Return the gradient of the bias, of each example.  # (b, outputs)"""
+    gradient = layer_pass.gradient
+    return gradient.flatten(2).sum(2) if isinstance(layer_pass.layer, nn.Conv2d) else gradient
 
 
-def _written_out(passed: Passed) -> Tensor:
-    """The weight's gradient of each example.  # (b, leaving, entering)"""
-    layer = passed.layer
+def _convolution_gradients(layer_pass: LayerPass) -> Tensor:
+    """Return the gradient of a convolution's weight, of each example.  # (b, outputs, patch)"""
+    layer = layer_pass.layer
     assert isinstance(layer, nn.Conv2d)
     padding = layer.padding
     assert not isinstance(padding, str)
-    patches = F.unfold(passed.entered, layer.kernel_size, layer.dilation, padding, layer.stride)  # (b, entering, l)
-    return passed.gradient.flatten(2) @ patches.mT
+    patches = F.unfold(layer_pass.inputs, layer.kernel_size, layer.dilation, padding, layer.stride)  # (b, patch, l)
+    return layer_pass.gradient.flatten(2) @ patches.mT
 
 
-def _passes(step: Step) -> dict[str, Passed]:
+def _passes(step: Step) -> dict[str, LayerPass]:
+    """Run the network forwards and backwards once, and return the pass of each layer by the layer's name."""
     module = step.network._module
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
     _refuse(module, layers, step.network.names)
-    with torch.enable_grad(), _watched(layers) as seen:
+    with torch.enable_grad(), _hooked(layers) as calls:
         logits = step.network(step.weights, step.inputs)
         loss = step.loss(logits, step.targets) * len(step.inputs)  # the sum of the examples' own losses
-    if sorted(name for name, _, _ in seen) != sorted(layers):
+    if sorted(name for name, _, _ in calls) != sorted(layers):
         raise ModelError("GhostDPSGD needs a network that goes through each of its layers once: choose DPSGD.")
-    gradients = torch.autograd.grad(loss, [left for _, _, left in seen])
+    gradients = torch.autograd.grad(loss, [outputs for _, _, outputs in calls])
     return {
-        name: Passed(layers[name], entered.detach(), gradient)
-        for (name, entered, _), gradient in zip(seen, gradients, strict=True)
+        name: LayerPass(layers[name], inputs.detach(), gradient)
+        for (name, inputs, _), gradient in zip(calls, gradients, strict=True)
     }
 
 
 @contextmanager
-def _watched(layers: dict[str, nn.Linear | nn.Conv2d]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-    """What enters and leaves the layers, in the order in which they are gone through."""
-    seen: list[tuple[str, Tensor, Tensor]] = []
+def _hooked(layers: dict[str, nn.Linear | nn.Conv2d]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
+    """Collect name, input and output of each call of a layer, in the order of the calls."""
+    calls: list[tuple[str, Tensor, Tensor]] = []
     names = {layer: name for name, layer in layers.items()}
 
-    def note(layer: nn.Module, entered: tuple[Tensor, ...], left: Tensor) -> None:
-        seen.append((names[layer], entered[0], left))  # type: ignore[index]  # only these layers have the hook
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        calls.append((names[layer], inputs[0], outputs))  # type: ignore[index]  # only these layers have the hook
 
     hooks = [layer.register_forward_hook(note) for layer in layers.values()]
     try:
-        yield seen
+        yield calls
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def _refuse(module: nn.Module, layers: dict[str, nn.Linear | nn.Conv2d], names: Sequence[str]) -> None:
-    """Layers in which an example's gradient is no such product, or examples are mixed."""
-    known = {f"{name}.{part}" for name in layers for part in ("weight", "bias")}
-    strange = [
+    """Refuse layers that mix examples, or that have gradients of another form than such products."""
+    expected = {f"{name}.{part}" for name in layers for part in ("weight", "bias")}
+    unsupported = [
         type(m).__name__
         for m in module.modules()
-        if not list(m.children()) and not isinstance(m, PLAIN | nn.Linear | nn.Conv2d)
+        if not list(m.children()) and not isinstance(m, PARAMETER_FREE | nn.Linear | nn.Conv2d)
     ]
-    strange += [name for name in names if name not in known]
-    grouped = [layer for layer in layers.values() if isinstance(layer, nn.Conv2d) and _uneven(layer)]
-    if strange or grouped:
-        what = strange[0] if strange else "a grouped or named-padding convolution"
-        raise ModelError(f"GhostDPSGD can not take a network with {what}: choose DPSGD.")
+    unsupported += [name for name in names if name not in expected]
+    grouped = [layer for layer in layers.values() if isinstance(layer, nn.Conv2d) and _is_grouped_or_padded(layer)]
+    if unsupported or grouped:
+        what = unsupported[0] if unsupported else "a grouped or named-padding convolution"
+        raise ModelError(f"GhostDPSGD does not support a network with {what}: choose DPSGD.")
 
 
-def _uneven(layer: nn.Conv2d) -> bool:
+def _is_grouped_or_padded(layer: nn.Conv2d) -> bool:
     return layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros"

@@ -1,7 +1,7 @@
-"""What noise a protection adds, where that can be bounded: a deterministic map, then noise that ignores the data.
+"""The noise that a protection adds, where it has a bound: a deterministic map, then noise independent of the data.
 
-Only built-in parts are known well enough. What is applied to the noisy result without looking at the data keeps every
-bound. A part of another make, noise whose size or place depends on the data, and noise that repeats are not bounded.
+Only built-in parts are known well enough for a bound. Post-processing that does not look at the data keeps every bound.
+User-defined parts, noise with a size or a place that depends on the data, and noise that repeats have no bound.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Literal
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import Training
 from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
-from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise, PerExample
+from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise
+from fedglass.defend.per_example import PerExample
 from fedglass.defend.pruning import MagnitudePruning, RandomPruning
 from fedglass.fl.local import MeanGradient
 from fedglass.fl.release import AsIs, Chain, Protection, Release
 
-AFTER: tuple[type, ...] = (Clip, MagnitudePruning, RandomPruning, GaussianNoise, LaplacianNoise)
-"""What may be done to the noisy result: none of them looks at the data."""
+POST_PROCESSING: tuple[type, ...] = (Clip, MagnitudePruning, RandomPruning, GaussianNoise, LaplacianNoise)
+"""Post-processing that keeps a bound: none of these parts looks at the data."""
 Law = Literal["gaussian", "laplacian"]
 
 
@@ -43,13 +44,13 @@ class NoiseModel:
     plain: Protection
     """The deterministic map alone: the protection without its noise."""
     per_round: float | None = None
-    """The largest distance, in units of the noise, that one record makes in one round, whatever the data; Gaussian."""
+    """The largest distance that one record makes in one round, for any data, in units of the Gaussian noise."""
     testable: bool = True
     """Whether the message is the deterministic map's result plus the noise, so that a residual shows it."""
     additive: bool = True
     """False for several noisy local steps, which only the accountant bounds."""
     samples: Samples | None = None
-    """Where each local step draws a Poisson sample of all examples, by which privacy gains."""
+    """Set if each local step draws a Poisson sample of all examples, which amplifies privacy."""
 
 
 @dataclass(frozen=True)
@@ -57,26 +58,26 @@ class NoBound:
     """Why a protection has no bound."""
 
     defence: str
-    """What it is; empty where there is no noise at all."""
+    """The defence in question; empty if there is no noise at all."""
     why: Literal["", "own", "repeats", "mixed", "steps"] = ""
 
 
 def noise_model(protection: Protection, training: Training, examples: int) -> NoiseModel | NoBound:
-    """Return the noise of a protection of such a training, or why it has no bound."""
+    """Return the noise of a protection of such a training, or the reason why it has no bound."""
     release = release_parts(protection.release)
     inside = _inside(protection, training, examples)
     if isinstance(inside, NoBound) and inside.defence:
         return inside
     if isinstance(inside, NoiseModel):
-        strange = next((part for part in release if type(part) not in AFTER), None)
-        if strange is not None:
-            return NoBound(repr(strange), "own")
+        unknown = _unknown_part(release)
+        if unknown is not None:
+            return NoBound(repr(unknown), "own")
         return inside if not release else replace(inside, testable=False)
     return _released(protection, release)
 
 
 def _inside(protection: Protection, training: Training, examples: int) -> NoiseModel | NoBound:
-    """Return the noise that is added inside of the local steps."""
+    """Return the noise that is added inside the local steps."""
     gradient, steps = protection.gradient, training.local_steps(examples)
     if type(gradient) is MeanGradient:
         return NoBound("")
@@ -104,10 +105,10 @@ def _inside(protection: Protection, training: Training, examples: int) -> NoiseM
 
 def _released(protection: Protection, parts: Sequence[Release]) -> NoiseModel | NoBound:
     """Return the noise that is added to the update as it leaves."""
-    strange = next((part for part in parts if type(part) not in AFTER), None)
-    if strange is not None:
-        return NoBound(repr(strange), "own")
-    place = next((i for i, part in enumerate(parts) if _spread(part) > 0), None)
+    unknown = _unknown_part(parts)
+    if unknown is not None:
+        return NoBound(repr(unknown), "own")
+    place = next((i for i, part in enumerate(parts) if _std_of(part) > 0), None)
     if place is None:
         return NoBound("")
     before, noise = parts[:place], parts[place]
@@ -121,14 +122,19 @@ def _released(protection: Protection, parts: Sequence[Release]) -> NoiseModel | 
             if type(part) is not GaussianNoise:
                 break
             run.append(part)
-    std = math.hypot(*map(_spread, run))
+    std = math.hypot(*map(_std_of, run))
     norms = [part.norm for part in before if isinstance(part, Clip)]
     bound = min(norms) / std if norms and law == "gaussian" else None
     plain = replace(protection, release=Chain(tuple(before)) if before else AsIs())
     return NoiseModel(law, std, plain, bound, testable=place + len(run) == len(parts))
 
 
-def _spread(part: Release) -> float:
+def _unknown_part(parts: Sequence[Release]) -> Release | None:
+    """Return the first part that may look at the data."""
+    return next((part for part in parts if type(part) not in POST_PROCESSING), None)
+
+
+def _std_of(part: Release) -> float:
     """Return the standard deviation that a part adds; 0 for one that adds no noise."""
     if isinstance(part, GaussianNoise):
         return part.std
@@ -136,7 +142,7 @@ def _spread(part: Release) -> float:
 
 
 def release_parts(release: Release) -> list[Release]:
-    """Return what is done to a leaving update, one part after another."""
+    """Return the parts of a release, in the order in which they change the update."""
     if isinstance(release, Chain):
         return [part for inner in release.releases for part in release_parts(inner)]
     return [] if isinstance(release, AsIs) else [release]

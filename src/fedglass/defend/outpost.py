@@ -23,7 +23,8 @@ from torch import Tensor
 
 from fedglass.core.registry import register
 from fedglass.defend import checks
-from fedglass.defend.noise import noise_source, normal
+from fedglass.defend.noise import normal
+from fedglass.defend.per_example import noise_source
 from fedglass.defend.pruning import count_of, lowest, pruned
 from fedglass.fl.local import MeanGradient, Step
 
@@ -37,7 +38,7 @@ class Fisher(Protocol):
     """The diagonal of the empirical Fisher information, from the gradient of one step."""
 
     def diagonal(self, gradient: Tensor) -> Tensor:
-        """A tensor that broadcasts to the gradient's shape."""
+        """Return a tensor that broadcasts to the gradient's shape."""
         ...
 
 
@@ -60,7 +61,7 @@ class OutputMean:
 @register("defences", "outpost", summary="pruning and selective noise, fading with the local steps", paper=PAPER)
 @dataclass(frozen=True)
 class Outpost:
-    """Prunes and perturbs the gradient of a local step with fading probability [Wang et al., 2023].
+    """Prune and perturb the gradient of a local step with fading probability [Wang et al., 2023].
 
     `pruned` is the share of each parameter's entries set to zero, `perturbed` the share of all entries that get
     noise, `noise` the base of its deviation, `decay` the paper's beta. The defaults are those of plato's
@@ -91,16 +92,16 @@ class Outpost:
         ]
 
     def _chosen(self, gradient: Sequence[Tensor]) -> list[Tensor]:
-        """Where the Fisher information is largest over all parameters; each broadcasts to its gradient."""
+        """Mark where the Fisher information is largest over all parameters; each mask broadcasts to its gradient."""
         diagonals = [self.fisher.diagonal(g.detach()) for g in gradient]
         values = torch.cat([d.reshape(-1) for d in diagonals])
-        left_out = lowest(values, values.numel() - count_of(self.perturbed, values.numel()))
-        pieces = torch.split(~left_out, [d.numel() for d in diagonals])
+        unperturbed = lowest(values, values.numel() - count_of(self.perturbed, values.numel()))
+        pieces = torch.split(~unperturbed, [d.numel() for d in diagonals])
         return [piece.view_as(d) for piece, d in zip(pieces, diagonals, strict=True)]
 
 
 def risk(weights: Tensor) -> Tensor:
-    """The variance of a parameter's weights, at most 1; that of a single weight is 0.
+    """Return the variance of a parameter's weights, at most 1; that of a single weight is 0.
 
     >>> risk(torch.tensor([0.0, 1.0])), risk(torch.tensor([0.0, 9.0]))
     (tensor(0.5000), tensor(1.))
@@ -112,5 +113,5 @@ def risk(weights: Tensor) -> Tensor:
 
 @register("defences", "outpost_released", summary="the same with plato's Fisher information", paper=PAPER)
 def outpost_released(noise: float = 0.8, pruned: float = 0.8, perturbed: float = 0.4, decay: float = 0.125) -> Outpost:
-    """OUTPOST with the Fisher information as plato computes it."""
+    """Return OUTPOST with the Fisher information as plato computes it."""
     return Outpost(noise, pruned, perturbed, decay, OutputMean())

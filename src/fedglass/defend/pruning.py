@@ -1,4 +1,8 @@
-"""Choosing exactly so many entries."""
+"""Defences that set entries of an update to zero: the smallest ones, or random ones.
+
+Pruning removes an exact number of entries, over all parameters together or in each parameter. `RandomDrop` decides
+about each entry separately, so the number of removed entries is random.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,13 @@ from fedglass.core.registry import register
 from fedglass.core.tensors import Update, flatten, kth_smallest, unflatten
 from fedglass.core.text import DLFA, DLG
 from fedglass.defend import checks
-from fedglass.defend.noise import PerExample, SameEachEpoch, uniform
+from fedglass.defend.noise import uniform
+from fedglass.defend.per_example import register_gradient_forms
 from fedglass.fl.release import Outgoing
 
 
 def lowest(values: Tensor, count: int) -> Tensor:
-    """True at exactly `count` of the lowest entries; among equal ones those that come first.  # (d,) -> (d,) bool
+    """Mark exactly `count` of the lowest entries; among equal ones those that come first.  # (d,) -> (d,) bool
 
     A threshold alone would take all or none of the entries that are equal to it.
 
@@ -32,7 +37,7 @@ def lowest(values: Tensor, count: int) -> Tensor:
 
 
 def count_of(share: float, entries: int) -> int:
-    """The share of that many entries, to the nearest whole number.
+    """Return the share of that many entries, to the nearest whole number.
 
     >>> count_of(0.7, 10), count_of(0.0, 10)
     (7, 0)
@@ -40,13 +45,10 @@ def count_of(share: float, entries: int) -> int:
     return round(share * entries)
 
 
-# Pruning of the smallest entries, over all parameters together or in each of them.
-
-
 @register("defences", "magnitude_pruning", summary="the update's smallest entries set to zero", paper=DLG)
 @dataclass(frozen=True)
 class MagnitudePruning:
-    """Sets the given share of all entries to zero: those of smallest magnitude [Zhu et al., 2019, Section 5.2].
+    """Set the given share of all entries to zero: those of smallest magnitude [Zhu et al., 2019, Section 5.2].
 
     The threshold is over all parameters together, as in the evaluation of coarse-to-fine inversion. Exactly
     round(share * d) entries are pruned, also where several have the magnitude of the threshold.
@@ -90,11 +92,8 @@ class LayerMagnitudePruning:
 
 
 def pruned(values: Tensor, share: float) -> Tensor:
-    """The vector with the share of smallest magnitude set to zero.  # (d,) -> (d,)"""
+    """Return the vector with the share of smallest magnitude set to zero.  # (d,) -> (d,)"""
     return values.masked_fill(lowest(values.abs(), count_of(share, values.numel())), 0.0)
-
-
-# Pruning of random entries, over all parameters together, in each of them, or entry by entry.
 
 
 @register(
@@ -110,7 +109,7 @@ class RandomPruning:
         checks.share(self, "share")
 
     def release(self, leaving: Outgoing) -> Update:
-        return unflatten(_pruned(flatten(leaving.update), self.share, leaving.generator), leaving.update)
+        return unflatten(_randomly_pruned(flatten(leaving.update), self.share, leaving.generator), leaving.update)
 
 
 @register("defences", "layer_random_pruning", summary="an exact share of each layer set to zero at random", paper=DLFA)
@@ -124,10 +123,13 @@ class LayerRandomPruning:
         checks.share(self, "share")
 
     def release(self, leaving: Outgoing) -> Update:
-        noise = leaving.generator
-        return {name: _pruned(t.reshape(-1), self.share, noise).view_as(t) for name, t in leaving.update.items()}
+        return {
+            name: _randomly_pruned(tensor.reshape(-1), self.share, leaving.generator).view_as(tensor)
+            for name, tensor in leaving.update.items()
+        }
 
 
+@register_gradient_forms("random_drop", "random entries of each example's gradient set to zero in every local step")
 @register("defences", "random_drop", summary="each entry of the update set to zero with a probability", paper=DLFA)
 @dataclass(frozen=True)
 class RandomDrop:
@@ -146,30 +148,8 @@ class RandomDrop:
         return {name: t.masked_fill(uniform(t, noise) < dropped, 0.0) for name, t in leaving.update.items()}
 
 
-def _pruned(values: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """The vector with a random share set to zero.  # (d,) -> (d,)"""
+def _randomly_pruned(values: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Return the vector with a random share set to zero.  # (d,) -> (d,)"""
     order = torch.randperm(values.numel(), generator=generator, device=generator.device)
     chosen = order[: count_of(share, values.numel())].to(values.device)
     return values.index_fill(0, chosen, 0.0)
-
-
-@register(
-    "defences",
-    "random_drop_per_example",
-    summary="random entries of each example's gradient set to zero in every local step",
-    paper=DLFA,
-)
-def random_drop_per_example(probability: float) -> PerExample:
-    """Entries of each example's gradient dropped at random."""
-    return PerExample(RandomDrop(probability))
-
-
-@register(
-    "defences",
-    "random_drop_released",
-    summary="the same with choices that repeat in every epoch, as released",
-    paper=DLFA,
-)
-def random_drop_released(probability: float) -> SameEachEpoch:
-    """The same, repeated in every epoch as in the release of DLFA."""
-    return SameEachEpoch(PerExample(RandomDrop(probability)))

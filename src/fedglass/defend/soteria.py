@@ -1,4 +1,4 @@
-"""Soteria: the representation that enters the last dense layer is pruned where it tells most about the input.
+"""Soteria: pruning of the representation that enters the last dense layer, where it tells most about the input.
 
 The layer's weight gradient is a sum of outer products of the error with that representation r = f(X). Soteria
 replaces r by an r' that differs in few entries and yet leads a reconstruction far from X: with the first-order
@@ -21,7 +21,7 @@ from torch import Tensor
 from fedglass.core.errors import ModelError
 from fedglass.core.registry import register
 from fedglass.defend import checks
-from fedglass.defend.noise import example_gradients, refuse_batch_statistics
+from fedglass.defend.per_example import example_gradients, refuse_batch_statistics
 from fedglass.defend.pruning import count_of, lowest
 from fedglass.fl.local import MeanGradient, Step
 
@@ -38,7 +38,7 @@ ROWS = 16
 @register("defences", "soteria", summary="each example's representation pruned where it tells most", paper=PAPER)
 @dataclass(frozen=True)
 class Soteria:
-    """Zeroes the share of each example's representation with the largest |r_i| / ||dr_i/dX|| [Sun et al., 2021].
+    """Zero the share of each example's representation with the largest |r_i| / ||dr_i/dX|| [Sun et al., 2021].
 
     Only the weight gradient of the last dense layer changes: mean_b delta_b r'_b^T. Entries of r that do not depend
     on the input have nothing to hide and are pruned last.
@@ -56,9 +56,9 @@ class Soteria:
         if count == 0:
             return gradient
         scores = torch.where(slopes > 0, features.abs() / slopes, 0.0)
-        kept = torch.stack([~lowest(-row, count) for row in scores])  # (b, features)
+        mask = torch.stack([~lowest(-row, count) for row in scores])  # (b, features)
         head = _head(step)
-        gradient[head] = _masked_mean(step, head, kept)
+        gradient[head] = _masked_mean(step, head, mask)
         return gradient
 
 
@@ -90,7 +90,7 @@ class SoteriaReleased:
 
 
 def representation(step: Step) -> tuple[Tensor, Tensor]:
-    """The input r of the last dense layer, and ||dr_i/dX|| for each of its entries.  # (b, features) both"""
+    """Return the input r of the last dense layer, and ||dr_i/dX|| for each of its entries.  # (b, features) both"""
     refuse_batch_statistics(step)
     with torch.enable_grad():
         inputs = step.inputs.detach().requires_grad_()
@@ -106,11 +106,11 @@ def representation(step: Step) -> tuple[Tensor, Tensor]:
 
 
 def _slopes(features: Tensor, inputs: Tensor, rows: Tensor) -> Tensor:
-    """Norms of some rows of the Jacobian, for every example.  # (rows, features) -> (rows, b)"""
+    """Return the norms of some rows of the Jacobian, for every example.  # (rows, features) -> (rows, b)"""
     # Examples do not mix, so one backward pass of r_i summed over the batch holds each example's own row.
     directions = rows[:, None, :].expand(-1, len(inputs), -1)
-    (found,) = torch.autograd.grad(features, inputs, directions, is_grads_batched=True, retain_graph=True)
-    norms: Tensor = torch.linalg.vector_norm(found.flatten(2), dim=2)
+    (jacobian,) = torch.autograd.grad(features, inputs, directions, is_grads_batched=True, retain_graph=True)
+    norms: Tensor = torch.linalg.vector_norm(jacobian.flatten(2), dim=2)
     return norms
 
 
@@ -118,10 +118,10 @@ def _head(step: Step) -> int:
     return step.network.names.index(step.network.head[0])
 
 
-def _masked_mean(step: Step, head: int, kept: Tensor) -> Tensor:
-    """mean_b of the head's weight gradient of example b, in its kept columns.  # (classes, features)"""
+def _masked_mean(step: Step, head: int, mask: Tensor) -> Tensor:
+    """Return mean_b of the head's weight gradient of example b, times that example's mask.  # (classes, features)"""
     total, done = torch.zeros_like(step.weights[head]), 0
-    for (own,) in example_gradients(step, only=[head]):  # (chunk, classes, features)
-        total = total + (own * kept[done : done + len(own), None, :]).sum(0)
-        done += len(own)
+    for (chunk,) in example_gradients(step, only=[head]):  # (chunk, classes, features)
+        total = total + (chunk * mask[done : done + len(chunk), None, :]).sum(0)
+        done += len(chunk)
     return total / done

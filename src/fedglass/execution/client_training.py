@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from fedglass.attack.parts import Progress
 from fedglass.execution.executor import FAILURES, Callbacks, Executor, FailedJob, PooledExecutor, UnsendableJob
-from fedglass.federation.client import Answers, Call, Client, one_by_one
+from fedglass.federation.client import Client, TrainClients, TrainRequest, train_sequentially
 from fedglass.federation.transcript import Message
 
 GROUPS_PER_WORKER = 2
@@ -17,9 +17,9 @@ GROUPS_PER_WORKER = 2
 NO_CALLBACKS: Callbacks[ClientGroup] = Callbacks(lambda group: None, lambda group, done, total: None)
 
 
-def client_trainer(executor: Executor) -> Answers:
-    """Return a function that trains clients: in the workers of a pool, else here (a queue takes longer than a round)."""
-    return ParallelClients(executor) if isinstance(executor, PooledExecutor) else one_by_one
+def client_trainer(executor: Executor) -> TrainClients:
+    """Return a function that trains clients: in the workers of a pool, else here (a queue is longer than a round)."""
+    return ParallelClients(executor) if isinstance(executor, PooledExecutor) else train_sequentially
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class ClientGroup:
     """Clients that train in one process: the model is sent once for all of them."""
 
     clients: Sequence[Client]
-    call: Call
+    call: TrainRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,28 +40,28 @@ class ParallelClients:
 
     executor: PooledExecutor
 
-    def __call__(self, clients: Sequence[Client], call: Call) -> list[Message]:
+    def __call__(self, clients: Sequence[Client], call: TrainRequest) -> list[Message]:
         groups = [ClientGroup(members, call) for members in _split(clients, GROUPS_PER_WORKER * self.executor.slots())]
         if len(groups) <= 1:
-            return one_by_one(clients, call)
+            return train_sequentially(clients, call)
         messages_by_group: dict[int, list[Message]] = {}
         try:
             for group, messages in self.executor.run(train_group, groups, NO_CALLBACKS):
                 if messages is not None and not isinstance(messages, FailedJob):
                     messages_by_group[id(group)] = messages
         except UnsendableJob:
-            return one_by_one(clients, call)
+            return train_sequentially(clients, call)
         return [
             message
             for group in groups
-            for message in (messages_by_group.get(id(group)) or one_by_one(group.clients, call))
+            for message in (messages_by_group.get(id(group)) or train_sequentially(group.clients, call))
         ]
 
 
 def train_group(group: ClientGroup, progress: Progress) -> list[Message] | None:
     """Return the messages of these clients, or None if one of them fails."""
     try:
-        return one_by_one(group.clients, group.call)
+        return train_sequentially(group.clients, group.call)
     except FAILURES:
         return None
 

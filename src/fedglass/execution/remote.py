@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol
 import torch
 
 from fedglass import __version__
-from fedglass.attack.parts import Progress, silent
+from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest
 from fedglass.execution.executor import Callbacks, FailedJob, Job, PooledExecutor, Result, from_bytes, to_bytes
@@ -101,7 +101,7 @@ def run_task(task: Task) -> TaskResult:
         work, job = from_bytes(task.job)
     except (ImportError, AttributeError) as error:
         return TaskResult(refusal=f"a worker cannot load the case ({error})")
-    return TaskResult(to_bytes(work(job, silent)))
+    return TaskResult(to_bytes(work(job, no_progress)))
 
 
 def run_on_cluster(

@@ -19,12 +19,12 @@ from fedglass.core.types import Training
 from fedglass.models.network import Network
 
 CLIP_EPS = 1e-6
-"""Added to the norm that a gradient is clipped by, as torch does."""
+"""Added to the norm of a gradient that is clipped, as torch does."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """All that a gradient function is told about one local step."""
+    """One local step, as a gradient function sees it."""
 
     network: Network
     weights: Sequence[Tensor]
@@ -43,7 +43,7 @@ class Step:
     """The share of each label that is spread evenly over all classes."""
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross entropy that the client trains on, of all or some of the step's examples."""
+        """Return the mean cross entropy that the client trains on, of all or some of the step's examples."""
         return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
 
 
@@ -76,9 +76,9 @@ class Batch:
 
 
 def schedule(training: Training, examples: int, generator: torch.Generator | None) -> Iterator[Batch]:
-    """The batches of a local training, shuffled anew in each epoch.
+    """Yield the batches of a local training, with a new shuffle in each epoch.
 
-    In file order without a generator, or where the training does not shuffle.
+    The examples stay in file order without a generator, or if the training does not shuffle.
 
     >>> plan = Training(lr=0.1, batch_size=2, steps=3)
     >>> [batch.rows for batch in schedule(plan, 3, None)]
@@ -94,7 +94,7 @@ def schedule(training: Training, examples: int, generator: torch.Generator | Non
 
 @dataclass(frozen=True, eq=False)
 class Waypoint:
-    """Where a local training stands between two steps."""
+    """The state of a local training between two steps."""
 
     weights: Sequence[Tensor]
     """Leaves that require gradients."""
@@ -103,27 +103,27 @@ class Waypoint:
 
 
 def begin(training: Training, before: Sequence[Tensor]) -> Waypoint:
-    """Before the first step."""
+    """Return the waypoint before the first step."""
     weights = [w.detach().requires_grad_() for w in before]
     return Waypoint(weights, training.optimiser.init(weights))
 
 
 def advance(training: Training, at: Waypoint, gradient: Sequence[Tensor]) -> Waypoint:
-    """One step of the training's optimiser, to new leaves."""
+    """Take one step of the training's optimiser, to new leaves."""
     weights, state = training.optimiser.step(Move(at.weights, gradient, at.state, training.lr))
     return Waypoint([w.requires_grad_() for w in weights], state)
 
 
 def local_gradient(rule: GradientFn, step: Step, clip: float | None) -> Sequence[Tensor]:
-    """What a step moves along: the rule's gradient, clipped where the training says so."""
+    """Return the gradient that a step moves along: the rule's gradient, clipped if the training clips."""
     gradient = rule.gradient(step)
     return gradient if clip is None else clipped(gradient, clip)
 
 
 def clipped(gradient: Sequence[Tensor], most: float) -> list[Tensor]:
-    """The gradient, scaled down where its norm over all parameters is above `most`.
+    """Return the gradient, scaled down if its norm over all parameters is above `most`.
 
-    As torch.nn.utils.clip_grad_norm_ has it, and differentiable.
+    It is what torch.nn.utils.clip_grad_norm_ computes, and differentiable.
 
     >>> clipped([torch.tensor([3.0]), torch.tensor([4.0])], 1.0)
     [tensor([0.6000]), tensor([0.8000])]
@@ -143,7 +143,7 @@ def path(
     gradient: GradientFn | None = None,
     noise: torch.Generator | None = None,
 ) -> Iterator[Waypoint]:
-    """Where a local training on whitened inputs stands before and after each of its steps."""
+    """Yield the waypoints of a local training on whitened inputs, before the first step and after each step."""
     rule = MeanGradient() if gradient is None else gradient
     at = begin(training, [w.detach().clone() for w in before])
     yield at
@@ -172,7 +172,7 @@ def train(
     gradient: GradientFn | None = None,
     noise: torch.Generator | None = None,
 ) -> list[Tensor]:
-    """The weights after local training on whitened inputs [McMahan et al., 2017, Algorithm 1]."""
+    """Return the weights after local training on whitened inputs [McMahan et al., 2017, Algorithm 1]."""
     for at in path(network, before, inputs, targets, batches, training, gradient, noise):
         last = at
     return [w.detach() for w in last.weights]

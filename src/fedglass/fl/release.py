@@ -1,4 +1,4 @@
-"""What happens to an update as it leaves a client."""
+"""Releases, which change an update as it leaves a client, and the protection that a client's defences make up."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fedglass.fl.local import GradientFn, MeanGradient
 
 @dataclass(frozen=True, eq=False)
 class Outgoing:
-    """An update on its way out, and what a defence may use beside it; a new fact is a new field."""
+    """An update on its way out, and what a defence may use in addition; a new fact is a new field."""
 
     update: Update
     generator: torch.Generator
     """The source of a defence's random numbers."""
     round: int = 0
     before: Params | None = None
-    """The global model that the client started from; None for what is no update, such as one example's gradient."""
+    """The global model that the client started from; None if `update` is something else, such as a gradient."""
 
 
 @runtime_checkable
 class Release(Protocol):
-    """Changes the update that a client sends: clipping, noise, pruning."""
+    """A change of the update that a client sends: clipping, noise, pruning."""
 
     def release(self, leaving: Outgoing) -> Update: ...
 
@@ -52,12 +52,9 @@ class Chain:
         return leaving.update
 
 
-# All that protects a client's messages.
-
-
 @dataclass(frozen=True)
 class Protection:
-    """What a client's defences do inside its local steps and to the update that leaves."""
+    """All defences of a client: the gradient inside its local steps, and the release of its update."""
 
     gradient: GradientFn = field(default_factory=MeanGradient)
     release: Release = field(default_factory=AsIs)

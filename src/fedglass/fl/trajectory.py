@@ -7,8 +7,9 @@ a_T = dL/dw_T the optimiser pulls a_{t+1} back to the gradient, to b_t, and what
     a_t = (direct part) + H_t b_t                  H_t: the Hessian of step t's loss in the weights
     dL/dx_t = d/dx <g(w_t, x_t), b_t>
 
-Plain SGD has b_t = -lr a_{t+1} and the direct part a_{t+1}. One double backward per step gives both. What must be
-remembered is the trajectory of weights and states, or only every k-th of them, instead of the activations of all steps.
+Plain SGD has b_t = -lr a_{t+1} and the direct part a_{t+1}. One double backward per step gives both. Memory holds the
+trajectory of weights and states, or only every k-th of them, instead of the activations of all steps. `fit` chooses the
+fastest such `Memory` that stays within a budget.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from fedglass.core.types import Training
 from fedglass.fl.local import Batch, GradientFn, MeanGradient, Step, Waypoint, advance, begin, local_gradient
 from fedglass.models.network import Network
 
+MIB = 2**20
+
 
 @dataclass(frozen=True)
 class Memory:
-    """What is kept of a trajectory on the way there, for the way back.
+    """The parts of a trajectory that the forward pass stores for the backward pass.
 
-    Weights and optimiser state of every `every`-th step are kept and the others computed again. With `graphs`, which
-    asks for `every=1`, each step's own graph is kept too, so that nothing is computed twice.
+    Weights and optimiser state of every `every`-th step are stored and the others computed again. With `graphs`, which
+    needs `every=1`, each step's own graph is stored too, so that nothing is computed twice.
     """
 
     every: int = 1
@@ -43,7 +46,7 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """A local training whose message is differentiable in its images and in soft targets."""
+    """A local training with a message that is differentiable in its images and in soft targets."""
 
     network: Network
     start: Sequence[Tensor]
@@ -53,19 +56,19 @@ class Trajectory:
     rule: GradientFn = field(default_factory=MeanGradient)
 
     def gradient_sum(self, images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        """(w_0 - w_T) / lr, under plain SGD the sum of the gradients.
+        """Return (w_0 - w_T) / lr, under plain SGD the sum of the gradients.
 
         # images (epochs or 1, n, c, h, w), targets (n,), (n, classes) or (epochs, n)
         """
-        found: tuple[Tensor, ...] = _Simulate.apply(self, images, targets)  # type: ignore[no-untyped-call] # torch
-        return found
+        gradients: tuple[Tensor, ...] = _Simulate.apply(self, images, targets)  # type: ignore[no-untyped-call] # torch
+        return gradients
 
     def step(self, t: int, weights: Sequence[Tensor], images: Tensor, targets: Tensor, second: bool) -> Step:
-        """Step t, ready to be differentiated once, or twice where `second`."""
+        """Return step t, ready to be differentiated once, or twice if `second`."""
         batch = self.batches[t]
         epoch = batch.epoch % images.shape[0]  # where the epochs share their images there is one row of them
-        known = targets[batch.epoch] if per_epoch(targets) else targets
-        inputs, labels = images[epoch, batch.rows].detach(), known[batch.rows].detach()
+        labels_of_epoch = targets[batch.epoch] if per_epoch(targets) else targets
+        inputs, labels = images[epoch, batch.rows].detach(), labels_of_epoch[batch.rows].detach()
         if second:
             inputs.requires_grad_()
             labels.requires_grad_(labels.is_floating_point())
@@ -74,7 +77,7 @@ class Trajectory:
 
 
 def per_epoch(targets: Tensor) -> bool:
-    """Whether these are class indices in an order of their own for each epoch.  # (epochs, n)"""
+    """Return True for class indices in a separate order for each epoch.  # (epochs, n)"""
     return targets.ndim == 2 and not targets.is_floating_point()
 
 
@@ -84,7 +87,7 @@ class _Simulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, trajectory: Trajectory, images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         ctx.run = run = _Run(trajectory, images.detach(), targets.detach())
-        last = run.there()
+        last = run.forward()
         lr = trajectory.training.lr
         return tuple((s - w) / lr for s, w in zip(trajectory.start, last, strict=True))
 
@@ -92,13 +95,13 @@ class _Simulate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor | None]:
         run: _Run = ctx.run
-        to_images, to_targets = run.back([-g / run.of.training.lr for g in gradients])
+        to_images, to_targets = run.backward([-g / run.trajectory.training.lr for g in gradients])
         return None, to_images, to_targets
 
 
 @dataclass(frozen=True, eq=False)
-class _Taken:
-    """A step of the trajectory: where it started, and the gradient that it moved along."""
+class _StepTaken:
+    """A step of the trajectory: its waypoint, and the gradient that it moved along."""
 
     at: Waypoint
     step: Step
@@ -107,75 +110,75 @@ class _Taken:
 
 @dataclass(eq=False)
 class _Run:
-    """One pass along a trajectory and back."""
+    """One forward and backward pass along a trajectory."""
 
-    of: Trajectory
+    trajectory: Trajectory
     images: Tensor
     targets: Tensor
-    kept: dict[int, Waypoint] = field(default_factory=dict)
-    graphs: dict[int, _Taken] = field(default_factory=dict)
+    waypoints: dict[int, Waypoint] = field(default_factory=dict)
+    graphs: dict[int, _StepTaken] = field(default_factory=dict)
 
-    def there(self) -> Sequence[Tensor]:
-        """The weights at the end; `kept` and `graphs` are filled on the way."""
-        at = begin(self.of.training, self.of.start)
-        for t in range(len(self.of.batches)):
-            taken = self._take(t, at, second=self.of.memory.graphs)
-            if self.of.memory.graphs:
+    def forward(self) -> Sequence[Tensor]:
+        """Return the weights at the end; fill `waypoints` and `graphs` on the way."""
+        at = begin(self.trajectory.training, self.trajectory.start)
+        for t in range(len(self.trajectory.batches)):
+            taken = self._take(t, at, second=self.trajectory.memory.graphs)
+            if self.trajectory.memory.graphs:
                 self.graphs[t] = taken
-            elif t % self.of.memory.every == 0:
-                self.kept[t] = at
-            at = advance(self.of.training, at, taken.gradient)
+            elif t % self.trajectory.memory.every == 0:
+                self.waypoints[t] = at
+            at = advance(self.trajectory.training, at, taken.gradient)
         return at.weights
 
-    def back(self, last: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """dL/d(images) and, for soft targets, dL/d(targets), from dL/dw_T."""
+    def backward(self, last: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Return dL/d(images) and, for soft targets, dL/d(targets), from dL/dw_T."""
         to_images = torch.zeros_like(self.images)
         to_targets = torch.zeros_like(self.targets) if self.targets.is_floating_point() else None
-        optimiser, lr = self.of.training.optimiser, self.of.training.lr
+        optimiser, lr = self.trajectory.training.optimiser, self.trajectory.training.lr
         adjoint = Adjoint(last, optimiser.init(last).slots)  # no loss depends on the last state
         for t, taken in self._taken_backward():
             pulled = optimiser.pull_back(Move(taken.at.weights, taken.gradient, taken.at.state, lr), adjoint)
-            found = _through(taken, pulled.gradient)
+            derivatives = _through(taken, pulled.gradient)
             n = len(taken.at.weights)
-            batch = self.of.batches[t]
-            _add(to_images[batch.epoch % len(to_images)], batch.rows, found[n], pulled.scale)
+            batch = self.trajectory.batches[t]
+            _add(to_images[batch.epoch % len(to_images)], batch.rows, derivatives[n], pulled.scale)
             if to_targets is not None:
-                _add(to_targets, batch.rows, found[n + 1], pulled.scale)
+                _add(to_targets, batch.rows, derivatives[n + 1], pulled.scale)
             weights = [
                 a if h is None else torch.add(a, h, alpha=pulled.scale)
-                for a, h in zip(pulled.before.weights, found, strict=False)
+                for a, h in zip(pulled.before.weights, derivatives, strict=False)
             ]
             adjoint = Adjoint(weights, pulled.before.slots)
         return to_images, to_targets
 
-    def _take(self, t: int, at: Waypoint, second: bool) -> _Taken:
-        step = self.of.step(t, at.weights, self.images, self.targets, second)
+    def _take(self, t: int, at: Waypoint, second: bool) -> _StepTaken:
+        step = self.trajectory.step(t, at.weights, self.images, self.targets, second)
         with torch.enable_grad():
-            return _Taken(at, step, local_gradient(self.of.rule, step, self.of.training.clip))
+            return _StepTaken(at, step, local_gradient(self.trajectory.rule, step, self.trajectory.training.clip))
 
-    def _taken_backward(self) -> Iterator[tuple[int, _Taken]]:
-        """Each step with its twice differentiable gradient, from the last to the first."""
-        steps, every = len(self.of.batches), self.of.memory.every
-        if self.of.memory.graphs:
+    def _taken_backward(self) -> Iterator[tuple[int, _StepTaken]]:
+        """Yield each step with its twice differentiable gradient, from the last to the first."""
+        steps, every = len(self.trajectory.batches), self.trajectory.memory.every
+        if self.trajectory.memory.graphs:
             for t in reversed(range(steps)):
                 yield t, self.graphs.pop(t)
             return
         for first in reversed(range(0, steps, every)):
-            waypoints = self._again(first, min(first + every, steps))
+            waypoints = self._recomputed(first, min(first + every, steps))
             for t in reversed(range(first, first + len(waypoints))):
                 yield t, self._take(t, waypoints.pop(), second=True)
 
-    def _again(self, first: int, stop: int) -> list[Waypoint]:
-        """The waypoints at the steps from `first` to before `stop`, from the one kept at `first`."""
-        waypoints = [self.kept.pop(first)]
+    def _recomputed(self, first: int, stop: int) -> list[Waypoint]:
+        """Return the waypoints at the steps from `first` to before `stop`, from the one stored at `first`."""
+        waypoints = [self.waypoints.pop(first)]
         for t in range(first, stop - 1):
             taken = self._take(t, waypoints[-1], second=False)
-            waypoints.append(advance(self.of.training, waypoints[-1], taken.gradient))
+            waypoints.append(advance(self.trajectory.training, waypoints[-1], taken.gradient))
         return waypoints
 
 
-def _through(taken: _Taken, adjoint: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """d<gradient, adjoint> by the step's weights, inputs and soft targets."""
+def _through(taken: _StepTaken, adjoint: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Differentiate <gradient, adjoint> by the step's weights, inputs and soft targets."""
     step, gradient = taken.step, taken.gradient
     wanted = [*step.weights, step.inputs] + [step.targets] * step.targets.requires_grad
     moving = [i for i, g in enumerate(gradient) if g.requires_grad]  # a rule may give constants
@@ -183,22 +186,16 @@ def _through(taken: _Taken, adjoint: Sequence[Tensor]) -> tuple[Tensor | None, .
 
 
 def _add(total: Tensor, rows: Tensor | slice, part: Tensor | None, scale: float) -> None:
-    """total[rows] += scale * part, in place."""
+    """Add scale * part to total[rows], in place."""
     if part is not None:
         total[rows] = torch.add(total[rows], part, alpha=scale)
 
 
-# How much of a trajectory fits into a memory budget.
-
-
-MIB = 2**20
-
-
 def fit(trajectory: Trajectory, images: Tensor, targets: Tensor, budget_mib: float) -> Memory:
-    """The fastest memory that stays within the budget: all graphs, all weights, or every k-th weights.
+    """Return the fastest memory that stays within the budget: all graphs, all weights, or every k-th weights.
 
-    With every k-th of T weights kept, ceil(T / k) + k of them are alive at once on the way back, next to one
-    step's graph. The optimiser's state is kept along with the weights.
+    If every k-th of T weights is stored, ceil(T / k) + k of them are alive at once on the way back, next to one
+    step's graph. The optimiser's state is stored along with the weights.
     """
     steps = len(trajectory.batches)
     first = begin(trajectory.training, trajectory.start)
@@ -222,22 +219,22 @@ def fit(trajectory: Trajectory, images: Tensor, targets: Tensor, budget_mib: flo
 
 
 def graph_bytes(step: Step, clip: float | None = None) -> int:
-    """The bytes that one step's twice differentiable gradient keeps alive, weights left out."""
-    seen: dict[int, int] = {}
-    own = {w.untyped_storage().data_ptr() for w in step.weights}
+    """Return the bytes that one step's twice differentiable gradient keeps alive, without the weights."""
+    bytes_by_storage: dict[int, int] = {}
+    weight_storages = {w.untyped_storage().data_ptr() for w in step.weights}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            seen[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weight_storages:
+            bytes_by_storage[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     weights = [w.detach().requires_grad_() for w in step.weights]
     inner = replace(step, weights=weights, differentiable=True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), torch.enable_grad():
-        held = local_gradient(MeanGradient(), inner, clip)
-    del held
-    return sum(seen.values())
+        gradient = local_gradient(MeanGradient(), inner, clip)
+    del gradient
+    return sum(bytes_by_storage.values())
 
 
 def _bytes(tensors: Tensors) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.assessment import Assessment, Question, assess
 from fedglass.audit.play_attack import isolated

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from fedglass.attack.needs import needs_of
+from fedglass.attack.needs import needs_of, supplies_of
 from fedglass.core.errors import FedglassError
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
 from fedglass.core.tensors import MEAN
 from fedglass.core.types import Whitening
 from fedglass.federation.transcript import Participant, Terms, Transcript
-from fedglass.federation.views import Knows, Look
+from fedglass.federation.views import Knows, ViewBuilder
 from fedglass.plan.selection import Choice, chosen, no_images
 from fedglass.recipes import recipe
 from fedglass.recordings.format import best
@@ -65,7 +65,7 @@ def _missing(choice: Choice) -> dict[str, tuple[Fact, ...]]:
     for name in built_in("attacks"):
         attack = recipe(name)
         # All unknowns hang on it, unless an attack searches for it.
-        needed = needs_of(attack) | (set() if Fact.EXAMPLES in getattr(attack, "supplies", ()) else {Fact.EXAMPLES})
+        needed = needs_of(attack) | (set() if Fact.EXAMPLES in supplies_of(attack) else {Fact.EXAMPLES})
         lacking = {fact for facts in known for fact in needed - facts}
         found[name] = tuple(sorted(lacking, key=list(Fact).index))
     return found
@@ -80,7 +80,7 @@ def _known(choice: Choice) -> Iterator[frozenset[Fact]]:
         groups = [choice.people(index)] if choice.view == "aggregate" else [(name,) for name in choice.whose(index)]
         for names in groups:
             people = tuple(participant_of(bundle, name, index, {}) for name in names)
-            look = Look(empty, index, people or (Participant("", 1, counted=False),), {}, {})
+            look = ViewBuilder(empty, index, people or (Participant("", 1, counted=False),), {}, {})
             yield look.knowledge(Knows()).facts | ({Fact.STATISTICS} if _statistics(bundle, names, index) else set())
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedglass.attack.hypotheses import AnyAttack, refined_by, started_by
-from fedglass.attack.images.latent import located_decoder
-from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels, labels_part
+from fedglass.attack.best_of import AnyAttack, refined_by, start_from
+from fedglass.attack.defaults import locate_paths
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Effort, Job, rehearse
@@ -27,6 +26,9 @@ from fedglass.plan.recording_tables import BundleTable, RecordingTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
 from fedglass.plan.tables import DefenceTable, FederationTable
 from fedglass.recipes import recipe
+
+ORACLE, ORACLE_BATCHES = "oracle", "oracle_batches"
+"""Labels parts for an adversary that knows the true labels, and for one that knows those of each batch."""
 
 # A sweep: one federation for each value of an option of a defence.
 
@@ -102,7 +104,7 @@ def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> An
     """The attack with its options, start and refinements, whose models lie in folders beside the plan."""
     attack = _composed(table, adversary, folder)
     if table.start is not None:
-        attack = started_by(attack, recipe(table.start))
+        attack = start_from(attack, recipe(table.start))
     parts = tuple(_refinement(each, folder) for each in table.refine)
     return refined_by(attack, parts) if parts else attack
 
@@ -119,19 +121,17 @@ def _refinement(table: RefineTable, folder: Path) -> Refine:
 def _composed(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
     """The attack with its options; oracle labels where the adversary knows them and the recipe can use them."""
     makes, where = factory("attacks", table.name), f"attack {table.name!r}"
-    options = checked_options(where, makes, table.options)
-    if isinstance(decoder := options.get("decoder"), str):
-        options["decoder"] = located_decoder(decoder, folder)
+    options = locate_paths(makes, checked_options(where, makes, table.options), folder)
     takes_labels = takes(makes, "labels")
     if table.labels is not None:
         if not takes_labels:
             raise UsageError(f"{where}: labels can not be chosen, the recipe has its own: leave labels out.")
-        options["labels"] = labels_part(table.labels)
+        options["labels"] = make("labels", table.labels)
     elif takes_labels and adversary.knows_labels:
-        options["labels"] = OracleLabels()
+        options["labels"] = make("labels", ORACLE)
     attack = recipe(table.name, **options)
     if table.labels is None and takes_labels and adversary.knows_batch_labels and _takes_batch_labels(attack):
-        attack = recipe(table.name, **options | {"labels": OracleBatchLabels()})
+        attack = recipe(table.name, **options | {"labels": make("labels", ORACLE_BATCHES)})
     return attack
 
 

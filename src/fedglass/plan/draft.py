@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.defaults import reasons_of
-from fedglass.attack.labels.given import labels_part
-from fedglass.attack.labels.signs import better_labels
+from fedglass.attack.defaults import why_not_by_default
+from fedglass.attack.parts import better_labels
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.registry import built_in, factory, takes
+from fedglass.core.registry import built_in, factory, make, takes
 from fedglass.core.types import Observation
 from fedglass.data.catalogue import located
 from fedglass.federation.views import Together
@@ -94,7 +93,7 @@ def draft(
 def attacks_for(sources: Sequence[Recorded]) -> Chosen:
     """The attacks that can be played on every message of the sources, and say more than others on one of them."""
     seen = [found.observation for source in sources for found in source.rehearse()]
-    found = ((entry.name, reasons_of(entry.value)) for entry in built_in("attacks").values())
+    found = ((entry.name, why_not_by_default(entry.value)) for entry in built_in("attacks").values())
     left: dict[str, str] = {}
     attacks = []
     for name, why_not in found:
@@ -116,7 +115,7 @@ def _labels(name: str, seen: Sequence[Observation]) -> str:
         return ""
     own = getattr(recipe(name), "labels", None)
     better = next(filter(None, (better_labels(own, observation) for observation in seen)), "")
-    return "" if not better or _refused(name, seen, labels=labels_part(better)) else better
+    return "" if not better or _refused(name, seen, labels=make("labels", better)) else better
 
 
 def _refused(name: str, seen: Sequence[Observation], **parts: object) -> str:

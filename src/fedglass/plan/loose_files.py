@@ -17,11 +17,11 @@ from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, ope
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
-from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript, with_still
+from fedglass.federation.transcript import UNKNOWN_RULE, Message, Participant, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.models.catalogue import build
-from fedglass.models.fixed import lost
+from fedglass.models.fixed import exceeds_precision
 from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.recording_tables import RecordingTable
 from fedglass.plan.schema import AdversaryTable
@@ -45,7 +45,7 @@ def check_not_lost(field: str, path: Path, update: Params, before: Path | None =
     with _readable(field, path), open_tensors(path) as file:
         for name in still:
             own = file.get_tensor(name)
-            if bool(own.any()) if before is None else lost(own, torch.float32, _raw(field, before, name)):
+            if bool(own.any()) if before is None else exceeds_precision(own, torch.float32, _raw(field, before, name)):
                 raise UpdateError(
                     f"{field}: {path}: {name!r} moved by less than a weight in single precision can hold: give the "
                     "difference as recording.update, or the weights as the model had them."
@@ -133,13 +133,13 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     alone = len(names) == 1
     messages = (Message(names[0], update, buffers_after),) if alone else ()
     past = Round(before, buffers, participants, messages, update, buffers_after, names)
-    past = past if table.defended else with_still(past, names)
+    past = past if table.defended else mark_untrained(past, names)
     terms = Terms(
         shape,
         table.classes,
         _whitening(table, shape),
         names,
-        "not recorded",
+        UNKNOWN_RULE,
         class_names=None if data is None else data.class_names,
         defences=None if table.defended is None else dict.fromkeys(names, defended_in_words(table.defended)),
     )

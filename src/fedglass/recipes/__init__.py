@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedglass.attack.hypotheses import AnyAttack
+from fedglass.attack.best_of import AnyAttack
 from fedglass.core.registry import make, summaries
 
 

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, EachClient, SuperClient
-from fedglass.attack.hypotheses import AnyAttack
 from fedglass.attack.images.pixels import BoundedLowResolution, LowResolution
-from fedglass.attack.labels.counts import InterpolatedCounts
-from fedglass.attack.labels.instance_counts import LastLayerCounts
-from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn
+from fedglass.attack.labels.counts import InterpolatedCounts, LastLayerCounts
+from fedglass.attack.participant import FixOwnImages, FixOwnLabels, SubtractOwnUpdate
 from fedglass.attack.parts import Forward, Labels
-from fedglass.attack.search import SearchByOwn
+from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import Cosine, SquaredError
@@ -48,9 +47,9 @@ def curious_client(
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
     images, objective = BoundedLowResolution(factor), Cosine() + tv * TotalVariation()
     alone = Attack(labels, (Stage(SuperClient(budget_mib), images, objective, solver),))
-    beside = Stage(SuperClient(budget_mib), BesideOwn(images), objective, solver)
-    fixed = Attack(LabelsBesideOwn(labels), (beside,))
-    ways: dict[str, AnyAttack] = {"subtract": SubtractOwn(alone), "fixed": fixed, "along": alone}
+    with_own_images = Stage(SuperClient(budget_mib), FixOwnImages(images), objective, solver)
+    fixed = Attack(FixOwnLabels(labels), (with_own_images,))
+    ways: dict[str, AnyAttack] = {"subtract": BestOf(alone, SubtractOwnUpdate()), "fixed": fixed, "along": alone}
     if own not in ways:
         raise unknown_name("own", own, ways)
     return ways[own]
@@ -88,10 +87,10 @@ def curious_client_published(
 )
 def curious_client_search(
     labels: Labels = LAST_LAYER, factor: int = 4, iterations: int = 100, trial: int = 30, zooms: int = 2
-) -> SearchByOwn:
+) -> BestOf[AnyAttack]:
     """Trials of `trial` iterations of the published attack, whose squared error depends on the rate; then ours."""
     probe = _published(SuperClient(), labels, factor, trial)
-    return SearchByOwn(probe, curious_client(labels, iterations=iterations), zooms=zooms)
+    return BestOf(curious_client(labels, iterations=iterations), SearchByOwnImages(probe, zooms=zooms))
 
 
 def _published(forward: Forward, labels: Labels, factor: int, iterations: int) -> Attack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.defaults import unasked
+from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.assigned import JointLabels
@@ -29,13 +29,13 @@ def dlg(iterations: int = 300, restarts: int = 1) -> Attack:
 # Improved Deep Leakage from Gradients [Zhao et al., 2020].
 
 
-def _not_its_case(seen: Observation) -> str:
-    knows = seen.knows
+def _not_one_example(observation: Observation) -> str:
+    knows = observation.knows
     one = knows.examples == knows.clients == knows.local_steps == 1
     return "" if one else "it is for one example and one local step"
 
 
-@unasked(_not_its_case)
+@run_by_default(_not_one_example)
 @register("attacks", "idlg", summary="label from the sign rule, squared error, L-BFGS", paper=IDLG)
 def idlg(iterations: int = 300, restarts: int = 1) -> Attack:
     """The label from the sign rule, then squared error with L-BFGS at rate 1, as in the paper's release."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.defaults import unasked
+from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.signs import MinimumRule, SignRule
@@ -19,7 +19,7 @@ PAPER = "Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS 20
 SIGN_RULE = SignRule()
 
 
-@unasked(lambda seen: "")
+@run_by_default(lambda seen: "")
 @register(
     "attacks",
     "inverting_gradients",

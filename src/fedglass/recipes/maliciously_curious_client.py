@@ -7,7 +7,10 @@ examples behind the step, the adversary's own among them, by cosine distance and
 
 from __future__ import annotations
 
+from fedglass.attack.accepted import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import AnyAttack, AttacksByRule, BestOf, GuessRule
+from fedglass.attack.defaults import path_options
 from fedglass.attack.forward.through import (
     Combination,
     OneClient,
@@ -17,16 +20,13 @@ from fedglass.attack.forward.through import (
     SupposedTrimmedMean,
     Through,
 )
-from fedglass.attack.hypotheses import AnyAttack
-from fedglass.attack.images.latent import NONE, OWN, Latent, decoder_named
+from fedglass.attack.images.latent import NONE, OWN, Latent, decoder_named, located_decoder
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.kept import AllOthers, Choice, Everybody, OneOther, SomeOthers, TryKept
 from fedglass.attack.labels.assigned import AssignedLabels
-from fedglass.attack.labels.instance_counts import LastLayerCounts
+from fedglass.attack.labels.counts import LastLayerCounts
 from fedglass.attack.needs import needs_of
-from fedglass.attack.own import LabelsOfOthers, OwnAsSent
+from fedglass.attack.participant import KeepOwnUpdate, LabelsOfOthers
 from fedglass.attack.parts import Images, Labels
-from fedglass.attack.rules import TryRules
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import Cosine, SquaredError
@@ -64,11 +64,11 @@ def maliciously_curious_client(
     """
     if own not in OWN_UPDATE:
         raise unknown_name("own", own, OWN_UPDATE)
-    supposed: dict[str, tuple[Combination, Choice]] = {
-        "mean": (SupposedMean(), Everybody()),
-        "median": (SupposedMedian(), Everybody()),
-        "trimmed_mean": (SupposedTrimmedMean(byzantine), Everybody()),
-        "soft_median": (SoftMedian(), Everybody()),
+    supposed: dict[str, tuple[Combination, AcceptedClients]] = {
+        "mean": (SupposedMean(), AllClients()),
+        "median": (SupposedMedian(), AllClients()),
+        "trimmed_mean": (SupposedTrimmedMean(byzantine), AllClients()),
+        "soft_median": (SoftMedian(), AllClients()),
         "one_client": (OneClient(), OneOther()),
         "mean_without_own": (SupposedMean(), AllOthers()),
         "mean_of_some": (SupposedMean(), SomeOthers()),
@@ -77,23 +77,25 @@ def maliciously_curious_client(
         raise unknown_name("rule", rule, ["any", *supposed])
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
     objective = Cosine() + tv * TotalVariation()
-    told = any(fact.oracle for fact in needs_of(labels))
+    labels_known = any(fact.oracle for fact in needs_of(labels))
 
-    def supposing(combination: Combination, choice: Choice) -> AnyAttack:
+    def supposing(combination: Combination, choice: AcceptedClients) -> AnyAttack:
         mean, forward = isinstance(combination, SupposedMean), Through(combination, own=own == "as_sent")
-        found = LabelsOfOthers(labels) if own == "as_sent" else labels
-        whose = (
-            found
-            if told or isinstance(combination, SupposedMean | OneClient)
-            else AssignedLabels(found, forward, Cosine())
+        other_labels = LabelsOfOthers(labels) if own == "as_sent" else labels
+        assigned = (
+            other_labels
+            if labels_known or isinstance(combination, SupposedMean | OneClient)
+            else AssignedLabels(other_labels, forward, Cosine())
         )
-        attack = Attack(whose, (Stage(forward, Pixels(), objective, solver),))
-        return TryKept(OwnAsSent(attack) if own == "as_sent" else attack, choice, mean=mean)
+        attack = Attack(assigned, (Stage(forward, Pixels(), objective, solver),))
+        others: AnyAttack = BestOf(attack, KeepOwnUpdate()) if own == "as_sent" else attack
+        return BestOf(others, GuessAccepted(choice, mean=mean))
 
     names = supposed if rule == "any" else [rule]
-    return TryRules(tuple((name, supposing(*supposed[name])) for name in names), finalists=2)
+    return BestOf(tuple((name, supposing(*supposed[name])) for name in names), GuessRule(finalists=2))
 
 
+@path_options(decoder=located_decoder)
 @register(
     "attacks",
     "maliciously_curious_client_published",
@@ -102,7 +104,7 @@ def maliciously_curious_client(
 )
 def maliciously_curious_client_published(
     labels: Labels = LAST_LAYER, decoder: str = OWN, rate: float = 0.01, iterations: int = 1000
-) -> TryRules:
+) -> BestOf[AttacksByRule]:
     """All clients are simulated, the adversary among them; three surrogates are tried, the lowest energy wins [Eq. 22].
 
     `decoder` is a folder of `fedglass train autoencoder`, `own` (trained on the adversary's own examples) or `none`
@@ -114,9 +116,8 @@ def maliciously_curious_client_published(
     images: Images = Pixels() if decoder == NONE else Latent(decoder_named(decoder))
     solver = Adam(rate=rate, iterations=iterations)
     surrogates = (("mean", SupposedMean()), ("soft_median", SoftMedian()), ("one_client", OneClient()))
-    return TryRules(
-        tuple(
-            (name, Attack(labels, (Stage(Through(surrogate), images, SquaredError(), solver),)))
-            for name, surrogate in surrogates
-        )
+    attacks = (
+        (name, Attack(labels, (Stage(Through(surrogate), images, SquaredError(), solver),)))
+        for name, surrogate in surrogates
     )
+    return BestOf(tuple(attacks), GuessRule())

@@ -1,13 +1,10 @@
-"""The audit directory: `records.jsonl` is the source of truth, everything else is derived from it."""
+"""The record of one case: everything that a verdict, a summary and a report are made of."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pydantic import (
@@ -15,29 +12,21 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from fedglass.core.errors import AuditError, UsageError
-from fedglass.core.files import locked, make_folder, read_file, write_atomic
 from fedglass.verdict.doubts import Doubt
 
-PLAN, CLAIM, RECORDS = "plan.toml", "audit.json", "records.jsonl"
-SUMMARY, REPORT, PICTURES = "summary.json", "report.html", "pictures"
-
 EXACT_PSNR = 100.0
-"""Decibels that stand for the infinite PSNR of an exact copy, the one infinity that is a result."""
+"""Decibels that stand for the infinite PSNR of an exact copy; no other infinity is a result."""
 
 BASE_RATE = 1e-3
-"""Success in naming a record among 1,000 without the message: certificates and games are stated beside it."""
+"""Success in naming a record among 1,000 without the message; certificates and games are compared with it."""
 MOST_MU = 1e9
-"""Stands for every larger mu of a certificate, an infinite one too: the success is 1 to the last digit from 50 on."""
-MOST_BYTES = 2**32
-"""Of a file in an audit directory: larger ones are not read."""
-SCHEMA = 2
-"""Of records and summaries: output folders of another version are refused, and their files stay."""
+"""Replaces every larger mu of a certificate, also an infinite one: from 50 on the success is 1 in all digits."""
+SCHEMA = 3
+"""Version of records and summaries; output folders of another version are refused, and their files stay."""
 
 
 class _Frozen(BaseModel):
@@ -45,18 +34,18 @@ class _Frozen(BaseModel):
 
 
 class Picture(_Frozen):
-    """One original beside its reconstruction, as paths relative to the audit directory."""
+    """One original and its reconstruction, as paths relative to the audit directory."""
 
     original: str
     reconstruction: str
     psnr: float | None = None
     ssim: float | None = None
     label: str | None = None
-    """The true class in words or digits, where there is one."""
+    """The name or number of the true class, if there is one."""
     raw: str | None = None
-    """The reconstruction before it was refined, where it was."""
+    """The reconstruction before its refinement, if it was refined."""
     film: str | None = None
-    """Pictures on the way of the refinement, side by side, where it shows them."""
+    """Intermediate pictures of the refinement side by side, if it has any."""
     film_caption: str = ""
 
     @field_validator("original", "reconstruction", "raw", "film")
@@ -70,77 +59,85 @@ class Picture(_Frozen):
         return value
 
 
+class KnownFact(_Frozen):
+    """One fact about the training or the data, as an adversary knows it apart from the message."""
+
+    text: str
+    oracle: bool = False
+    """True: no real adversary has this fact."""
+
+
 class Game(_Frozen):
-    """The candidate game: how often the message names the record that was trained on among others."""
+    """The candidate game: how often the message names the trained record among other examples."""
 
     records: int
     candidates: int
-    """That each record was compared with."""
+    """Candidates per record."""
     messages: int = 1
-    """Messages of the audit, over which limits and ranks are corrected."""
+    """Messages of the audit; limits and ranks are corrected for this number of tests."""
     top1: float
     low: float
     high: float
-    """Limits of the rate, corrected over the messages of the audit."""
+    """Upper limit of the rate; `low` and `high` are corrected for the number of messages."""
     control: str = ""
-    """How records were had that were not trained on: `held_out` or `counterfactual`; empty where none could be."""
+    """Source of records that were not trained on: `held_out` or `counterfactual`; empty without a control."""
     control_top1: float | None = None
     control_low: float | None = None
     control_high: float | None = None
     rank_p: list[float] = Field(default_factory=list)
-    """Of each record, (1 + candidates that score higher) / (1 + candidates)."""
+    """For each record, (1 + candidates that score higher) / (1 + candidates)."""
     control_rank_p: list[float] = Field(default_factory=list)
     same_source: bool = True
-    """False: the candidates are images of another kind, so that the game decides nothing."""
+    """False: the candidates are another kind of images, so the game decides nothing."""
     statistic: str = ""
     directions: int = 0
-    """Principal directions of public gradients that were projected out."""
+    """Number of principal directions of public gradients that were projected out."""
     public: int = 0
-    """Public gradients that these directions come from."""
+    """Number of public gradients that give these directions."""
     scores: list[float] = Field(default_factory=list)
     control_scores: list[float] = Field(default_factory=list)
     candidate_quantiles: list[float] = Field(default_factory=list)
 
 
 class Certificate(_Frozen):
-    """An upper bound on the success of any adversary in naming a record, under assumptions that are listed."""
+    """An upper bound on the success of any adversary in naming a record, under the listed assumptions."""
 
     method: Literal["record", "accountant"]
     accounting: str
     """`gaussian`, `laplacian`, `composed_gaussian` (DP-SGD without a gain by sampling), `pld` (DP-SGD on Poisson
-    samples), `poisson_not_counted` (the same without the package that counts the gain), or `identical` (no noise, and
-    the same message whatever the record is)."""
+    samples), `poisson_not_counted` (the same without the package that computes the gain), or `identical` (no noise, and
+    the same message for every record)."""
     success: list[float]
-    """Of each audited record, at a base rate of 1/1000, over all rounds that are covered."""
+    """For each audited record, the success at a base rate of 1/1000 over all covered rounds."""
     mu: list[float] = Field(default_factory=list)
-    """Of each record, its distance in units of the noise; empty where the noise is not Gaussian. 1e9 stands for all
-    beyond it."""
+    """For each record, its distance in units of the noise; empty if the noise is not Gaussian. 1e9 stands for every
+    larger value."""
     rounds: int = 1
-    """Rounds that are covered."""
+    """Covered rounds."""
     planned: int | None = None
-    """Rounds of the same records in all, where these are more than those covered."""
+    """All planned rounds of the same records, if these are more than the covered ones."""
     success_planned: float | None = None
-    """Of the worst record after the planned rounds; null where nothing bounds it."""
+    """Success for the worst record after the planned rounds; null if nothing bounds it."""
     advantage: float | None = None
-    """Of the worst record: true positive rate minus false positive rate of the best test."""
+    """For the worst record, true positive rate minus false positive rate of the best test."""
     epsilon: float | None = None
     delta: float | None = None
     client_mu: float | None = None
-    """The same distance where all records of a client are absent at once."""
+    """Distance in units of the noise between a message with and without all records of a client."""
     adversary: dict[str, float] = Field(default_factory=dict)
-    """Success of the simulated optimal adversary among 2, 10, 100, 1,000 candidates: shown, never deciding."""
+    """Success of the simulated optimal adversary among 2, 10, 100, 1,000 candidates; for information only."""
     expected_psnr: float | None = None
-    """Of the best estimate without a prior, where the message is one clipped gradient of one example. It does not
-    bound an adversary that knows what pictures look like."""
+    """PSNR of the best estimate without a prior, for a message that is one clipped gradient of one example. It does not
+    bound an adversary that knows what such pictures look like."""
     assumptions: dict[str, str] = Field(default_factory=dict)
-    """Assumption -> how it is known: `construction`, `tested` or `declared`."""
+    """Assumption -> its basis: `construction`, `tested` or `declared`."""
 
     @field_validator("mu", "client_mu", mode="before")
     @classmethod
     def _bounded(cls, value: Any) -> Any:
-        """JSON knows no infinity."""
+        """Replace infinity, which JSON does not have."""
         if isinstance(value, list | tuple):
-            return [min(each, MOST_MU) for each in value]
+            return [min(mu, MOST_MU) for mu in value]
         return None if value is None else min(value, MOST_MU)
 
     @field_validator("epsilon", "expected_psnr", mode="before")
@@ -155,23 +152,23 @@ class Certificate(_Frozen):
 
 
 class Record(_Frozen):
-    """What came of one case: an attack, a candidate game, or the check of a message with its certificate.
+    """The result of one case: an attack, a candidate game, or the check of a message with its certificate.
 
-    JSON knows no NaN and no infinity: they become null.
+    JSON has neither NaN nor infinity: they become null.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     kind: Literal["attack", "game", "certificate"] = "attack"
     key: str = Field(pattern=r"^[0-9A-Za-z_-]{1,80}$")
     """Hash of the case; also the name of its files."""
     attack: str
     attack_repr: str
     view: str
-    """In plain words, such as `server sees client 0's update`."""
+    """A sentence, such as `server sees client 0's update`."""
     view_name: str = ""
-    """The same in short, such as `server, client 0`; empty where the view has no short name."""
+    """A short name, such as `server, client 0`; empty if the view has none."""
     standpoint: str = ""
-    """Where the adversary stands: `server`, `aggregate` (behind secure aggregation) or `peer`; empty where not told."""
+    """The adversary's place: `server`, `aggregate` (behind secure aggregation) or `peer`; empty if unknown."""
     round: int
     client: str
     repeat: int
@@ -179,65 +176,65 @@ class Record(_Frozen):
     status: Literal["done", "failed"]
     error: str | None = None
     metrics: dict[str, list[float | None]] = Field(default_factory=dict)
-    """Per image, after matching."""
+    """Metric -> value of each image, after matching."""
     metrics_raw: dict[str, list[float | None]] = Field(default_factory=dict)
-    """The same before the images were refined, matched on their own; empty where nothing was refined."""
+    """The same before the refinement, matched separately; empty without a refinement."""
     controls: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
-    """Of images that a learned model refined: what its controls reach, by name, metric and image."""
-    identity_kept: list[bool] = Field(default_factory=list)
-    """Per image, whether the refined one is still nearest to the true image that the raw one was nearest to."""
-    shown_otherwise: list[bool] = Field(default_factory=list)
-    """Per image, whether some reconstruction shows it in another contrast, as a negative, mirrored or moved."""
+    """Scores of the controls of a learned refinement, by name, metric and image."""
+    identity_preserved: list[bool] = Field(default_factory=list)
+    """For each image, whether refined and raw version are nearest to the same true image."""
+    transformed_match: list[bool] = Field(default_factory=list)
+    """For each image, whether a reconstruction shows it with another contrast, as a negative, mirrored or shifted."""
     blends: list[list[int]] = Field(default_factory=list)
-    """Per image, the private images whose mean the reconstruction shows; empty where it shows one alone."""
+    """For each image, the private images that the reconstruction blends; empty if it shows a single one."""
     skipped_metrics: dict[str, str] = Field(default_factory=dict)
-    """Metric -> why it was left out."""
+    """Metric -> the reason why it was skipped."""
     labels_true: list[int] = Field(default_factory=list)
     labels_recovered: list[int] = Field(default_factory=list)
     label_errors: int | None = None
     energy: float | None = None
-    """Of the images as the search left them, before any refinement."""
+    """Energy of the images that the search found, before any refinement."""
     energy_refined: float | None = None
-    """Of the refined images, where some were refined."""
+    """Energy of the refined images, if there are any."""
     energy_truth: float | None = None
     energy_blind: float | None = None
     trace: list[float] = Field(default_factory=list)
     """Thinned energy curve, finite values only."""
     method: str = ""
-    """The exact method that read the images; empty where a search found them, or nothing was read."""
+    """The exact method that read the images; empty for a search, or if nothing was read."""
     explains: bool = False
-    """Whether the images of an exact method were verified to explain the message."""
+    """Whether a check confirmed that the images of an exact method explain the message."""
     game: Game | None = None
     certificate: Certificate | None = None
     doubts: list[Doubt] = Field(default_factory=list)
-    knows: dict[str, str] = Field(default_factory=dict)
-    """Knowledge in plain words; a fact that no real adversary has says `oracle`."""
+    knows: dict[str, KnownFact] = Field(default_factory=dict)
+    """Fact -> what the adversary knows of it apart from the message."""
     oracle: bool = False
     seconds: float = 0.0
     iterations: int | None = None
     peak_mib: float | None = None
     finished: str | None = None
-    """When the case ended: ISO 8601, UTC; null in older records."""
+    """End of the case: ISO 8601, UTC."""
     utility: dict[str, float | None] = Field(default_factory=dict)
     defences: list[str] | None = None
-    """What protects the message and what that promises, in words; null where nobody knows."""
+    """The defences of the message and what they promise, as sentences; null if unknown."""
     blind: dict[str, list[float | None]] = Field(default_factory=dict)
-    """Per image and metric, what the best of several guesses without the message reaches."""
-    blind_by: dict[str, list[str]] = Field(default_factory=dict)
-    """Per image and metric, which guess that is; empty where nobody kept it."""
+    """Metric -> for each image, the score of the best guess without the message."""
+    blind_guess: dict[str, list[str]] = Field(default_factory=dict)
+    """Metric -> for each image, the name of that guess; empty if it was not stored."""
     blind_public: dict[str, list[float | None]] = Field(default_factory=dict)
-    """With a certificate: per metric and public image, what the best guess without a message reaches."""
+    """In the record of a certificate: metric -> for each public image, the score of the best blind guess."""
     behaviours: list[str] = Field(default_factory=list)
-    """What participants do that are not honest, in words: poison is no defence."""
+    """Actions of dishonest participants, as sentences: poisoning is not a defence."""
     participants: list[str] = Field(default_factory=list)
-    kept: list[str] = Field(default_factory=list)
-    """Whose updates got through the aggregation rule in that round."""
-    behind: list[str] = Field(default_factory=list)
-    """Whose examples are in the message, the adversary's own left out; empty where not told."""
+    accepted: list[str] = Field(default_factory=list)
+    """The clients whose updates the aggregation rule accepted in that round."""
+    contributors: list[str] = Field(default_factory=list)
+    """The clients whose examples are in the message, without the adversary itself; empty if unknown."""
     owners: list[str] = Field(default_factory=list)
-    """Whose image i of the metrics is; empty where not told."""
+    """`owners[i]` is the client that image i of the metrics belongs to; empty if unknown."""
     swept: dict[str, float] = Field(default_factory=dict)
-    """What a sweep of the plan changes, and its value in this case; empty without a sweep."""
+    """Swept option of the plan -> its value in this case; empty without a sweep."""
     pictures: list[Picture] = Field(default_factory=list)
     """`pictures[i]` shows image i of the metrics; there may be fewer."""
     versions: dict[str, str] = Field(default_factory=dict)
@@ -265,175 +262,18 @@ class Record(_Frozen):
 
     @property
     def message(self) -> tuple[str, int]:
-        """Which message of the audit the record is about: the view and the round."""
+        """The message of the audit that the record is about: the view and the round."""
         return self.view, self.round
 
     def line(self) -> bytes:
-        """The record as one line of JSON."""
+        """Return the record as one line of JSON."""
         return json.dumps(self.model_dump(mode="json"), allow_nan=False).encode() + b"\n"
 
 
 def _finite(value: Any) -> Any:
-    """The same JSON value with null in place of NaN and infinity."""
+    """Return the JSON value with null instead of NaN and infinity."""
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@dataclass(frozen=True)
-class RecordFile:
-    """An append-only file of records that survives being killed at any moment."""
-
-    path: Path
-
-    def append(self, record: Record) -> None:
-        """Add one record: a single write of a full line, on disk when this returns."""
-        try:
-            with locked(self.path) as fd:  # workers may share the file
-                _repair_tail(fd)
-                _write_all(fd, record.line())
-        except OSError as error:
-            raise AuditError(
-                f"Cannot write {self.path}: {error.strerror}; make room or fix permissions, then run the "
-                "same command again: it continues where it stopped."
-            ) from error
-
-    def read(self) -> list[Record]:
-        """The latest record of every case, in the order in which the cases first appeared."""
-        return list({record.key: record for record in self.history()}.values())
-
-    def history(self) -> list[Record]:
-        """Every record, a failed one before its repetition too; a torn last line is left out."""
-        try:
-            data = read_file(self.path, MOST_BYTES)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error
-        *lines, tail = data.split(b"\n")
-        records = [self._parse(line, number) for number, line in enumerate(lines, 1)]
-        return [*records, Record.model_validate_json(tail)] if _whole(tail) else records
-
-    def keys_done(self) -> set[str]:
-        """The cases that need not run again."""
-        return {record.key for record in self.read() if record.status == "done"}
-
-    def _parse(self, line: bytes, number: int) -> Record:
-        try:
-            return Record.model_validate_json(line)
-        except ValidationError as error:
-            refuse_other_version(self.path.parent, version_in(line))
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"])) or "line"
-            raise AuditError(
-                f"{self.path} line {number} is not a record ({where}: {first['msg']}): delete that line to "
-                "run its case again, or restore the file; if a newer fedglass wrote it, use that version."
-            ) from error
-
-
-def claim(directory: Path, digest: str) -> None:
-    """Make the directory this plan's own, or say that it is another's or can not be written."""
-    try:
-        make_folder(directory)
-        _check_owner(directory, digest)
-        # Written even where it is already ours: that is how we learn that we may write.
-        write_atomic(directory / CLAIM, json.dumps({"schema_version": SCHEMA, "plan_digest": digest}) + "\n")
-    except OSError as error:
-        raise unwritable(directory, error) from error
-
-
-def unwritable(directory: Path, error: OSError) -> UsageError:
-    """What to say of an output directory that can not be made or written."""
-    return UsageError(
-        f"Cannot write to the output directory {directory}: {error.strerror}; choose another one with -o."
-    )
-
-
-def claimed_digest(directory: Path) -> str | None:
-    """The digest of the plan that owns the directory, or None where none does.
-
-    >>> claimed_digest(Path("no-such-directory")) is None
-    True
-    """
-    path = directory / CLAIM
-    try:
-        content = json.loads(read_file(path, MOST_BYTES))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}; choose another directory.") from error
-    except (ValueError, RecursionError):
-        content = None
-    digest = content.get("plan_digest") if isinstance(content, dict) else None
-    if isinstance(content, dict):
-        refuse_other_version(directory, content.get("schema_version"))
-    if not isinstance(digest, str):
-        raise UsageError(f"{path} is damaged (expected an object with plan_digest): choose another directory.")
-    return digest
-
-
-def refuse_other_version(directory: Path, version: object) -> None:
-    """Refuse an output directory whose files another version of fedglass wrote."""
-    if isinstance(version, int) and version != SCHEMA:
-        raise UsageError(
-            f"Another version of fedglass wrote {directory} (schema {version}, this one writes {SCHEMA}): choose "
-            "another directory with -o. Its files stay as they are."
-        )
-
-
-def version_in(line: bytes) -> object:
-    """Return the schema version that a line of JSON states, or None."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return content.get("schema_version") if isinstance(content, dict) else None
-
-
-def _check_owner(directory: Path, digest: str) -> None:
-    held = claimed_digest(directory)
-    if held is None and (directory / RECORDS).exists():
-        raise UsageError(
-            f"The output directory {directory} holds {RECORDS} but no {CLAIM}, so it can not be told whose "
-            "records they are: choose another directory with -o, or move them away."
-        )
-    if held is not None and held != digest:
-        raise UsageError(
-            f"The output directory {directory} holds another plan's records, or this one's by another version of "
-            f"fedglass (plan digest {held[:12]}, this plan is {digest[:12]}): choose another directory with -o, or "
-            "delete it to start over."
-        )
-
-
-def _write_all(fd: int, line: bytes) -> None:
-    end = os.fstat(fd).st_size
-    if os.write(fd, line) != len(line):
-        os.ftruncate(fd, end)  # a full disk takes a part of the line: leave none of it
-        raise OSError(errno.ENOSPC, "no space left for a whole record")
-    os.fsync(fd)
-
-
-def _repair_tail(fd: int) -> None:
-    """End the last line if it is whole, cut it off if a kill tore it."""
-    size = os.fstat(fd).st_size
-    tail = b""
-    while len(tail) < size and b"\n" not in tail:
-        step = min(size - len(tail), 1 << 16)
-        os.lseek(fd, size - len(tail) - step, os.SEEK_SET)
-        tail = os.read(fd, step) + tail
-    tail = tail.rpartition(b"\n")[2]
-    if _whole(tail):
-        _write_all(fd, b"\n")
-    elif tail:
-        os.ftruncate(fd, size - len(tail))
-
-
-def _whole(tail: bytes) -> bool:
-    """Whether text without its newline is nevertheless a complete record."""
-    try:
-        Record.model_validate_json(tail)
-    except ValidationError:
-        return False
-    return True

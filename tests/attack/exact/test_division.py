@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import decay_factor, dense_layers, first_dense
 from fedglass.attack.exact.division import Division
-from fedglass.attack.exact.method import Search, Solved
-from fedglass.attack.exact.rows import entry_error, grid_step, row_ratios, stacked
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
+from fedglass.attack.exact.rows import entry_error, grid_step, row_ratios, stack_update
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
@@ -42,9 +42,9 @@ def wide(toy: Any, activation: type[nn.Module] = nn.ReLU, bias: bool = True) -> 
     return model
 
 
-def solved(observation: Observation) -> Solved:
+def solved(observation: Observation) -> ExactSolution:
     assert Division().applies(observation) == ""
-    found = Division().solve(observation, Search(stream(0, "test")))
+    found = Division().solve(observation, SearchBudget(stream(0, "test")))
     assert found is not None
     return found
 
@@ -311,12 +311,12 @@ def test_the_precision_of_a_message_is_seen_in_its_values() -> None:
 def test_pruned_entries_are_told_from_rounded_ones() -> None:
     update = torch.randn(50, 1, generator=stream(0, "u")) * torch.randn(40, generator=stream(1, "u"))
     error = torch.full_like(update, 1e-7)
-    assert bool(stacked(update, None, error, None, pruned=True).kept.all())
+    assert bool(stack_update(update, None, error, None, pruned=True).observed.all())
     pruned = halved(update)
-    kept = stacked(pruned, None, error, None, pruned=True).kept
+    kept = stack_update(pruned, None, error, None, pruned=True).observed
     gone = (pruned == 0).all(0) | (pruned == 0).all(1, keepdim=True)  # a pixel of zero, or a unit that is off
     assert torch.equal(kept, (pruned != 0) | gone)
     assert not bool(kept.all())
     quantised = to_levels(update)
     assert bool((quantised == 0).any())
-    assert bool(stacked(quantised, None, error, None, pruned=True).kept.all())
+    assert bool(stack_update(quantised, None, error, None, pruned=True).observed.all())

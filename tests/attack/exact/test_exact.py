@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.exact.exact import NOTHING, ExactAttack
-from fedglass.attack.exact.method import Search, Solved
+from fedglass.attack.exact.exact import FOUND_NOTHING, ExactAttack
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Training
 from fedglass.federation.federation import observe
@@ -35,9 +35,9 @@ class Told:
         self.asked.append(self.name)
         return self.reason
 
-    def solve(self, observation: Observation, search: Search) -> Solved | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         images = torch.zeros(self.images, *observation.knows.shape)
-        return Solved(images, torch.zeros(self.images, dtype=torch.int64), self.residual, self.explains)
+        return ExactSolution(images, torch.zeros(self.images, dtype=torch.int64), self.residual, self.explains)
 
 
 def test_cheap_methods_come_first_and_the_rest_is_left_out_once_all_is_explained(toy: Any) -> None:
@@ -57,7 +57,7 @@ def test_what_is_incomplete_or_unverified_does_not_end_the_search(toy: Any) -> N
     found = ExactAttack((part, loose, empty)).run(toy.observation(examples=2))
     assert asked == ["part", "loose", "empty"]
     assert found.method == "part"
-    assert found.reasons == {"empty": NOTHING}
+    assert found.reasons == {"empty": FOUND_NOTHING}
 
 
 def test_one_image_that_leaves_next_to_nothing_ends_it_too(toy: Any) -> None:

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import first_dense
 from fedglass.attack.exact.division import Spear
-from fedglass.attack.exact.method import Search, Solved
-from fedglass.attack.exact.rows import stacked
-from fedglass.attack.exact.verify import explains, layer_explained, verified
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
+from fedglass.attack.exact.rows import stack_update
+from fedglass.attack.exact.verify import explains, fit_layer, message_of
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
 
 ONCE = Training(lr=0.05)
 
 
-def solved(message: Observation) -> Solved | None:
+def solved(message: Observation) -> ExactSolution | None:
     assert Spear().applies(message) == ""
-    return Spear().solve(message, Search(stream(0, "tests"), seconds=20.0))
+    return Spear().solve(message, SearchBudget(stream(0, "tests"), seconds=20.0))
 
 
 def complete(message: Observation, images: Tensor) -> bool:
@@ -29,9 +29,9 @@ def complete(message: Observation, images: Tensor) -> bool:
     layer = first_dense(message)
     assert not isinstance(layer, str)
     assert layer.bias_before is not None
-    sent = stacked(layer.weight, layer.bias, layer.weight_error, layer.bias_error)
+    sent = stack_update(layer.weight, layer.bias, layer.weight_error, layer.bias_error)
     inputs = message.knows.whitening.whiten(images).flatten(1)
-    return layer_explained(sent.matrix, inputs, layer.weight_before, layer.bias_before, sent.error).complete
+    return fit_layer(sent.matrix, inputs, layer.weight_before, layer.bias_before, sent.error).complete
 
 
 @pytest.mark.parametrize("count", [4, 6, 8])
@@ -58,10 +58,10 @@ def test_the_certificate_takes_the_images_and_no_mixtures_of_them(plain: Any) ->
     mixed = torch.tensor([[0.7, 0.3, 0.0], [0.0, 1.0, 0.0], [0.0, 0.2, 0.8]]) @ images.flatten(1)
     mixtures = mixed.view_as(images)
     assert complete(message, images)
-    assert verified(message, explains(message, images, labels))
+    assert message_of(message).verified(explains(message, images, labels))
     # Mixtures span the same space, so that the layer's residual is as small: the signs of the units refuse them.
     assert not complete(message, mixtures)
-    assert not verified(message, explains(message, mixtures, labels))
+    assert not message_of(message).verified(explains(message, mixtures, labels))
 
 
 def test_reasons_are_given(plain: Any) -> None:

@@ -1,4 +1,4 @@
-"""Noise that is not independent is read beside, and independent noise never is."""
+"""Structured noise leaves the image readable, and independent noise never does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedglass.attack.exact.method import Search, Solved
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
 from fedglass.attack.exact.weak_noise import WeakNoise
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training, Whitening
@@ -49,10 +49,12 @@ FLAWED: dict[str, Draw] = {
     "rows without noise": some_rows,
     "sum of all rows": centred,
     "pairs of rows": opposite,
-    "beside multiples of a step": lambda like, generator: (30 * normal(like, generator)).round() / 30,
-    "beside numbers of bfloat16": lambda like, generator: normal(like, generator).bfloat16().float(),
+    "offsets from multiples of a step": lambda like, generator: (30 * normal(like, generator)).round() / 30,
+    "offsets from numbers of bfloat16": lambda like, generator: normal(like, generator).bfloat16().float(),
     "entries without noise": half_of_it,
-    "without the noise of seed 7, anew for each tensor": lambda like, _: normal(like, torch.Generator().manual_seed(7)),
+    "without the noise of seed 7, restarted for each tensor": lambda like, _: normal(
+        like, torch.Generator().manual_seed(7)
+    ),
 }
 
 
@@ -61,9 +63,9 @@ def noisy(message: Observation, draw: Draw, std: float = 1.0, seed: int = 0) -> 
     return replace(message, update={name: t + std * draw(t, generator) for name, t in message.update.items()})
 
 
-def solved(message: Observation) -> Solved | None:
+def solved(message: Observation) -> ExactSolution | None:
     assert WeakNoise().applies(message) == ""
-    return WeakNoise().solve(message, Search(stream(0, "tests")))
+    return WeakNoise().solve(message, SearchBudget(stream(0, "tests")))
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
@@ -106,7 +108,7 @@ def test_random_signs_are_no_secret_where_no_input_is_negative(plain: Any) -> No
     assert plain.psnr(found, images)[0] > 60
 
 
-def test_entries_without_noise_are_found_beside_black_pixels(plain: Any) -> None:
+def test_entries_without_noise_are_found_next_to_black_pixels(plain: Any) -> None:
     """Most entries without noise are zeros then, and tell nothing of the factors."""
     images, labels = plain.pictures(1)
     images = (images - images.flatten().kthvalue(int(0.7 * images.numel())).values).clamp(min=0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedglass.attack.best_of import AttacksByRule, BestOf, GuessRule
 from fedglass.attack.forward.through import (
     Combination,
     OneClient,
@@ -19,13 +20,11 @@ from fedglass.attack.forward.through import (
     Through,
 )
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.own import OwnAsSent
-from fedglass.attack.rules import TryRules
+from fedglass.attack.participant import KeepOwnUpdate
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
-from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.behaviours import Behaviour, Honest, SignFlip
 from fedglass.federation.federation import observe
 from fedglass.federation.peer import PeerView
 from fedglass.federation.truth import Truth
@@ -75,7 +74,7 @@ def test_the_true_examples_explain_what_the_rule_made_of_them(
 def test_the_own_update_goes_into_the_rule_as_it_was_sent(toy: Any, combination: Combination, rule: Aggregator) -> None:
     """Poison too: simulated from the own images it would not be found."""
     seen, truth = seen_by(toy, rule, PeerView(0), behaviour=SignFlip(2.0))
-    others = OwnAsSent(_attack()).without_own(seen)
+    others = KeepOwnUpdate().others(seen)
     n = len(truth.private.labels)
     assert others.knows.examples == n == 6
     images, labels = truth.images, truth.labels
@@ -85,8 +84,8 @@ def test_the_own_update_goes_into_the_rule_as_it_was_sent(toy: Any, combination:
 
 def _attack() -> Any:
     made = maliciously_curious_client(rule="mean", iterations=1)
-    assert isinstance(made, TryRules)
-    return made.attacks[0][1].attack  # type: ignore[attr-defined]  # an `OwnAsSent`
+    assert isinstance(made, BestOf)
+    return made.attack[0][1].attack  # type: ignore[attr-defined]  # an `BestOf`
 
 
 @pytest.mark.parametrize("combination", [*(c for c, _ in EXACT), SoftMedian(), OneClient(1)], ids=repr)
@@ -117,10 +116,10 @@ def test_one_client_is_that_clients_update(toy: Any) -> None:
     assert OneClient(2).combine(rows, torch.ones(3)).tolist() == [4.0, 5.0]
 
 
-def between_mean_and_median(iterations: int) -> TryRules:
+def between_mean_and_median(iterations: int) -> BestOf[AttacksByRule]:
     attack = maliciously_curious_client(OracleLabels(), tv=0.0, iterations=iterations)
-    assert isinstance(attack, TryRules)
-    return TryRules(tuple(pair for pair in attack.attacks if pair[0] in ("mean", "median")))
+    assert isinstance(attack, BestOf)
+    return BestOf(tuple(pair for pair in attack.attack if pair[0] in ("mean", "median")), GuessRule())
 
 
 @pytest.mark.parametrize(("name", "rule"), [("mean", WeightedMean()), ("median", Median())])
@@ -151,7 +150,7 @@ def test_a_poisoner_reads_its_peers(toy: Any) -> None:
         (lambda: OneClient(-1), "client must be at least 0"),
         (lambda: SupposedTrimmedMean(-1), "byzantine must be at least 0"),
         (lambda: SupposedTrimmedMean(2).combine(torch.zeros(4, 1), torch.ones(4)), "at least 5 clients"),
-        (lambda: TryRules(()), "different names"),
+        (lambda: BestOf((), GuessRule()), "different names"),
         (lambda: maliciously_curious_client(rule="medan"), "did you mean 'median'"),
     ],
 )

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import BestOf
 from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images import latent as decoders
-from fedglass.attack.images.latent import Latent, OwnDecoder, copies, decoder_named, located_decoder
+from fedglass.attack.images.latent import Latent, OwnDecoder, augmented, decoder_named, located_decoder
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.own import SubtractOwn
-from fedglass.attack.parts import Imagines
+from fedglass.attack.participant import SubtractOwnUpdate
+from fedglass.attack.parts import GeneratesImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.core.errors import UsageError
@@ -117,15 +118,15 @@ def test_an_own_decoder_depends_on_own_examples_alone(toy: Any) -> None:
 
 def test_few_examples_are_multiplied_and_many_are_not(toy: Any) -> None:
     few = toy.images(3)
-    many = copies(few, stream(0, "copies"))
+    many = augmented(few, stream(0, "copies"))
     assert torch.equal(many[:3], few)
     assert len({tuple(image.flatten().tolist()) for image in many}) > 20
     values = few.flatten(1).sort().values
     assert all(any(torch.equal(own, image.flatten().sort().values) for own in values) for image in many[::50])
     enough = torch.zeros(700, 1, 8, 8)
-    assert copies(enough, stream(0, "copies")) is enough
+    assert augmented(enough, stream(0, "copies")) is enough
     large = torch.zeros(2, 1, 1, 1).expand(2, 3, 4000, 4000)
-    assert len(copies(large, stream(0, "copies"))) == 2
+    assert len(augmented(large, stream(0, "copies"))) == 2
 
 
 def test_it_learns_once_and_nobody_can_change_what_others_see(toy: Any) -> None:
@@ -155,7 +156,7 @@ def test_a_peer_whose_update_is_subtracted_still_has_its_examples(toy: Any) -> N
     clients = [Client(f"client {i}", toy.images(2, i), torch.tensor([i, i + 1])) for i in range(3)]
     seen, truth = observe(replace(toy.federation(Training(0.1)), clients=clients), PeerView(0), Knows(labels=True))
     stage = Stage(OneGradient(), Latent(QUICK), SquaredError(), Adam(iterations=2))
-    found = SubtractOwn(Attack(OracleLabels(), (stage,))).run(seen)
+    found = BestOf(Attack(OracleLabels(), (stage,)), SubtractOwnUpdate()).run(seen)
     assert found.images.shape == truth.images.shape
     assert torch.equal(found.images[4:], toy.images(2, 0))
 
@@ -163,7 +164,7 @@ def test_a_peer_whose_update_is_subtracted_still_has_its_examples(toy: Any) -> N
 def test_what_it_draws_of_nothing_looks_at_no_message(toy: Any, folder: Path) -> None:
     seen: Observation = toy.observation(Training(0.1))
     part = Latent(decoder_named(str(folder)))
-    assert isinstance(part, Imagines)
+    assert isinstance(part, GeneratesImages)
     one = part.imagined(seen, 7, stream(0, "x"))
     other = replace(seen, update={name: 3 * t for name, t in seen.update.items()})
     assert one.shape == (7, 1, 8, 8)

@@ -11,16 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.attack.labels import counts
-from fedglass.attack.labels import counts as bias_counts
 from fedglass.attack.labels.assigned import JointLabels
-from fedglass.attack.labels.counts import BiasCounts, CountsAfter, CountsBefore, InterpolatedCounts, raw_counts
-from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels, labels_part
-from fedglass.attack.labels.instance_counts import InstanceCounts, LastLayerCounts, OwnCounts
+from fedglass.attack.labels.counts import (
+    BiasCounts,
+    CountsAfter,
+    CountsBefore,
+    InstanceCounts,
+    InterpolatedCounts,
+    LastLayerCounts,
+    OwnCounts,
+    raw_counts,
+)
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, Optimiser
-from fedglass.core.registry import built_in
+from fedglass.core.registry import built_in, make
 from fedglass.core.rng import stream
 from fedglass.core.text import TAKEN_AS_DISTINCT
 from fedglass.core.types import Observation, Training
@@ -155,7 +162,6 @@ def test_counts_are_exact_where_the_statistics_are_the_true_ones(
         return seen.model(inputs).softmax(-1).mean(0).detach(), hidden.sum(1).mean().detach()
 
     monkeypatch.setattr(counts, "head_statistics", truly)
-    monkeypatch.setattr(bias_counts, "head_statistics", truly)
     raw = raw_counts(seen, stream(0, "x"), [0.0], steps=1)
     expected = torch.bincount(torch.tensor(labels), minlength=5).float()
     torch.testing.assert_close(raw, expected, rtol=1e-3, atol=1e-3)
@@ -322,7 +328,6 @@ def test_counts_know_smoothing_and_momentum(toy: Any, monkeypatch: pytest.Monkey
         return seen.model(inputs).softmax(-1).mean(0).detach(), hidden.sum(1).mean().detach()
 
     monkeypatch.setattr(counts, "head_statistics", truly)
-    monkeypatch.setattr(bias_counts, "head_statistics", truly)
     raw = counts.unsmoothed(raw_counts(seen, stream(0, "x"), [0.0], steps=1), seen)
     torch.testing.assert_close(raw, torch.tensor([1.0, 1.0, 4.0, 0.0, 0.0]), rtol=1e-3, atol=1e-3)
     for part in (*COUNTS, BiasCounts()):
@@ -348,13 +353,13 @@ def test_joint_labels_are_probabilities(toy: Any) -> None:
 
 def test_the_catalogue_makes_every_part() -> None:
     entries = built_in("labels")
-    made = {name: labels_part(name) for name in entries}
+    made = {name: make("labels", name) for name in entries}
     rules = {SignRule(), MinimumRule(), BiasCounts(), InstanceCounts(), OwnCounts(), LastLayerCounts(), JointLabels()}
     assert set(made.values()) == {*rules, *COUNTS, OracleLabels(), OracleBatchLabels()}
     assert all(entry.summary for entry in entries.values())
     assert all(("ORACLE" in entry.summary) == name.startswith("oracle") for name, entry in entries.items())
     with pytest.raises(UsageError, match="did you mean 'sign_rule'"):
-        labels_part("signrule")
+        make("labels", "signrule")
 
 
 @pytest.mark.parametrize("label", [-1, 5])
@@ -370,8 +375,8 @@ def test_told_labels_of_batches_must_be_classes(toy: Any, label: int) -> None:
 def test_a_check_refuses_what_binding_refuses_without_its_work(
     toy: Any, part: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counts, "DUMMIES", None)
-    monkeypatch.setattr(bias_counts, "head_statistics", None)
+    monkeypatch.setattr(counts, "RANDOM_IMAGES", None)
+    monkeypatch.setattr(counts, "head_statistics", None)
     part.check(toy.observation(FEDAVG))
     for knows in (Knows(training=False), Knows(training=False, labels=True)):
         seen = toy.observation(FEDAVG, knows)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Refinement, unwatched
+from fedglass.attack.parts import Refinement, discard_film
 from fedglass.attack.refine.masked_diffusion import MaskedDiffusion, mde, mde_oracle_epoch
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.rng import stream
@@ -54,7 +54,7 @@ def latent_folder(tmp_path: Path) -> Path:
 
 
 def given(
-    images: Tensor = RAW, labels: Tensor = LABELS, film: Callable[[Film], None] = unwatched, classes: int = 3
+    images: Tensor = RAW, labels: Tensor = LABELS, film: Callable[[Film], None] = discard_film, classes: int = 3
 ) -> Refinement:
     shape = (images.shape[1], images.shape[2], images.shape[3])
     knows = Knowledge(shape, classes, len(images), Whitening((0.0,), (1.0,)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import silent
+from fedglass.attack.parts import no_progress
 from fedglass.attack.refine import masked_diffusion as start_search
 from fedglass.attack.refine.masked_diffusion import Flattening, OracleEpoch, Sampling, StartSearch
 from fedglass.core.rng import stream
@@ -123,15 +123,15 @@ def test_each_image_is_taken_when_its_own_rule_says_so_and_is_left_alone_from_th
     near = toy().towards(start, LABELS, raw).pictures
     raw[0] = near[0]  # nothing to win
     search = StartSearch(40, 0.01, Flattening(share=0.05, over=3))
-    taken, film = search.run(toy(), start, LABELS, raw, silent)
+    taken, film = search.run(toy(), start, LABELS, raw, no_progress)
     assert film.chosen[0] == 3
     assert min(film.chosen[1:]) > 3
-    alone, _ = search.run(toy(), start[1:], LABELS[1:], raw[1:], silent)
+    alone, _ = search.run(toy(), start[1:], LABELS[1:], raw[1:], no_progress)
     assert torch.allclose(taken[1:], alone)
 
 
 def test_a_search_of_no_epochs_is_a_sample() -> None:
     start, raw = drawn("start", 8), drawn("raw", 8)
-    taken, film = StartSearch(0, 0.01, OracleEpoch(0)).run(toy(), start, LABELS, raw, silent)
+    taken, film = StartSearch(0, 0.01, OracleEpoch(0)).run(toy(), start, LABELS, raw, no_progress)
     assert torch.allclose(taken, toy().towards(start, LABELS, raw).pictures)
     assert film.epochs == (0,)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, silent
+from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import Constant, ExponentialDecay, Last, Lowest, Schedule, StepDecay
 from fedglass.core.errors import UsageError
@@ -55,7 +55,7 @@ def by_torch(
 @pytest.mark.parametrize("iterations", [1, 2, 3, 40])
 def test_step_by_step_the_same_as_torch(make: type[Spec], schedule: Schedule, iterations: int) -> None:
     spec = make(rate=0.05, iterations=iterations, schedule=schedule, betas=(0.8, 0.97), eps=1e-6)
-    found = spec.minimise(Problem(start(), rosenbrock), silent)
+    found = spec.minimise(Problem(start(), rosenbrock), no_progress)
     tensors, energies = by_torch(spec, start(), rosenbrock)
     for mine, theirs in zip(found.tensors, tensors, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
@@ -72,7 +72,7 @@ def test_the_share_of_the_way_goes_from_zero_to_one(make: type[Spec]) -> None:
         seen.append(share)
         return tensors[0].square().sum()
 
-    make(iterations=4).minimise(Problem((Unknown(GOAL),), energy), silent)
+    make(iterations=4).minimise(Problem((Unknown(GOAL),), energy), no_progress)
     assert seen == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
@@ -87,7 +87,7 @@ def test_every_iterate_is_in_its_box(make: type[Spec], low: float | None, high: 
         return (tensors[0] - GOAL).square().sum()
 
     unknown = Unknown(torch.zeros(4, dtype=torch.float64), bottom, top)
-    found = make(rate=0.3, iterations=50).minimise(Problem((unknown,), energy), silent)
+    found = make(rate=0.3, iterations=50).minimise(Problem((unknown,), energy), no_progress)
     floor, roof = (-math.inf if low is None else low), (math.inf if high is None else high)
     assert all(bool(((x >= floor) & (x <= roof)).all()) for x in iterates)
     torch.testing.assert_close(found.tensors[0], GOAL.clamp(floor, roof), rtol=0, atol=0.4)
@@ -96,7 +96,7 @@ def test_every_iterate_is_in_its_box(make: type[Spec], low: float | None, high: 
 def test_nothing_given_is_changed() -> None:
     unknowns = start()
     kept = [u.start.clone() for u in unknowns]
-    found = Adam(iterations=5).minimise(Problem(unknowns, rosenbrock), silent)
+    found = Adam(iterations=5).minimise(Problem(unknowns, rosenbrock), no_progress)
     assert all(torch.equal(u.start, k) for u, k in zip(unknowns, kept, strict=True))
     assert not any(u.start.requires_grad for u in unknowns)
     assert not any(t.requires_grad for t in found.tensors)
@@ -108,7 +108,7 @@ def test_a_lazy_unknown_uses_its_gradient_until_the_next_one() -> None:
     slow = replace(slow, every=3)
     iterations = 10
     spec = Adam(rate=0.05, iterations=iterations)
-    found = spec.minimise(Problem((fast, slow), rosenbrock), silent)
+    found = spec.minimise(Problem((fast, slow), rosenbrock), no_progress)
     tensors = [u.start.clone().requires_grad_() for u in (fast, slow)]
     optimiser = torch.optim.Adam([{"params": [t], "lr": 0.05 * r} for t, r in zip(tensors, (1, 0.3), strict=True)])
     for k in range(iterations):
@@ -122,7 +122,7 @@ def test_a_lazy_unknown_uses_its_gradient_until_the_next_one() -> None:
 
 def test_unknowns_may_all_be_lazy() -> None:
     unknowns = tuple(replace(u, every=2) for u in start())
-    assert Adam(iterations=5).minimise(Problem(unknowns, rosenbrock), silent).finite
+    assert Adam(iterations=5).minimise(Problem(unknowns, rosenbrock), no_progress).finite
 
 
 def cliff(kind: str) -> Callable[..., Tensor]:
@@ -158,7 +158,7 @@ def test_a_run_that_is_not_finite_returns_the_last_finite_iterate(
 ) -> None:
     zero = torch.zeros(2, dtype=torch.float64)
     spec = make(rate=0.1, iterations=iterations, keep=keep)
-    found = spec.minimise(Problem((Unknown(zero),), cliff(kind)), silent)
+    found = spec.minimise(Problem((Unknown(zero),), cliff(kind)), no_progress)
     assert found.tensors[0].tolist() == pytest.approx([0.9, 0.9], abs=1e-3)  # after nine steps of 0.1
     assert found.energy == pytest.approx(-found.tensors[0].sum())
     assert not found.finite
@@ -171,7 +171,7 @@ def test_only_the_last_evaluation_may_be_bad() -> None:
         return -x.sum() + (math.nan if share == 1.0 and float(x.detach()[0]) > 0.25 else 0.0)
 
     spec = Adam(rate=0.1, iterations=3)
-    found = spec.minimise(Problem((Unknown(torch.zeros(1)),), energy), silent)
+    found = spec.minimise(Problem((Unknown(torch.zeros(1)),), energy), no_progress)
     assert not found.finite
     assert float(found.tensors[0]) == pytest.approx(0.2, abs=1e-3)
     assert found.energy == pytest.approx(-0.2, abs=1e-3)
@@ -181,7 +181,7 @@ def test_a_start_that_is_not_finite_is_returned_with_its_flag() -> None:
     def energy(tensors: Sequence[Tensor], share: float) -> Tensor:
         return tensors[0].sum() * math.nan
 
-    found = Adam(iterations=3).minimise(Problem((Unknown(GOAL),), energy), silent)
+    found = Adam(iterations=3).minimise(Problem((Unknown(GOAL),), energy), no_progress)
     assert torch.equal(found.tensors[0], GOAL)
     assert not found.finite
     assert math.isnan(found.energy)
@@ -197,7 +197,7 @@ def test_lowest_returns_the_lowest_iterate_with_its_own_energy(make: type[Spec])
         return value
 
     spec = make(rate=0.4, iterations=60, keep=Lowest())
-    found = spec.minimise(Problem((Unknown(torch.zeros_like(GOAL)),), energy), silent)
+    found = spec.minimise(Problem((Unknown(torch.zeros_like(GOAL)),), energy), no_progress)
     best, where = min(iterates, key=lambda pair: pair[0])
     assert found.energy == best
     assert torch.equal(found.tensors[0], where)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, silent
+from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import LookaheadAdam, QuantisedAdam, SignedAdam, quantised
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -26,8 +26,8 @@ def bowl(tensors: Sequence[Tensor], share: float) -> Tensor:
 
 def test_without_a_blend_looking_ahead_is_signed_adam() -> None:
     problem = Problem(unknowns(), bowl)
-    ahead = LookaheadAdam(rate=0.05, iterations=20, blend=0.0).minimise(problem, silent)
-    signed = SignedAdam(rate=0.05, iterations=20).minimise(problem, silent)
+    ahead = LookaheadAdam(rate=0.05, iterations=20, blend=0.0).minimise(problem, no_progress)
+    signed = SignedAdam(rate=0.05, iterations=20).minimise(problem, no_progress)
     assert all(map(torch.equal, ahead.tensors, signed.tensors))
     assert torch.equal(ahead.trace, signed.trace)
 
@@ -40,7 +40,7 @@ def test_the_look_ahead_is_a_signed_step_of_the_full_rate() -> None:
         return tensors[0].square().sum()
 
     start = torch.tensor([0.05, -0.3, 2.0])
-    found = LookaheadAdam(rate=0.1, iterations=1, blend=0.3).minimise(Problem((Unknown(start),), energy), silent)
+    found = LookaheadAdam(rate=0.1, iterations=1, blend=0.3).minimise(Problem((Unknown(start),), energy), no_progress)
     torch.testing.assert_close(seen[1], start - 0.1 * start.sign())
     assert len(seen) == 3  # here, ahead, and the result
     # The first step of Adam has the length of the rate, in the direction of the blend: 0.7 - 0.3 > 0 for all.
@@ -50,7 +50,7 @@ def test_the_look_ahead_is_a_signed_step_of_the_full_rate() -> None:
 def test_where_the_gradient_turns_a_full_blend_follows_the_gradient_ahead() -> None:
     start = torch.tensor([0.05, 1.0])
     problem = Problem((Unknown(start),), lambda tensors, share: tensors[0].square().sum())
-    found = LookaheadAdam(rate=0.1, iterations=1, blend=1.0).minimise(problem, silent)
+    found = LookaheadAdam(rate=0.1, iterations=1, blend=1.0).minimise(problem, no_progress)
     torch.testing.assert_close(found.tensors[0], torch.tensor([0.15, 0.9]))
 
 
@@ -74,7 +74,7 @@ def test_quantised_gradients_have_six_levels_keep_their_sign_and_forget_their_sc
 
 def test_quantised_adam_finds_the_minimum() -> None:
     problem = Problem((Unknown(torch.zeros(3)),), lambda tensors, share: (tensors[0] - 1).square().sum())
-    found = QuantisedAdam(rate=0.05, iterations=100).minimise(problem, silent)
+    found = QuantisedAdam(rate=0.05, iterations=100).minimise(problem, no_progress)
     torch.testing.assert_close(found.tensors[0], torch.ones(3), atol=0.1, rtol=0)
 
 

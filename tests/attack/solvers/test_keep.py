@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, Solution, silent
+from fedglass.attack.parts import Problem, Solution, no_progress
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import Keep, Lowest, LowestFrom
 from fedglass.core.errors import UsageError
@@ -27,7 +27,7 @@ def run(keep: Keep, iterations: int = 50) -> tuple[Solution, list[tuple[float, f
         return value
 
     solver = Adam(rate=0.3, iterations=iterations, keep=keep)  # a constant rate dances around the minimum
-    return solver.minimise(Problem((Unknown(torch.zeros(2)),), energy), silent), seen
+    return solver.minimise(Problem((Unknown(torch.zeros(2)),), energy), no_progress), seen
 
 
 def test_the_lowest_is_one_that_lacked_a_term() -> None:

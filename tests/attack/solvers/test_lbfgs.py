@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, silent
+from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.lbfgs import LBFGS
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -28,7 +28,7 @@ def start() -> tuple[Unknown, Unknown]:
 
 
 def test_the_same_as_torch() -> None:
-    found = LBFGS(rate=0.5, iterations=6, inner=4, history=5).minimise(Problem(start(), rosenbrock), silent)
+    found = LBFGS(rate=0.5, iterations=6, inner=4, history=5).minimise(Problem(start(), rosenbrock), no_progress)
     tensors = [u.start.clone().requires_grad_() for u in start()]
     optimiser = torch.optim.LBFGS(tensors, lr=0.5, max_iter=4, history_size=5)
 
@@ -47,7 +47,7 @@ def test_the_same_as_torch() -> None:
 
 
 def test_it_finds_the_minimum() -> None:
-    found = LBFGS(rate=0.5, iterations=60).minimise(Problem(start(), rosenbrock), silent)
+    found = LBFGS(rate=0.5, iterations=60).minimise(Problem(start(), rosenbrock), no_progress)
     assert all(torch.allclose(t, torch.ones(3, dtype=torch.float64), atol=1e-3) for t in found.tensors)
     assert len(found.trace) == 61
 
@@ -57,7 +57,7 @@ def test_the_box_holds() -> None:
         return (tensors[0] - 3).square().sum()
 
     unknown = Unknown(torch.zeros(2), torch.tensor(-1.0), torch.tensor(0.5))
-    found = LBFGS(iterations=5).minimise(Problem((unknown,), energy), silent)
+    found = LBFGS(iterations=5).minimise(Problem((unknown,), energy), no_progress)
     assert found.tensors[0].tolist() == [0.5, 0.5]
     assert found.energy == pytest.approx(12.5)
 
@@ -70,7 +70,7 @@ def test_a_run_that_is_not_finite_returns_the_last_finite_iterate(bad: float) ->
         return torch.exp(-x).sum() + (bad if float(x.detach().max()) > 4 else 0.0)
 
     spec = LBFGS(rate=0.5, iterations=50, inner=1)
-    found = spec.minimise(Problem((Unknown(torch.zeros(1)),), energy), silent)
+    found = spec.minimise(Problem((Unknown(torch.zeros(1)),), energy), no_progress)
     assert not found.finite
     assert found.tensors[0].isfinite().all()
     assert 0 < float(found.tensors[0]) <= 4
@@ -83,7 +83,7 @@ def test_a_start_that_is_not_finite_is_returned_with_its_flag() -> None:
     def energy(tensors: Sequence[Tensor], share: float) -> Tensor:
         return tensors[0].sum() * math.nan
 
-    found = LBFGS(iterations=3).minimise(Problem((Unknown(torch.ones(2)),), energy), silent)
+    found = LBFGS(iterations=3).minimise(Problem((Unknown(torch.ones(2)),), energy), no_progress)
     assert found.tensors[0].tolist() == [1.0, 1.0]
     assert not found.finite
 
@@ -94,7 +94,7 @@ def test_unknowns_and_gradients_need_not_be_contiguous() -> None:
     def energy(tensors: Sequence[Tensor], share: float) -> Tensor:
         return (tensors[0].t().expand(2, 3) - 1).square().sum()
 
-    found = LBFGS(iterations=5).minimise(Problem((Unknown(turned),), energy), silent)
+    found = LBFGS(iterations=5).minimise(Problem((Unknown(turned),), energy), no_progress)
     torch.testing.assert_close(found.tensors[0], torch.ones(3, 2))
     assert turned.tolist() == [[0, 3], [1, 4], [2, 5]]
 

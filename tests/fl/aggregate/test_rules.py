@@ -60,7 +60,7 @@ def test_krum_is_the_papers(size: tuple[int, int, int], byzantine: int) -> None:
     updates = honest(*size)
     found = combined(Krum(byzantine), updates)
     chosen = slow.krum_choice(updates.numpy(), byzantine)
-    assert found.kept.nonzero().flatten().tolist() == [chosen]
+    assert found.accepted.nonzero().flatten().tolist() == [chosen]
     assert torch.equal(found.step, updates[chosen])
 
 
@@ -71,7 +71,7 @@ def test_multi_krum_is_the_papers(size: tuple[int, int, int], iterative: bool) -
     by = slow.multi_krum_iterative if iterative else slow.multi_krum_one_pass
     winners = sorted(by(updates.numpy(), 1, count))
     found = combined(MultiKrum(iterative=iterative), updates)
-    assert found.kept.nonzero().flatten().tolist() == winners
+    assert found.accepted.nonzero().flatten().tolist() == winners
     torch.testing.assert_close(found.step, updates[winners].mean(0))
 
 
@@ -80,7 +80,7 @@ def test_the_two_ways_of_multi_krum_differ() -> None:
     differ = 0
     for seed in range(60):
         updates = honest(9, 2, seed, 1.0)
-        one, other = (combined(MultiKrum(2, 3, iterative), updates).kept for iterative in (True, False))
+        one, other = (combined(MultiKrum(2, 3, iterative), updates).accepted for iterative in (True, False))
         differ += not torch.equal(one, other)
     assert differ
 
@@ -122,16 +122,16 @@ def test_dnc_drops_who_stands_out_and_intersects_its_passes() -> None:
     updates = honest(10, 500, 1)
     updates[3] += 5
     found = combined(DnC(1, coordinates=50), updates)
-    assert not found.kept[3]
-    torch.testing.assert_close(found.step, updates[found.kept].mean(0))
+    assert not found.accepted[3]
+    torch.testing.assert_close(found.step, updates[found.accepted].mean(0))
     # Without an outlier each pass on other coordinates drops somebody else.
-    assert int(combined(DnC(1, coordinates=5), honest(10, 500, 2)).kept.sum()) < 9
-    assert int(combined(DnC(1, passes=1), updates).kept.sum()) == 9
+    assert int(combined(DnC(1, coordinates=5), honest(10, 500, 2)).accepted.sum()) < 9
+    assert int(combined(DnC(1, passes=1), updates).accepted.sum()) == 9
 
 
 def test_dnc_keeps_one_where_its_passes_agree_on_nobody() -> None:
     found = combined(DnC(4, passes=60, coordinates=2), honest(9, 400, 0))
-    assert int(found.kept.sum()) == 1
+    assert int(found.accepted.sum()) == 1
 
 
 @settings(max_examples=25)
@@ -171,7 +171,7 @@ def test_balance_keeps_who_is_near_the_servers_own_and_fewer_in_later_rounds() -
     kept = []
     for index in range(4):
         context = AggregationContext(torch.ones(3), index, reference=own)
-        kept.append(part.aggregate(updates, context, None).kept.tolist())
+        kept.append(part.aggregate(updates, context, None).accepted.tolist())
     # The distances are 0.5, 1 and 2.5; the bound falls as 2, 1.2, 0.74, 0.45.
     assert kept == [[True, True, False], [True, True, False], [True, False, False], [False, False, False]]
     assert not part.aggregate(updates, AggregationContext(torch.ones(3), 3, reference=own), None).step.any()
@@ -186,9 +186,9 @@ def test_freqfed_keeps_the_larger_of_two_groups_and_nobody_that_is_noise() -> No
     pytest.importorskip("sklearn")
     updates = honest(8, 200, 0, 0.1)
     updates[5:] *= -1
-    assert combined(FreqFed(), updates).kept.tolist() == [True] * 5 + [False] * 3
+    assert combined(FreqFed(), updates).accepted.tolist() == [True] * 5 + [False] * 3
     found = combined(FreqFed(least=8), torch.eye(8, dtype=torch.float64))
-    assert not found.kept.any()
+    assert not found.accepted.any()
     assert not found.step.any()
 
 
@@ -201,9 +201,9 @@ def test_signguard_filters_length_and_signs_and_clips(clustering: str) -> None:
     updates[3] *= -1  # wrong signs, usual length
     updates[4] *= 2.5  # within the bounds: kept, but clipped
     found = combined(SignGuard(clustering=clustering), updates)
-    assert found.kept.tolist() == [i not in (1, 2, 3) for i in range(10)]
+    assert found.accepted.tolist() == [i not in (1, 2, 3) for i in range(10)]
     typical = updates.norm(dim=1).quantile(0.5)
-    clipped = [row * min(1.0, float(typical / row.norm())) for row in updates[found.kept]]
+    clipped = [row * min(1.0, float(typical / row.norm())) for row in updates[found.accepted]]
     torch.testing.assert_close(found.step, torch.stack(clipped).mean(0))
 
 
@@ -221,7 +221,7 @@ def test_the_order_of_clients_does_not_matter(name: str, seed: int) -> None:
     updates, order = honest(9, 40, seed), torch.randperm(9, generator=stream(seed, "order"))
     one, other = combined(made(name), updates), combined(made(name), updates[order])
     torch.testing.assert_close(one.step, other.step)
-    assert torch.equal(one.kept[order], other.kept)
+    assert torch.equal(one.accepted[order], other.accepted)
 
 
 PROMISED = [
@@ -265,7 +265,7 @@ def test_equal_updates_come_back_as_they_are(name: str) -> None:
         rule(name, **({"radius": 100.0} if name == "centred_clipping" else OPTIONS.get(name, {}))), updates
     )
     torch.testing.assert_close(found.step, updates[0])
-    assert found.kept.any()
+    assert found.accepted.any()
 
 
 @pytest.mark.parametrize(

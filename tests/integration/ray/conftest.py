@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import pytest
 
-from fedglass.verdict.records import RECORDS, Record, RecordFile
+from fedglass.verdict.directory import RECORDS, RecordFile
+from fedglass.verdict.records import Record
 
 from ...processes import descendants
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.verdict.records import RECORDS
+from fedglass.verdict.directory import RECORDS
 
 from ...processes import alive, lines, wait_for
 from .conftest import CASES, COMMAND, PLAN, by_key, finish, titles

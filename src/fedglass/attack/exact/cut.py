@@ -1,4 +1,8 @@
-"""A network cut at one of its layers: the front that feeds the layer, and the head that its outputs go through."""
+"""A network cut at one of its layers: the front that feeds the layer, and the head that its outputs go through.
+
+The gradients of the head depend only on the layer's inputs and the labels. Inputs and labels are therefore verified by
+a replay of the head on them, without any image.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,22 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedglass.attack.exact.dense import DenseUpdate, decay_factor
+from fedglass.attack.exact.dense import DenseUpdate, undecayed_update
 from fedglass.attack.exact.rows import entry_error
-from fedglass.attack.exact.verify import KERNELS, LEVEL, MOST
+from fedglass.attack.exact.verify import MOST_OF_SEVERAL, ROUNDING_FACTOR, SUMMATION_ERROR
 from fedglass.core.tensors import Params
 from fedglass.core.types import BatchNorm, Observation
 
-ALONE = 1e-9
-"""Relative change of the logits, in double precision, up to which they do not depend on what was changed."""
+UNCHANGED = 1e-9
+"""Relative change of the logits, in double precision, up to which they do not depend on the changed input."""
+LEAST_SQUARES_PASSES = 3
+"""Least-squares passes over all rows once all inputs are found; the error does not fall after the second."""
+SAME_EXAMPLE = 0.05
+"""Inputs closer than this, relative to their size, belong to one example."""
 
 
 class _Reached(Exception):
-    """Ends a forward pass at the layer that was asked for."""
+    """Ends a forward pass at the layer of the cut."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +45,7 @@ class Cut:
     shape: tuple[int, int, int]
 
     def front(self, inputs: Tensor) -> Tensor:
-        """Return what the layer is fed.  # (n, c, h, w), whitened -> (n, ...)"""
+        """Return the inputs of the layer.  # (n, c, h, w), whitened -> (n, ...)"""
         reached: list[Tensor] = []
 
         def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -49,33 +57,33 @@ class Cut:
         return reached[0]
 
     def outputs(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Return what each layer without parts gives before this layer is reached.  # (n, c, h, w), whitened"""
-        seen: dict[str, Tensor] = {}
+        """Return the output of each layer without children that runs before this layer.  # (n, c, h, w), whitened"""
+        output_by_layer: dict[str, Tensor] = {}
 
         def noting(name: str) -> Callable[..., None]:
-            return lambda layer, arguments, output: seen.update({name: output})
+            return lambda layer, arguments, output: output_by_layer.update({name: output})
 
         leaves = [(name, layer) for name, layer in self.model.named_modules() if not list(layer.children())]
         with ExitStack() as hooks:
             for name, layer in leaves:
                 hooks.enter_context(_hook(layer.register_forward_hook(noting(name))))
             self.front(inputs)
-        return seen
+        return output_by_layer
 
     def between(self, outputs: Tensor, after: str) -> Tensor:
-        """Return what another layer is fed where this layer's outputs are these.  # (n, units) -> (n, ...)"""
+        """Return the inputs of another layer if this layer's outputs are these.  # (n, units) -> (n, ...)"""
         with _hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
             return replace(self, layer=after).front(outputs.new_zeros(1, *self.shape))
 
     def head(self, outputs: Tensor, state: Params | None = None, blank: Tensor | None = None) -> Tensor:
-        """Return the logits where the layer's outputs are these, whatever one blank image gives.  # (n, units)"""
+        """Return the logits if the layer's outputs are these, for any blank image.  # (n, units)"""
         image = outputs.new_zeros(1, *self.shape) if blank is None else blank
         with _hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
             logits: Tensor = functional_call(self.model, dict(self.state if state is None else state), (image,))
         return logits
 
     def headed(self) -> bool:
-        """Return whether the logits depend on the image through this layer alone, each example on its own row."""
+        """Return True if the logits depend on the image only through this layer, each example on its own row."""
         draws = torch.Generator().manual_seed(0)
         like = next(iter(self.state.values()))
         weight = self.model.get_submodule(self.layer).get_parameter("weight")
@@ -87,21 +95,21 @@ class Cut:
                 lone = self.head(outputs[1:2])
             except (RuntimeError, ValueError, IndexError):
                 return False
-        close = logits.shape == same.shape and near(logits, same)
-        return close and logits.shape[0] == 3 and near(logits[1:2], lone)
+        close = logits.shape == same.shape and nearly_equal(logits, same)
+        return close and logits.shape[0] == 3 and nearly_equal(logits[1:2], lone)
 
 
 def cut_at(observation: Observation, layer: str, kind: torch.dtype = torch.float64) -> Cut:
     """Return the network cut at the layer of that name, with weights and buffers of this type."""
     model = copy.deepcopy(observation.model).eval().requires_grad_(False).to(kind)
-    known = dict(model.named_buffers())
-    tensors = {**observation.before, **{n: b for n, b in observation.buffers.items() if n in known}}
+    buffer_names = dict(model.named_buffers())
+    tensors = {**observation.before, **{n: b for n, b in observation.buffers.items() if n in buffer_names}}
     state = {name: t.detach().to(kind) if t.is_floating_point() else t for name, t in tensors.items()}
     return Cut(model, state, layer, observation.knows.shape)
 
 
 def mixes_examples(observation: Observation) -> str:
-    """Return why features of one example alone do not exist; empty where they do."""
+    """Return why no example has features of its own; empty if each has."""
     training = observation.knows.training
     normalised = any(isinstance(m, _NormBase) for m in observation.model.modules())
     if training is not None and training.batch_norm is BatchNorm.BATCH and normalised:
@@ -117,20 +125,9 @@ def _hook(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
         handle.remove()
 
 
-def near(one: Tensor, other: Tensor) -> bool:
-    """Return whether two results of double precision are the same but for rounding."""
-    return bool((one - other).norm() <= ALONE * one.norm())
-
-
-# What follows a dense layer, the head: its gradients depend on the layer's inputs and the labels alone.
-#
-# A choice of inputs and labels is verified by replaying the head on them, without any image.
-
-
-POLISHES = 3
-"""Least-squares passes over all rows once all inputs are found; the error does not fall after the second."""
-SAME = 0.05
-"""Inputs closer than this, relative to their size, are one example's."""
+def nearly_equal(one: Tensor, other: Tensor) -> bool:
+    """Return True if two results of double precision are equal up to rounding."""
+    return bool((one - other).norm() <= UNCHANGED * one.norm())
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,9 +137,9 @@ class Features:
     inputs: Tensor  # (n, d), double
     labels: Tensor  # (n,)
     residual: float
-    """Relative size of what a replay of the head on them leaves unexplained of the head's update."""
+    """Relative residual of the head's update after a replay of the head on them."""
     verified: bool
-    """Whether they are as many as the examples, and the residual is rounding."""
+    """True if they are as many as the examples, and the residual is rounding."""
 
 
 def head_gradients(observation: Observation, layer: DenseUpdate, cut: Cut, inputs: Tensor) -> Tensor:
@@ -154,7 +151,7 @@ def head_gradients(observation: Observation, layer: DenseUpdate, cut: Cut, input
         slopes = [torch.autograd.grad(column.sum(), outputs, retain_graph=True)[0] for column in logits.unbind(1)]
     jacobian = torch.stack(slopes, 1)  # (n, k, h)
     smoothing = smoothing_of(observation)
-    shared = logits.detach().softmax(1) - smoothing / logits.shape[1]  # what all labels have in common
+    shared = logits.detach().softmax(1) - smoothing / logits.shape[1]  # the part that all labels share
     return (shared[:, :, None] * jacobian).sum(1, keepdim=True) - (1 - smoothing) * jacobian
 
 
@@ -163,26 +160,20 @@ def gradients_at(observation: Observation, layer: DenseUpdate, cut: Cut, inputs:
     return head_gradients(observation, layer, cut, inputs)[torch.arange(len(labels)), labels]
 
 
-def sent_by(layer: DenseUpdate) -> Tensor:
-    """Return [U | v] of a layer that has a bias.  # (h, d + 1)"""
-    assert layer.bias is not None, "a layer without bias is refused before"
-    return torch.cat([layer.weight, layer.bias[:, None]], 1)
-
-
-def polished(observation: Observation, layer: DenseUpdate, cut: Cut, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the inputs of all examples by least squares from all rows, given those found so far.  # (n, d)"""
-    for _ in range(POLISHES):
+def refine_inputs(observation: Observation, layer: DenseUpdate, cut: Cut, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the inputs of all examples by least squares from all rows, from a first estimate.  # (n, d)"""
+    for _ in range(LEAST_SQUARES_PASSES):
         gradients = gradients_at(observation, layer, cut, inputs, labels)
-        solved = torch.linalg.pinv(gradients.T) @ sent_by(layer)  # (n, d + 1)
+        solved = torch.linalg.pinv(gradients.T) @ layer.stacked().matrix  # (n, d + 1)
         fresh = solved[:, :-1] / solved[:, -1:]
-        if not bool(((fresh - inputs).norm(dim=1) < SAME * inputs.norm(dim=1)).all()):
-            break  # gradients that are nearly dependent: what was found is better
+        if not bool(((fresh - inputs).norm(dim=1) < SAME_EXAMPLE * inputs.norm(dim=1)).all()):
+            break  # gradients are nearly dependent: the estimate is better
         inputs = fresh
     return inputs
 
 
-def checked(observation: Observation, layer: DenseUpdate, cut: Cut, inputs: Tensor, labels: Tensor) -> Features:
-    """Return the features with what a replay of the head on them leaves of its update."""
+def verify_features(observation: Observation, layer: DenseUpdate, cut: Cut, inputs: Tensor, labels: Tensor) -> Features:
+    """Return the features with the residual of the head's update after a replay of the head on them."""
     names = {id(p): name for name, p in observation.model.named_parameters()}
     module = observation.model.get_submodule(layer.name)
     weight, bias = (names[id(module.get_parameter(last))] for last in ("weight", "bias"))
@@ -192,12 +183,11 @@ def checked(observation: Observation, layer: DenseUpdate, cut: Cut, inputs: Tens
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing_of(observation))
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     predicted = {n: -g for n, g in zip(trained, gradients, strict=True) if g is not None}
-    shrunk = 1 - decay_factor(observation)
-    sent = {n: observation.update[n].double() + shrunk * observation.before[n].double() for n in predicted}
-    residual = _left(list(sent.values()), list(predicted.values()))
-    expected = LEVEL * _rounding(observation, sent) + KERNELS
-    whole = len(inputs) == observation.knows.examples and residual <= min(MOST, expected)
-    return Features(inputs, labels, residual, whole)
+    sent = {name: undecayed_update(observation, name) for name in predicted}
+    residual = _relative_residual(list(sent.values()), list(predicted.values()))
+    expected = ROUNDING_FACTOR * _relative_rounding(observation, sent) + SUMMATION_ERROR
+    complete = len(inputs) == observation.knows.examples and residual <= min(MOST_OF_SEVERAL, expected)
+    return Features(inputs, labels, residual, complete)
 
 
 def smoothing_of(observation: Observation) -> float:
@@ -206,14 +196,14 @@ def smoothing_of(observation: Observation) -> float:
     return 0.0 if training is None else training.label_smoothing
 
 
-def _rounding(observation: Observation, sent: Mapping[str, Tensor]) -> float:
-    """The relative size of the rounding that these tensors of the message can have."""
+def _relative_rounding(observation: Observation, sent: Mapping[str, Tensor]) -> float:
+    """Return the relative size of the rounding of these tensors of the message."""
     steps = observation.knows.local_steps or 1
     errors = [entry_error(observation.update[name], observation.before[name], steps).flatten() for name in sent]
     return float(torch.cat(errors).norm() / torch.cat([t.flatten() for t in sent.values()]).norm())
 
 
-def _left(sent: Sequence[Tensor], predicted: Sequence[Tensor]) -> float:
-    """The relative size of what the best multiple of a prediction leaves."""
+def _relative_residual(sent: Sequence[Tensor], predicted: Sequence[Tensor]) -> float:
+    """Return the relative residual after the best multiple of a prediction is subtracted."""
     one, other = (torch.cat([t.flatten() for t in part]) for part in (sent, predicted))
     return float((one - (one @ other) / (other @ other) * other).norm() / one.norm())

@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.attack import check_counted, check_observation
-from fedglass.attack.exact.method import ExactMethod, Search, Solved
+from fedglass.attack.exact.method import ExactMethod, ExactSolution, SearchBudget
 from fedglass.attack.exact.verify import explains
-from fedglass.attack.own import others_alone
-from fedglass.attack.parts import Progress, silent
+from fedglass.attack.participant import without_own_update
+from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction
 
-NOTHING = "it found nothing"
-NEARLY = 0.01
-"""What a replay of one image may leave for later methods, which are less precise, to be left out: a vision transformer
-in closed form leaves up to 0.008 at a learning rate of 0.01."""
+FOUND_NOTHING = "it found nothing"
+NEARLY_EXPLAINED = 0.01
+"""The residual of a replay of one image below which later, less precise methods are skipped: a vision transformer in
+closed form leaves up to 0.008 at a learning rate of 0.01."""
 
 
 @dataclass(frozen=True)
 class ExactAttack:
     """Exact methods, the cheapest first, until one reads all examples and its result explains the message.
 
-    What is read may be fewer images than there are examples, or none. A participant's own update is taken off first,
-    and its own images are not among the result. Of several rounds the first message is read.
+    The result may hold fewer images than there are examples, or none. A participant's own update is subtracted first,
+    and its own images are not in the result. Of several rounds the first message is read.
     """
 
     methods: tuple[ExactMethod, ...]
@@ -40,73 +40,73 @@ class ExactAttack:
             raise UsageError(f"exact.seconds must be positive and finite, got {self.seconds}.")
 
     def check(self, observation: Observation) -> None:
-        """Refuse what every attack refuses: where no method applies, nothing is read."""
+        """Refuse what every attack refuses. If no method applies, the attack runs and reads nothing."""
         check_counted(observation)
 
-    def run(self, observation: Observation, seed: int = 0, progress: Progress = silent) -> Reconstruction:
+    def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
         try:
             check_observation(observation)
-        except UsageError as error:  # every audit asks, whatever the adversary knows
+        except UsageError as error:  # every audit runs this attack, whatever the adversary knows
             return _reconstruction(observation, None, {"exact": str(error)})
-        seen = _first_alone(observation)
+        message = _first_message(observation)
         reasons: dict[str, str] = {}
-        best: tuple[ExactMethod, Solved] | None = None
-        for i, method in enumerate(sorted(self.methods, key=lambda each: each.cost)):
+        best: tuple[ExactMethod, ExactSolution] | None = None
+        for i, method in enumerate(sorted(self.methods, key=lambda exact: exact.cost)):
             progress(i, len(self.methods))
-            reasons[method.name] = method.applies(seen)
+            reasons[method.name] = method.applies(message)
             if reasons[method.name]:
                 continue
-            found = method.solve(seen, Search(stream(seed, "exact", method.name), self.seconds))
-            if found is None or not len(found.images):
-                reasons[method.name] = NOTHING
+            solution = method.solve(message, SearchBudget(stream(seed, "exact", method.name), self.seconds))
+            if solution is None or not len(solution.images):
+                reasons[method.name] = FOUND_NOTHING
                 continue
             del reasons[method.name]
-            best = (method, found) if best is None or _rank(found) < _rank(best[1]) else best
-            if _settled(seen, found):
+            best = (method, solution) if best is None or _preference(solution) < _preference(best[1]) else best
+            if _is_final(message, solution):
                 break
         progress(len(self.methods), len(self.methods))
-        return _reconstruction(seen, best, reasons)
+        return _reconstruction(message, best, reasons)
 
     def shortened(self, share: float) -> ExactAttack:
         return replace(self, seconds=self.seconds * share)
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        """Return what these images leave unexplained; infinite where the training cannot be replayed."""
-        seen = _first_alone(observation)
-        n = seen.knows.examples
-        return explains(seen, pixels[:n], labels[:n])
+        """Return the residual that these images leave; infinite if the training cannot be replayed."""
+        message = _first_message(observation)
+        n = message.knows.examples
+        return explains(message, pixels[:n], labels[:n])
 
 
-def _first_alone(observation: Observation) -> Observation:
-    """The first round's message, without the adversary's own part in it."""
-    return others_alone(replace(observation, also=()))
+def _first_message(observation: Observation) -> Observation:
+    """Return the first round's message, without the adversary's own part in it."""
+    return without_own_update(replace(observation, also=()))
 
 
-def _settled(seen: Observation, found: Solved) -> bool:
-    """Whether no other method can tell more: all is explained, or all but rounding of a single image."""
-    nearly = seen.knows.examples == 1 and found.residual < NEARLY
-    return len(found.images) >= seen.knows.examples and (found.explains or nearly)
+def _is_final(message: Observation, solution: ExactSolution) -> bool:
+    """Return True if no other method can read more: all is explained, or all but rounding of a single image."""
+    nearly = message.knows.examples == 1 and solution.residual < NEARLY_EXPLAINED
+    return len(solution.images) >= message.knows.examples and (solution.explains or nearly)
 
 
-def _rank(found: Solved) -> tuple[bool, int, float]:
-    """The lowest is the best: what explains the message, then more images, then less that is left."""
-    return not found.explains, -len(found.images), found.residual
+def _preference(solution: ExactSolution) -> tuple[bool, int, float]:
+    """Return a sort key, the best solution first: explains the message, more images, smaller residual."""
+    return not solution.explains, -len(solution.images), solution.residual
 
 
 def _reconstruction(
-    seen: Observation, best: tuple[ExactMethod, Solved] | None, reasons: dict[str, str]
+    message: Observation, best: tuple[ExactMethod, ExactSolution] | None, reasons: dict[str, str]
 ) -> Reconstruction:
     if best is None:
-        images = torch.zeros(0, *seen.knows.shape)
+        images = torch.zeros(0, *message.knows.shape)
         return Reconstruction(images, torch.zeros(0, dtype=torch.int64), math.inf, reasons=reasons)
-    method, found = best
-    notes = tuple(f"{name}: {value}" for name, value in found.details.items())
+    method, solution = best
+    notes = tuple(f"{name}: {value}" for name, value in solution.details.items())
     return Reconstruction(
-        found.images,
-        found.labels,
-        found.residual,
+        solution.images,
+        solution.labels,
+        solution.residual,
         notes=notes,
         method=method.name,
-        explains=found.explains,
+        explains=solution.explains,
         reasons=reasons,
     )

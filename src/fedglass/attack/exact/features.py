@@ -1,4 +1,10 @@
-"""Images behind convolutions: the exact inputs of the first dense layer, and the images that the front takes there."""
+"""Images from the exact inputs of the first dense layer, by inversion of the front that feeds it.
+
+`DenseFeatures` inverts convolutions and activations. `PooledInput` inverts a fixed linear map A: networks that pool,
+resize or grey their input see less than the pixels. The input z of the first dense layer is read exactly, and the
+smoothest image with A x = z within the pixel bounds fills in what the network never saw. Its replay is the message
+itself: no attack can read more without knowing more.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +18,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedglass.attack.exact.cut import Cut, Features, checked, cut_at, head_gradients, mixes_examples
-from fedglass.attack.exact.dense import DenseUpdate, dense_inputs, dense_layers, first_dense
+from fedglass.attack.exact.cut import Cut, Features, cut_at, head_gradients, mixes_examples, verify_features
+from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run, first_dense
 from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
-from fedglass.attack.exact.linear import affine, smoothest
-from fedglass.attack.exact.method import Search, Solved, once
-from fedglass.attack.exact.verify import explains, verified
-from fedglass.attack.parts import Problem, silent
+from fedglass.attack.exact.linear import is_affine, smoothest_images
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget, once
+from fedglass.attack.exact.rows import entry_error, fit_rank_one, stack_update
+from fedglass.attack.exact.verify import message_of
+from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.core.registry import register
 from fedglass.core.types import Observation, Unknown
 
 STAGES = ((4, 50, 0.5), (2, 50, 0.3), (1, 200, 0.3))
-"""How many times coarser than the image the unknowns are, steps, and Adam's rate in whitened pixels: from coarse to
-fine, since units that a wrong start leaves dead keep noise for good. Public CIFAR images behind three ReLU convolutions
-come back at 30 dB in the mean, the worst of 16 at 23.6; on the full grid alone at 24.7, the worst of 24 at 10."""
-FEWEST = 0.2
-"""The share of these steps below which there is no time for an inversion that is worth its name."""
+"""Coarseness of the unknowns relative to the image, steps, and Adam's rate in whitened pixels: from coarse to fine,
+since units that a wrong start leaves dead keep noise for good. Public CIFAR images behind three ReLU convolutions come
+back at 30 dB in the mean, the worst of 16 at 23.6; on the full grid alone at 24.7, the worst of 24 at 10."""
+LEAST_AFFORDABLE = 0.2
+"""The share of these steps below which there is no time for a useful inversion."""
 VARIATION = (0.1, 0.001)
-"""Weight of the total variation at the start and at the last step, beside the squared error of the features relative to
-that of a grey image; measured with the stages."""
-UNEXPLAINED = 0.65
-"""What a replay of the head may leave of its update for features to be worth an inversion: noise as large as the update
-leaves 0.7, twenty local steps left up to 0.53 (small ReLU CNN, one photograph)."""
+"""Weight of the total variation at the start and at the last step, relative to the squared error of the features in
+units of that of a grey image; measured with the stages."""
+MOST_UNEXPLAINED = 0.65
+"""The largest residual of the head's update for which features are inverted: noise as large as the update leaves 0.7,
+twenty local steps left up to 0.53 (small ReLU CNN, one photograph)."""
 SATURATED = 1e-7
 """Features this close to the end of an activation's range are moved inside before it is inverted."""
 
@@ -49,28 +56,28 @@ INVERSES: tuple[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]], .
 """Activations that can be inverted."""
 
 
-def read_features(observation: Observation, layers: Sequence[DenseUpdate], search: Search) -> Features | None:
-    """Return the inputs of the first of these layers, of as many examples as can be told; None where none can."""
+def read_features(observation: Observation, layers: Sequence[DenseUpdate], search: SearchBudget) -> Features | None:
+    """Return the inputs of the first of these layers, of as many examples as can be read; None if there are none."""
     if observation.knows.examples == 1:
-        return _single(observation, layers[0], search)
-    found = peeled_inputs(observation, layers[0])
-    if found is not None and found.verified:
-        return found
+        return _single_example(observation, layers[0])
+    peeled = peeled_inputs(observation, layers[0])
+    if peeled is not None and peeled.verified:
+        return peeled
     chained = chained_inputs(observation, layers, search)
-    tries = [one for one in (found, chained) if one is not None]
-    return min(tries, key=lambda one: one.residual, default=None)
+    tries = [features for features in (peeled, chained) if features is not None]
+    return min(tries, key=lambda features: features.residual, default=None)
 
 
 @once
 def dense_fronts(observation: Observation) -> list[DenseUpdate] | str:
-    """Return the dense layers of a network from whose inputs images can be sought, or why they cannot."""
+    """Return the dense layers of a network if images can be sought from their inputs, or why they cannot."""
     mixing = mixes_examples(observation)
     if mixing:
         return mixing
     try:
         layers = dense_layers(observation)
     except (RuntimeError, TypeError, ValueError) as error:
-        return f"the network does not run on a random input: {str(error).splitlines()[0]}"
+        return does_not_run(error)
     if not layers:
         return "no dense layer with a bias sends a multiple of its gradient"
     count, classes = observation.knows.examples, observation.knows.classes
@@ -81,22 +88,23 @@ def dense_fronts(observation: Observation) -> list[DenseUpdate] | str:
 
 @once
 def linear_front(observation: Observation) -> bool:
-    """Return whether the first of the layers of `dense_fronts` is fed a linear map of the pixels."""
+    """Return True if the first of the layers of `dense_fronts` takes a linear map of the pixels."""
     layers = dense_fronts(observation)
-    return not isinstance(layers, str) and affine(cut_at(observation, layers[0].name).front, observation.knows.shape)
+    return not isinstance(layers, str) and is_affine(cut_at(observation, layers[0].name).front, observation.knows.shape)
 
 
-def solved_by(observation: Observation, found: Features, tries: Sequence[Tensor]) -> Solved:
-    """Return the first of several versions of the images that explains the message, or else the first of all."""
-    residuals = [explains(observation, images, found.labels) for images in tries]
-    good = [i for i, residual in enumerate(residuals) if verified(observation, residual)]
+def best_version(observation: Observation, features: Features, tries: Sequence[Tensor]) -> ExactSolution:
+    """Return the first version of the images that explains the message, or else the first version."""
+    message = message_of(observation)
+    residuals = [message.replay(images, features.labels).residual for images in tries]
+    good = [i for i, residual in enumerate(residuals) if message.verified(residual)]
     chosen = good[0] if good else 0
-    details: dict[str, float | int | str] = {
-        "found": len(found.inputs),
-        "features_verified": int(found.verified),
-        "head_residual": found.residual,
+    details: Details = {
+        "examples_read": len(features.inputs),
+        "features_verified": int(features.verified),
+        "head_residual": features.residual,
     }
-    return Solved(tries[chosen], found.labels, residuals[chosen], bool(good), details)
+    return ExactSolution(tries[chosen], features.labels, residuals[chosen], bool(good), details)
 
 
 @register(
@@ -107,47 +115,46 @@ def solved_by(observation: Observation, found: Features, tries: Sequence[Tensor]
 )
 @dataclass(frozen=True)
 class DenseFeatures:
-    """Read the features of each example, verified by the head alone, and invert them by the network's own front."""
+    """Read the features of each example, verify them by a replay of the head, and invert the network's front."""
 
     name: str = "dense_features"
     paper: str = ""
     cost: ClassVar[float] = 10.0
-    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty where it does."""
+        """Return why the method does not apply; empty if it does."""
         layers = dense_fronts(observation)
         if isinstance(layers, str):
             return layers
-        return "the first dense layer is fed a linear map of the pixels" if linear_front(observation) else ""
+        return "the first dense layer takes a linear map of the pixels" if linear_front(observation) else ""
 
-    def solve(self, observation: Observation, search: Search) -> Solved | None:
-        """Return images of the examples whose features could be told."""
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
+        """Return images of the examples that have readable features."""
         layers = dense_fronts(observation)
-        found = None if isinstance(layers, str) else read_features(observation, layers, search)
-        if isinstance(layers, str) or found is None or _hopeless(observation, found):
+        features = None if isinstance(layers, str) else read_features(observation, layers, search)
+        if isinstance(layers, str) or features is None or _is_unexplained(observation, features):
             return None
         cut = cut_at(observation, layers[0].name)
-        undone = _before_activation(cut, found.inputs)
-        if undone is not None:
-            return solved_by(observation, found, smoothest(observation.knows, *undone))
-        images = inverted(observation, layers[0].name, found.inputs, search)
+        affine_part = _undo_activation(cut, features.inputs)
+        if affine_part is not None:
+            return best_version(observation, features, smoothest_images(observation.knows, *affine_part))
+        images = invert_features(observation, layers[0].name, features.inputs, search)
         if images is None:
             return None
-        solved = solved_by(observation, found, [images])
+        solved = best_version(observation, features, [images])
         with torch.no_grad():
-            given = cut.front(observation.knows.whitening.whiten(images.double()))
-        error = float((given - found.inputs).norm() / found.inputs.norm())
+            reached = cut.front(observation.knows.whitening.whiten(images.double()))
+        error = float((reached - features.inputs).norm() / features.inputs.norm())
         return replace(solved, details={**solved.details, "feature_error": error})
 
 
-def _hopeless(observation: Observation, found: Features) -> bool:
-    """Whether what all examples are said to be leaves most of the head's update unexplained, as under noise."""
-    return len(found.inputs) == observation.knows.examples and found.residual > UNEXPLAINED
+def _is_unexplained(observation: Observation, features: Features) -> bool:
+    """Return True if the features of all examples leave most of the head's update unexplained, as under noise."""
+    return len(features.inputs) == observation.knows.examples and features.residual > MOST_UNEXPLAINED
 
 
-def inverted(observation: Observation, layer: str, features: Tensor, search: Search) -> Tensor | None:
-    """Return images of which the front makes these features, each sought on its own; None where there is no time.
+def invert_features(observation: Observation, layer: str, features: Tensor, search: SearchBudget) -> Tensor | None:
+    """Search for images that the front takes to these features, each separately; return None if there is no time.
 
     # (n, d) -> (n, c, h, w), pixels before whitening
     """
@@ -160,71 +167,72 @@ def inverted(observation: Observation, layer: str, features: Tensor, search: Sea
 
     def energy(images: Tensor, weight: float) -> Tensor:
         misfit = (cut.front(images) - aims).square().sum(1) / sizes
-        return (misfit + weight * _variation(images)).sum()
+        return (misfit + weight * _total_variation(images)).sum()
 
-    affordable = _affordable(lambda: energy(grey.clone().requires_grad_(), 0.0), search.seconds)
-    if affordable < FEWEST:
+    affordable = _affordable_share(lambda: energy(grey.clone().requires_grad_(), 0.0), search.seconds)
+    if affordable < LEAST_AFFORDABLE:
         return None
     images = grey
     for coarser, steps, rate in STAGES:
-        problem = _stage(energy, images, coarser, (low, high))
+        problem = _coarse_problem(energy, images, coarser, (low, high))
         solver = Adam(rate, math.ceil(affordable * steps), CosineDecay(), betas=(0.9, 0.99))
-        images = _finer(solver.minimise(problem, silent).tensors[0].detach(), knows.shape)
+        images = _upsample(solver.minimise(problem, no_progress).tensors[0].detach(), knows.shape)
     return knows.whitening.unwhiten(images)
 
 
-def _stage(
+def _coarse_problem(
     energy: Callable[[Tensor, float], Tensor], images: Tensor, coarser: int, bounds: tuple[Tensor, Tensor]
 ) -> Problem:
-    """The search for images on a grid so many times coarser; the prior fades on the finest."""
+    """Return the search for images on a coarser grid; the prior fades on the finest."""
     (height, width), shape = images.shape[2:], images.shape[1:]
     start = F.interpolate(images, (math.ceil(height / coarser), math.ceil(width / coarser)), mode="area")
     first, last = VARIATION
 
     def of(tensors: Sequence[Tensor], share: float) -> Tensor:
         fading: float = first * (last / first) ** share
-        return energy(_finer(tensors[0], shape), fading if coarser == 1 else first)
+        return energy(_upsample(tensors[0], shape), fading if coarser == 1 else first)
 
     return Problem((Unknown(start, *bounds),), of)
 
 
-def _finer(images: Tensor, shape: Sequence[int]) -> Tensor:
-    """The images on the full grid.  # (n, c, height, width)"""
+def _upsample(images: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the images on the full grid.  # (n, c, height, width)"""
     size = (shape[1], shape[2])
     return images if images.shape[2:] == size else F.interpolate(images, size, mode="bilinear", align_corners=False)
 
 
-def _single(observation: Observation, layer: DenseUpdate, search: Search) -> Features | None:
-    """The input of one example by division, and the label whose gradient is nearest to the update's direction."""
+def _single_example(observation: Observation, layer: DenseUpdate) -> Features | None:
+    """Read the input of one example by division, with the label that has the gradient nearest to the update."""
     cut, bias = cut_at(observation, layer.name), layer.bias
     if bias is None or layer.bias_before is None or not cut.headed():
         return None
-    found = dense_inputs(layer.weight, bias, layer.weight_before, layer.bias_before, 1, search).inputs
-    gradients = head_gradients(observation, layer, cut, found)[0]  # (k, h)
+    errors = entry_error(layer.weight, layer.weight_before), entry_error(bias, layer.bias_before)
+    inputs = fit_rank_one(stack_update(layer.weight, bias, *errors, pruned=True)).inputs[None]
+    gradients = head_gradients(observation, layer, cut, inputs)[0]  # (k, h)
     label = F.cosine_similarity(gradients, -bias[None], dim=1).argmax()
-    return checked(observation, layer, cut, found, label[None])
+    return verify_features(observation, layer, cut, inputs, label[None])
 
 
-def _before_activation(cut: Cut, features: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor] | None:
-    """An affine map of the images and what it gives, where the features are an invertible activation of it."""
+def _undo_activation(cut: Cut, features: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor] | None:
+    """Return an affine map of the images and its values, if the features are an invertible activation of it."""
     probe = torch.randn(2, *cut.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     with torch.no_grad():
-        given, before = cut.front(probe), cut.outputs(probe)
-    for name, outputs in before.items():
+        reached, output_by_layer = cut.front(probe), cut.outputs(probe)
+    for name, outputs in output_by_layer.items():
         for activation, inverse in INVERSES:
-            if outputs.numel() != given.numel() or not torch.allclose(activation(outputs).view_as(given), given):
+            if outputs.numel() != reached.numel() or not torch.allclose(activation(outputs).view_as(reached), reached):
                 continue
 
-            def seen(inputs: Tensor, name: str = name) -> Tensor:
+            def affine_map(inputs: Tensor, name: str = name) -> Tensor:
                 return cut.outputs(inputs)[name].flatten(1)
 
-            if affine(seen, cut.shape):
-                return seen, inverse(features)
+            if is_affine(affine_map, cut.shape):
+                return affine_map, inverse(features)
     return None
 
 
-def _affordable(energy: Callable[[], Tensor], seconds: float) -> float:
-    """The share of all steps that the time allows, at most 1: measured on the second of two."""
+def _affordable_share(energy: Callable[[], Tensor], seconds: float) -> float:
+    """Return the share of all steps that the time allows, at most 1: measured on the second of two evaluations."""
     for _ in range(2):
         began = time.process_time()
         energy().backward()  # type: ignore[no-untyped-call]  # torch
@@ -232,16 +240,9 @@ def _affordable(energy: Callable[[], Tensor], seconds: float) -> float:
     return min(1.0, seconds / max(1e-6, taken * sum(steps for _, steps, _ in STAGES)))
 
 
-def _variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbours across and down, for each image.  # (n, c, h, w) -> (n,)"""
+def _total_variation(images: Tensor) -> Tensor:
+    """Return the mean absolute difference of neighbours across and down, for each image.  # (n, c, h, w) -> (n,)"""
     return images.diff(dim=-1).abs().mean((1, 2, 3)) + images.diff(dim=-2).abs().mean((1, 2, 3))
-
-
-# Images of networks that see less than the pixels: pooled, grey or resized ones, by a fixed linear map A.
-#
-# The input z of the first dense layer is read exactly; the smoothest image with A x = z within the pixel bounds fills
-# in
-# what the network never saw. Its replay is the message itself: no attack can tell more without knowing more.
 
 
 @register(
@@ -251,35 +252,34 @@ def _variation(images: Tensor) -> Tensor:
 )
 @dataclass(frozen=True)
 class PooledInput:
-    """Read what the network sees, and fill in the smoothest image."""
+    """Read the linear map of the pixels that the network sees, and fill in the smoothest image."""
 
     name: str = "pooled_input"
     paper: str = ""
     cost: ClassVar[float] = 1.5
-    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty where it does."""
-        found = _layers(observation)
-        return found if isinstance(found, str) else ""
+        """Return why the method does not apply; empty if it does."""
+        layers = _pooled_layers(observation)
+        return layers if isinstance(layers, str) else ""
 
-    def solve(self, observation: Observation, search: Search) -> Solved | None:
-        """Return the images, of as many examples as could be told."""
-        layers = _layers(observation)
-        found = None if isinstance(layers, str) else read_features(observation, layers, search)
-        if isinstance(layers, str) or found is None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
+        """Return the images, of as many examples as could be read."""
+        layers = _pooled_layers(observation)
+        features = None if isinstance(layers, str) else read_features(observation, layers, search)
+        if isinstance(layers, str) or features is None:
             return None
-        # Bounds cost a little of A x = z; where the message does not forgive that, they are let go.
+        # Bounds violate A x = z a little; if the message then stays unexplained, they are dropped.
         cut = cut_at(observation, layers[0].name)
-        solved = solved_by(observation, found, smoothest(observation.knows, cut.front, found.inputs))
-        share = min(1.0, found.inputs.shape[1] / solved.images[0].numel())
+        solved = best_version(observation, features, smoothest_images(observation.knows, cut.front, features.inputs))
+        share = min(1.0, features.inputs.shape[1] / solved.images[0].numel())
         # Fewer numbers than pixels leave a choice: such an image explains the message, and need not be the true one.
         explains = solved.explains and share == 1
         return replace(solved, explains=explains, details={**solved.details, "share_seen": share})
 
 
-def _layers(observation: Observation) -> list[DenseUpdate] | str:
-    """The dense layers, where the first is fed a linear map of the image other than the pixels themselves."""
+def _pooled_layers(observation: Observation) -> list[DenseUpdate] | str:
+    """Return the dense layers if the first takes a linear map of the image other than the pixels, or why not."""
     if not isinstance(first_dense(observation), str):
         return "the first dense layer sees the pixels themselves"
     layers = dense_fronts(observation)

@@ -1,9 +1,16 @@
-"""The examples of a batch from the last layer, where they are fewer than the classes.
+"""The examples of a batch by two readings of dense layers: peeling a ReLU layer, and chaining back from the last layer.
 
-The last layer's update is s G'H with the features H and G = softmax(H W' + c) - Y. Its column space is known, so that
-G = M C with a small unknown matrix M; M must give the features that give M, which a few Newton steps solve. From the
-features and G the gradient at every dense layer before follows, as far as its activation can be inverted, and from it
-that layer's inputs by least squares: no unit needs to be active for one example alone, and no ReLU is needed.
+Peeling reads the inputs of a ReLU layer, one example after another. A unit that only one example activates has that
+example's input as the ratio U_i / v_i of its row; other ratios are mixtures. The head behind the layer distinguishes
+them: from an input z and a label y it gives the gradient d(z, y) at the layer's outputs, and U = s D Z has only the
+true ones in its column space. Inputs that were read are subtracted from the update, which leaves more rows to single
+examples, until all are read.
+
+The chain needs fewer examples than classes. The last layer's update is s G'H with the features H and
+G = softmax(H W' + c) - Y. Its column space is known, so that G = M C with a small unknown matrix M; M must give the
+features that give M, which a few Newton steps solve. From the features and G the gradient at every dense layer before
+follows, as far as its activation can be inverted, and from it that layer's inputs by least squares. No unit needs to be
+active for only one example, and no ReLU is needed.
 """
 
 from __future__ import annotations
@@ -20,105 +27,93 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.exact.cut import (
-    SAME,
+    SAME_EXAMPLE,
     Cut,
     Features,
-    checked,
     cut_at,
     gradients_at,
     head_gradients,
-    polished,
-    sent_by,
+    refine_inputs,
     smoothing_of,
+    verify_features,
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
-from fedglass.attack.exact.method import Search, Solved
-from fedglass.attack.exact.rows import spectrum, stacked
-from fedglass.attack.exact.verify import explains, verified
-from fedglass.attack.labels.counts import is_clipped, round_to_sum, unsmoothed
-from fedglass.attack.labels.instance_counts import InstanceCounts
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.rows import spectrum, with_ones
+from fedglass.attack.exact.verify import message_of
+from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
-# The inputs of a ReLU layer, one example after another, each told from mixtures by the head behind the layer.
-#
-# A unit that one example alone activates has that example's input as the ratio U_i / v_i of its row; other ratios are
-# mixtures. The head tells them apart: from an input z and a label y it gives the gradient d(z, y) at the layer's
-# outputs,
-# and U = s D Z has the true ones, and no others, in its column space. What was found is taken off the update, which
-# leaves more rows to single examples, until all are found.
-
-
-ACCEPTED = 1e-2
+MOST_DISTANCE = 1e-2
 """Relative distance of a gradient from the update's column space up to which it may be a true one.
 
 Measured on CIFAR with a ReLU CNN: true ones below 1e-6 at a learning rate of 0.1 and below 1e-3 at 0.001, mixtures
 above 0.05."""
-BESIDE_BEST = 30.0
-"""How many times the best distance of a round another candidate may have: a faint mixture comes later, or cleaner."""
-SURE = 1e-5
-"""A distance that is accepted, whatever the best one is."""
+TIMES_BEST = 30.0
+"""Other candidates may have this many times the best distance of a round: a faint mixture comes later, or cleaner."""
+CERTAIN_DISTANCE = 1e-5
+"""A distance that is always accepted."""
 FAINT = 1e-6
 """Gradients below this share of the largest have lost their direction to rounding."""
 
 
 def peeled_inputs(observation: Observation, layer: DenseUpdate) -> Features | None:
-    """Return the inputs of a ReLU layer, of as many examples as can be told; None where there are none."""
+    """Return the inputs of a ReLU layer, of as many examples as can be read; None if there are none."""
     cut, count = cut_at(observation, layer.name), observation.knows.examples
     if layer.bias is None or not layer.relu or not cut.headed():
         return None
-    sent = sent_by(layer)  # (h, d + 1)
+    sent = layer.stacked().matrix  # (h, d + 1)
     inputs, labels = sent.new_zeros(0, sent.shape[1] - 1), torch.zeros(0, dtype=torch.int64)
-    factors, left = sent.new_zeros(0), sent
+    factors, remainder = sent.new_zeros(0), sent
     while len(inputs) < count:
-        more = _round(observation, layer, cut, left, count - len(inputs), inputs)
+        more = _peel(observation, layer, cut, remainder, count - len(inputs), inputs)
         if more is None:
             break
         inputs, labels, factors = (torch.cat(parts) for parts in zip((inputs, labels, factors), more, strict=True))
         gradients = gradients_at(observation, layer, cut, inputs, labels)  # (n, h)
-        beside = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
-        left = sent - factors.median() * gradients.T @ beside
+        remainder = sent - factors.median() * gradients.T @ with_ones(inputs)
     if len(inputs) == 0:
         return None
     if len(inputs) == count:
-        inputs = polished(observation, layer, cut, inputs, labels)
-    return checked(observation, layer, cut, inputs, labels)
+        inputs = refine_inputs(observation, layer, cut, inputs, labels)
+    return verify_features(observation, layer, cut, inputs, labels)
 
 
-def _round(
-    observation: Observation, layer: DenseUpdate, cut: Cut, left: Tensor, missing: int, known: Tensor
+def _peel(
+    observation: Observation, layer: DenseUpdate, cut: Cut, remainder: Tensor, missing: int, read_before: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What the rows of a remainder tell: new inputs, their labels, and the factors from gradient to update."""
+    """Read the rows of a remainder: new inputs, their labels, and the factors from gradient to update."""
     assert layer.bias_error is not None, "a layer with a bias has its rounding"
-    bias = left[:, -1]
+    bias = remainder[:, -1]
     rows = torch.nonzero(bias.abs() > torch.maximum(3 * layer.bias_error, 1e-6 * bias.abs().max()))[:, 0]
     if len(rows) == 0:
         return None
-    ratios = left[rows, :-1] / bias[rows, None]
+    ratios = remainder[rows, :-1] / bias[rows, None]
     gradients = head_gradients(observation, layer, cut, ratios)  # (m, k, h)
-    basis = torch.linalg.eigh(left @ left.T).eigenvectors[:, -missing:]  # (h, missing)
+    basis = torch.linalg.eigh(remainder @ remainder.T).eigenvectors[:, -missing:]  # (h, missing)
     sizes = gradients.norm(dim=2)  # (m, k)
     factors = bias[rows, None] / gradients[torch.arange(len(rows)), :, rows]
     # A huge mixture saturates the softmax, which leaves no gradient; and every step goes against its gradient.
     possible = (sizes > FAINT * sizes.max()) & (factors < 0)
     distances = (gradients - gradients @ basis @ basis.T).norm(dim=2) / sizes
     best, labels = torch.where(possible, distances, torch.inf).min(1)
-    chosen = _chosen(ratios, best, missing, known)
+    chosen = _distinct_candidates(ratios, best, missing, read_before)
     return (ratios[chosen], labels[chosen], factors[chosen, labels[chosen]]) if chosen else None
 
 
-def _chosen(ratios: Tensor, distances: Tensor, missing: int, known: Tensor) -> list[int]:
-    """The rows of the best candidates, one for each example that is not known yet."""
-    most = min(ACCEPTED, max(SURE, BESIDE_BEST * float(distances.min())))
+def _distinct_candidates(ratios: Tensor, distances: Tensor, missing: int, read_before: Tensor) -> list[int]:
+    """Return the rows of the best candidates, one for each example that was not read before."""
+    most = min(MOST_DISTANCE, max(CERTAIN_DISTANCE, TIMES_BEST * float(distances.min())))
     chosen: list[int] = []
     for row in distances.argsort().tolist():
         if len(chosen) == missing or float(distances[row]) > most:
             break
         candidate = ratios[row]
-        if not bool(((known - candidate).norm(dim=1) <= SAME * candidate.norm()).any()):
+        if not bool(((read_before - candidate).norm(dim=1) <= SAME_EXAMPLE * candidate.norm()).any()):
             chosen.append(row)
-            known = torch.cat([known, candidate[None]])
+            read_before = torch.cat([read_before, candidate[None]])
     return chosen
 
 
@@ -129,15 +124,14 @@ def _chosen(ratios: Tensor, distances: Tensor, missing: int, known: Tensor) -> l
 )
 @dataclass(frozen=True)
 class Peeling:
-    """Read a batch whose pixels feed a dense ReLU layer, example after example."""
+    """Read a batch of a network that feeds its pixels to a dense ReLU layer, example after example."""
 
     name: str = "peeling"
     paper: str = ""
     cost: ClassVar[float] = 1.0
-    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty where it does."""
+        """Return why the method does not apply; empty if it does."""
         layer = first_dense(observation)
         if isinstance(layer, str):
             return layer
@@ -145,42 +139,40 @@ class Peeling:
             return "division reads a single example"
         return "" if layer.relu and layer.bias is not None else "no ReLU follows a first dense layer with a bias"
 
-    def solve(self, observation: Observation, search: Search) -> Solved | None:
-        """Return the images of the examples that could be told."""
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
+        """Return the images of the examples that could be read."""
         layer = first_dense(observation)
-        found = None if isinstance(layer, str) else peeled_inputs(observation, layer)
-        return None if found is None else pixels_solved(observation, found)
+        features = None if isinstance(layer, str) else peeled_inputs(observation, layer)
+        return None if features is None else solution_from_pixels(observation, features)
 
 
-def pixels_solved(observation: Observation, found: Features) -> Solved:
-    """Return the images whose whitened pixels these inputs are."""
+def solution_from_pixels(observation: Observation, features: Features) -> ExactSolution:
+    """Return the images that have these inputs as whitened pixels."""
     knows = observation.knows
-    images = knows.whitening.unwhiten(found.inputs.view(-1, *knows.shape)).float()
-    residual = explains(observation, images, found.labels)
-    details: dict[str, float | int | str] = {"found": len(images), "head_residual": found.residual}
-    return Solved(images, found.labels, residual, verified(observation, residual), details)
-
-
-# its parts are imported when they are first used
+    images = knows.whitening.unwhiten(features.inputs.view(-1, *knows.shape)).float()
+    message = message_of(observation)
+    residual = message.replay(images, features.labels).residual
+    details: Details = {"examples_read": len(images), "head_residual": features.residual}
+    return ExactSolution(images, features.labels, residual, message.verified(residual), details)
 
 
 STARTS = 10
-"""Starts of the search for M; where all labels differ the first one converges (24 of 24 on CIFAR networks)."""
-SPREAD = 0.3
-"""Standard deviation of the logits that tell examples of one label apart at the start: those of a fresh network."""
-SOLVED = 1e-6
+"""Starts of the search for M; if all labels differ the first one converges (24 of 24 on CIFAR networks)."""
+LOGIT_SPREAD = 0.3
+"""Standard deviation of the start logits that separate examples of one label: that of a fresh network."""
+CONVERGED = 1e-6
 """Misfit of the equations at which the search ends: rounding of float32 at a learning rate of 0.1."""
-EXACT = 10.0
-"""How many times its rounding the last layer's update may have beside the examples' own rank for the equations to be
-exact. Measured on LeNet and a small CNN: 0.5 to 0.7 after one step, 17 and more after five, 400 at noise of 0.1 %."""
+EXACT_WITHIN = 10.0
+"""The equations are exact if the last layer's update has at most this many times its rounding outside of the examples'
+own rank. On LeNet and a small CNN it was 0.5 to 0.7 after one step, 17 and more after five, 400 at noise of 0.1 %."""
 EVALUATIONS = 200
 """Most evaluations of one start; those that converge take 10 to 60."""
-ON = 1e-5
+OPEN_RELU = 1e-5
 """Features above this share of the largest are behind an open ReLU; the others are rounding."""
 
 Slope = Callable[[Tensor], Tensor]
 ACTIVATIONS: tuple[tuple[Callable[[Tensor], Tensor], Slope], ...] = (
-    (F.relu, lambda y: (y > ON * y.abs().max()).to(y)),
+    (F.relu, lambda y: (y > OPEN_RELU * y.abs().max()).to(y)),
     (torch.tanh, lambda y: 1 - y.square()),
     (torch.sigmoid, lambda y: y * (1 - y)),
     (F.leaky_relu, lambda y: torch.where(y > 0, 1.0, 0.01).to(y)),
@@ -191,8 +183,8 @@ ACTIVATIONS: tuple[tuple[Callable[[Tensor], Tensor], Slope], ...] = (
 
 
 @dataclass(frozen=True, eq=False)
-class _Equations:
-    """The last layer's equations in the unknown N = M^-1: the features beside one are N'B."""
+class _LogitEquations:
+    """The last layer's equations in the unknown N = M^-1: the features with ones, [H | 1], are N'B."""
 
     basis: Tensor  # C, (b, k)
     inner: Tensor  # B = C U / s, (b, d + 1)
@@ -200,7 +192,7 @@ class _Equations:
     targets: Tensor  # Y, (b, k)
 
     def misfit(self, flat: Tensor) -> Tensor:
-        """Return what a guess of N leaves of all equations."""
+        """Return the residuals of all equations for a guess of N."""
         count = len(self.basis)
         unknown = flat.view(count, count)
         gradient = (self.answers @ unknown).softmax(0).T - self.targets  # (b, k)
@@ -215,89 +207,94 @@ class _Equations:
         return inverse.flatten()
 
 
-def chained_inputs(observation: Observation, layers: Sequence[DenseUpdate], search: Search) -> Features | None:
+def chained_inputs(observation: Observation, layers: Sequence[DenseUpdate], search: SearchBudget) -> Features | None:
     """Return the inputs of the first of these layers from the last of them, which gives the logits.
 
-    None where the layers between have no activation that can be inverted, or the examples are too many.
+    Return None if a layer between has no invertible activation, or if there are too many examples.
     """
-    solved = _chain(observation, layers, search)
+    solved = _inputs_by_layer(observation, layers, search)
     if solved is None:
         return None
     cut, (inputs, labels) = cut_at(observation, layers[0].name), solved
     if len(layers) > 1:
-        inputs = polished(observation, layers[0], cut, inputs, labels)
-    return checked(observation, layers[0], cut, inputs, labels)
+        inputs = refine_inputs(observation, layers[0], cut, inputs, labels)
+    return verify_features(observation, layers[0], cut, inputs, labels)
 
 
-def _chain(observation: Observation, layers: Sequence[DenseUpdate], search: Search) -> tuple[Tensor, Tensor] | None:
-    """Inputs of the first layer and labels, layer by layer from the last.  # (n, d), (n,)"""
-    found = _last_inputs(observation, layers[-1], search)
-    if found is None:
+def _inputs_by_layer(
+    observation: Observation, layers: Sequence[DenseUpdate], search: SearchBudget
+) -> tuple[Tensor, Tensor] | None:
+    """Return inputs of the first layer and labels, layer by layer from the last.  # (n, d), (n,)"""
+    last = _last_inputs(observation, layers[-1], search)
+    if last is None:
         return None
-    inputs, labels, factor = found
+    inputs, labels, factor = last
     gradient = _softmax(layers[-1], inputs) - _targets(observation, labels)  # at the logits, (n, k)
     for layer, after in zip(reversed(layers[:-1]), reversed(layers[1:]), strict=True):
         slope = _slope_between(cut_at(observation, layer.name), after.name)
         if slope is None or layer.bias is None:
             return None
         gradient = gradient @ after.weight_before * slope(inputs)  # (n, h)
-        solved = torch.linalg.pinv(gradient.T) @ sent_by(layer) / factor
+        solved = torch.linalg.pinv(gradient.T) @ layer.stacked().matrix / factor
         inputs = solved[:, :-1] / solved[:, -1:]
     return inputs, labels
 
 
-def _last_inputs(observation: Observation, layer: DenseUpdate, search: Search) -> tuple[Tensor, Tensor, float] | None:
-    """The features of all examples, their labels, and the factor between gradient and update."""
+def _last_inputs(
+    observation: Observation, layer: DenseUpdate, search: SearchBudget
+) -> tuple[Tensor, Tensor, float] | None:
+    """Return the features of all examples, their labels, and the factor between gradient and update."""
     count, travel = observation.knows.examples, observation.knows.travel
     if not 1 <= count < observation.knows.classes or travel is None or layer.bias is None:
         return None
     if is_clipped(observation) or not _gives_logits(observation, layer):
         return None
-    sent = stacked(layer.weight, layer.bias, layer.weight_error, layer.bias_error)
-    clear = spectrum(sent, count)
-    if clear.rank < count:  # the message has fewer equations, or more noise, than examples have unknowns
+    sent = layer.stacked()
+    factors = spectrum(sent, count)
+    if factors.rank < count:  # the message has fewer equations, or more noise, than examples have unknowns
         return None
-    starts = STARTS if clear.share < EXACT else 1  # where the equations hold but roughly, other starts end no better
+    # If the equations hold only roughly, other starts end no better.
+    starts = STARTS if factors.excess_noise < EXACT_WITHIN else 1
     factor = -travel / count
     begun, best = time.monotonic(), (torch.inf, torch.zeros(0), torch.zeros(0))
     for trial, labels in itertools.product(range(starts), _label_guesses(observation, layer, factor, search)):
         equations = _equations(observation, layer, labels, factor)
-        misfit, unknown = _search(equations, layer, labels, trial, search)
+        misfit, unknown = _solve_equations(equations, layer, labels, trial, search)
         if misfit < best[0]:
             best = (misfit, (unknown.view(count, count).T @ equations.inner)[:, :-1], labels)
-        if best[0] < SOLVED or time.monotonic() - begun > search.seconds:
+        if best[0] < CONVERGED or time.monotonic() - begun > search.seconds:
             break
     return best[1], best[2], factor
 
 
-def _equations(observation: Observation, layer: DenseUpdate, labels: Tensor, factor: float) -> _Equations:
-    sent, count = sent_by(layer), len(labels)
+def _equations(observation: Observation, layer: DenseUpdate, labels: Tensor, factor: float) -> _LogitEquations:
+    sent, count = layer.stacked().matrix, len(labels)
     basis = torch.linalg.svd(sent, full_matrices=False).U[:, :count].T
     inner = basis @ sent / factor
-    return _Equations(basis, inner, _beside(layer) @ inner.T, _targets(observation, labels))
+    return _LogitEquations(basis, inner, _augmented_weights(layer) @ inner.T, _targets(observation, labels))
 
 
-def _search(
-    equations: _Equations, layer: DenseUpdate, labels: Tensor, trial: int, search: Search
+def _solve_equations(
+    equations: _LogitEquations, layer: DenseUpdate, labels: Tensor, trial: int, search: SearchBudget
 ) -> tuple[float, Tensor]:
-    """The best N from one start, and its misfit."""
+    """Return the misfit and the best N from one start."""
     assert layer.bias_before is not None, "checked by the caller"
     repeated = trial > 0 or len(set(labels.tolist())) < len(labels)
     noise = torch.randn(len(labels), len(layer.bias_before), generator=search.generator, dtype=torch.float64)
-    start = equations.start(layer.bias_before + SPREAD * repeated * noise)
+    start = equations.start(layer.bias_before + LOGIT_SPREAD * repeated * noise)
     slopes = torch.func.jacrev(equations.misfit)
-    ended = scipy.optimize.least_squares(
+    optimum = scipy.optimize.least_squares(
         lambda x: equations.misfit(torch.from_numpy(x)).numpy(),
         start.numpy(),
         jac=lambda x: slopes(torch.from_numpy(x)).numpy(),
         method="lm",
         max_nfev=EVALUATIONS,
     )
-    return float((2 * ended.cost) ** 0.5), torch.from_numpy(ended.x)
+    return float((2 * optimum.cost) ** 0.5), torch.from_numpy(optimum.x)
 
 
-def _label_guesses(observation: Observation, layer: DenseUpdate, factor: float, search: Search) -> list[Tensor]:
-    """The labels of all examples, in any order: as if the network knew nothing yet, and by its answers to features."""
+def _label_guesses(observation: Observation, layer: DenseUpdate, factor: float, search: SearchBudget) -> list[Tensor]:
+    """Return guesses of all labels, in any order: as for an untrained network, and by the logits of features."""
     assert layer.bias is not None, "checked by the caller"
     assert layer.bias_before is not None, "a trained bias has a value before"
     count = observation.knows.examples
@@ -311,25 +308,25 @@ def _label_guesses(observation: Observation, layer: DenseUpdate, factor: float, 
 
 
 def _gives_logits(observation: Observation, layer: DenseUpdate) -> bool:
-    """Whether the layer's outputs are the logits themselves."""
+    """Return True if the layer's outputs are the logits themselves."""
     cut = cut_at(observation, layer.name)
     outputs = torch.linspace(-1, 1, 2 * len(layer.weight_before), dtype=torch.float64).view(2, -1)
     return cut.headed() and torch.equal(cut.head(outputs), outputs)
 
 
 def _slope_between(cut: Cut, after: str) -> Slope | None:
-    """The slope of the activation between two layers as a function of its value; None for any other connection."""
+    """Return the slope of the activation between two layers as a function of its value; None if it is unknown."""
     units = cut.model.get_submodule(cut.layer).get_parameter("weight").shape[0]
     outputs = torch.linspace(-4, 4, 2 * units, dtype=torch.float64).view(2, -1).flip(0)
-    given = cut.between(outputs, after)
+    reached = cut.between(outputs, after)
     matches = (
-        slope for act, slope in ACTIVATIONS if given.shape == outputs.shape and torch.allclose(act(outputs), given)
+        slope for act, slope in ACTIVATIONS if reached.shape == outputs.shape and torch.allclose(act(outputs), reached)
     )
     return next(matches, None)
 
 
 def _softmax(layer: DenseUpdate, inputs: Tensor) -> Tensor:
-    return (torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1) @ _beside(layer).T).softmax(1)
+    return (with_ones(inputs) @ _augmented_weights(layer).T).softmax(1)
 
 
 def _targets(observation: Observation, labels: Tensor) -> Tensor:
@@ -337,8 +334,8 @@ def _targets(observation: Observation, labels: Tensor) -> Tensor:
     return (1 - smoothing) * F.one_hot(labels, classes).double() + smoothing / classes
 
 
-def _beside(layer: DenseUpdate) -> Tensor:
-    """[W | c].  # (h, d + 1)"""
+def _augmented_weights(layer: DenseUpdate) -> Tensor:
+    """Return [W | c].  # (h, d + 1)"""
     assert layer.bias_before is not None, "a trained bias has a value before"
     return torch.cat([layer.weight_before, layer.bias_before[:, None]], 1)
 
@@ -355,10 +352,9 @@ class LastLayer:
     name: str = "last_layer"
     paper: str = ""
     cost: ClassVar[float] = 3.0
-    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty where it does."""
+        """Return why the method does not apply; empty if it does."""
         layer, knows = first_dense(observation), observation.knows
         if isinstance(layer, str):
             return f"{layer}, so that the last layer's features give no pixels"
@@ -366,7 +362,7 @@ class LastLayer:
             return f"{knows.examples} examples are not fewer than the {knows.classes} classes"
         return "division reads a single example" if knows.examples == 1 else ""
 
-    def solve(self, observation: Observation, search: Search) -> Solved | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the images of all examples."""
-        found = chained_inputs(observation, dense_layers(observation), search)
-        return None if found is None else pixels_solved(observation, found)
+        features = chained_inputs(observation, dense_layers(observation), search)
+        return None if features is None else solution_from_pixels(observation, features)

@@ -1,4 +1,4 @@
-"""Affine maps of images, given as functions, and the smoothest image that such a map takes to given values."""
+"""Affine maps of images, given as functions, and the smoothest image that such a map takes to some values."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedglass.attack.exact.cut import near
+from fedglass.attack.exact.cut import nearly_equal
 from fedglass.core.types import Knowledge
 
-SMOOTH = 1e-3
-"""Weight of the squared differences beside the misfit, in units of the map's largest gain; CIFAR images behind 2 x 2
-pooling come back at 28.0 dB with it, and what it leaves of the misfit is corrected afterwards."""
-SOLVE = 300
+SMOOTHNESS = 1e-3
+"""Weight of the squared differences, relative to the misfit, in units of the map's largest gain; CIFAR images behind
+2 x 2 pooling come back at 28.0 dB with it, and the remaining misfit is corrected afterwards."""
+MOST_ITERATIONS = 300
 """Most iterations of conjugate gradients; pooling needs 60."""
 CORRECTIONS = 20
 """Most alternations between A x = z and the pixel bounds; 2 x 2 pooling needs 3 on CIFAR."""
-HELPS = 0.7
-"""They end where one leaves more than this share of the misfit."""
-CLOSE = 1e-7
-"""The misfit, relative to z, at which they end: single precision."""
-ROUGHLY = 1e-3
-"""How exactly each alternation solves A x = z: the next one corrects the rest."""
-FLOOR = 1e-9
-"""Ridge of the correction, in units of the map's largest gain: what the map loses beyond it is not amplified."""
+PROGRESS = 0.7
+"""The alternations end when one leaves more than this share of the misfit."""
+CONVERGED = 1e-7
+"""The misfit, relative to z, at which the alternations end: single precision."""
+CORRECTION_TOLERANCE = 1e-3
+"""Tolerance of each alternation when it solves A x = z: the next one corrects the remainder."""
+RIDGE = 1e-9
+"""Ridge of the correction, in units of the map's largest gain: directions that the map nearly loses do not change."""
 
 
 class Affine:
     """An affine map of images, such as the front of a network that begins with pooling."""
 
     def __init__(self, forward: Callable[[Tensor], Tensor], like: Tensor) -> None:
-        """Take the map, and an image whose size and type its arguments have.  # (n, c, h, w) -> (n, ...)"""
+        """Take the map, and an image of the size and type of its arguments.  # (n, c, h, w) -> (n, ...)"""
         self.forward = forward
         with torch.no_grad():
             self.offset = forward(torch.zeros_like(like[:1]))  # (1, ...)
         self._graph: tuple[Tensor, Tensor] | None = None
-        """Of the last adjoint: the transpose of a linear map does not depend on where it is taken."""
+        """The graph of the last adjoint, kept since the transpose of a linear map is the same everywhere."""
 
     def apply(self, images: Tensor) -> Tensor:
         """Return the linear part.  # (n, c, h, w) -> (n, ...)"""
@@ -64,19 +64,19 @@ class Affine:
         return float(along.norm())
 
 
-def affine(forward: Callable[[Tensor], Tensor], shape: tuple[int, int, int]) -> bool:
-    """Return whether a function of images in double precision is affine.  # (n, c, h, w) -> (n, ...)
+def is_affine(forward: Callable[[Tensor], Tensor], shape: tuple[int, int, int]) -> bool:
+    """Return True if a function of images in double precision is affine.  # (n, c, h, w) -> (n, ...)
 
-    Probed with noise of several sizes: no activation is linear on all of them.
+    The function is probed with noise of several sizes: no activation is linear on all of them.
     """
     draws = torch.Generator().manual_seed(1)
     one, two = (size * torch.randn(2, *shape, generator=draws, dtype=torch.float64) for size in (1.0, 5.0))
     linear = Affine(forward, one)
     together, apart = linear.apply(2 * one - 3 * two), 2 * linear.apply(one) - 3 * linear.apply(two)
-    return bool(apart.norm() > 0) and near(together, apart)
+    return bool(apart.norm() > 0) and nearly_equal(together, apart)
 
 
-def solve_positive(
+def conjugate_gradients(
     operator: Callable[[Tensor], Tensor],
     right: Tensor,
     start: Tensor,
@@ -92,69 +92,74 @@ def solve_positive(
     def dot(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).flatten(1).sum(1).view(-1, *[1] * (a.ndim - 1))
 
-    found, left = start.clone(), right - operator(start)
-    ready = precondition or (lambda t: t)
-    eased = ready(left)
-    along, size = eased, dot(left, eased)
+    solution, residual = start.clone(), right - operator(start)
+    preconditioner = precondition or (lambda t: t)
+    preconditioned = preconditioner(residual)
+    direction, squared_size = preconditioned, dot(residual, preconditioned)
     floor = tolerance**2 * dot(right, right).clamp(min=torch.finfo(right.dtype).tiny)
     for _ in range(iterations):
-        if bool((dot(left, left) <= floor).all()):
+        if bool((dot(residual, residual) <= floor).all()):
             break
-        image = operator(along)
-        bend = dot(along, image)
-        step = torch.where(bend > 0, size / bend, torch.zeros_like(bend))
-        found = found + step * along
-        left = left - step * image
-        eased = ready(left)
-        fresh = dot(left, eased)
-        along = eased + torch.where(size > 0, fresh / size, torch.zeros_like(size)) * along
-        size = fresh
-    return found
+        mapped = operator(direction)
+        curvature = dot(direction, mapped)
+        step = torch.where(curvature > 0, squared_size / curvature, torch.zeros_like(curvature))
+        solution = solution + step * direction
+        residual = residual - step * mapped
+        preconditioned = preconditioner(residual)
+        next_size = dot(residual, preconditioned)
+        direction = (
+            preconditioned
+            + torch.where(squared_size > 0, next_size / squared_size, torch.zeros_like(squared_size)) * direction
+        )
+        squared_size = next_size
+    return solution
 
 
-def roughness(images: Tensor) -> Tensor:
-    """Return half the gradient of the sum of squared differences of neighbours: minus the Laplacian.  # as given"""
-    found = torch.zeros_like(images)
+def negative_laplacian(images: Tensor) -> Tensor:
+    """Return minus the Laplacian: half the gradient of the sum of squared differences of neighbours."""
+    laplacian = torch.zeros_like(images)
     across, down = images.diff(dim=-1), images.diff(dim=-2)
-    found[..., :-1] -= across
-    found[..., 1:] += across
-    found[..., :-1, :] -= down
-    found[..., 1:, :] += down
-    return found
+    laplacian[..., :-1] -= across
+    laplacian[..., 1:] += across
+    laplacian[..., :-1, :] -= down
+    laplacian[..., 1:, :] += down
+    return laplacian
 
 
-def smoothest(knows: Knowledge, seen: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smoothest images of which an affine map sees these values: within the pixel bounds, and anywhere.
+def smoothest_images(knows: Knowledge, affine_map: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smoothest images that an affine map takes to these values: within the pixel bounds, and without them.
 
     `seen` takes whitened images in double precision.  # (n, d) -> (n, c, h, w) twice, pixels before whitening
     """
     grey = torch.full((len(values), *knows.shape), (knows.low + knows.high) / 2, dtype=torch.float64)
 
     def forward(pixels: Tensor) -> Tensor:
-        return seen(knows.whitening.whiten(pixels)).flatten(1)
+        return affine_map(knows.whitening.whiten(pixels)).flatten(1)
 
     front = Affine(forward, grey)
     gain = front.gain(grey)
     right = front.adjoint(values - front.offset, grey)
-    images = solve_positive(lambda x: front.normal(x) + SMOOTH * gain * roughness(x), right, grey, SOLVE, CLOSE)
-    free = _corrected(front, values, images, FLOOR * gain, CLOSE)
+    images = conjugate_gradients(
+        lambda x: front.normal(x) + SMOOTHNESS * gain * negative_laplacian(x), right, grey, MOST_ITERATIONS, CONVERGED
+    )
+    free = _corrected(front, values, images, RIDGE * gain, CONVERGED)
     return _bounded(front, values, free, gain, (knows.low, knows.high)).float(), free.float()
 
 
 def _bounded(front: Affine, values: Tensor, images: Tensor, gain: float, bounds: tuple[float, float]) -> Tensor:
-    """Images within the bounds, and next to A x = z: projected onto both in turn, as long as that helps."""
-    left = torch.inf
+    """Project the images onto the bounds and onto A x = z in turn, as long as that reduces the misfit."""
+    misfit = torch.inf
     for _ in range(CORRECTIONS):
         images = images.clamp(*bounds)
-        before, left = left, float((front.apply(images) + front.offset - values).norm() / values.norm())
-        if left <= CLOSE or left > HELPS * before:
+        before, misfit = misfit, float((front.apply(images) + front.offset - values).norm() / values.norm())
+        if misfit <= CONVERGED or misfit > PROGRESS * before:
             break
-        images = _corrected(front, values, images, FLOOR * gain, ROUGHLY)
+        images = _corrected(front, values, images, RIDGE * gain, CORRECTION_TOLERANCE)
     return images.clamp(*bounds)
 
 
 def _corrected(front: Affine, values: Tensor, images: Tensor, floor: float, tolerance: float) -> Tensor:
-    """The nearest images with A x = z, or as near to z as A allows."""
+    """Return the nearest images with A x = z, or as near to z as A allows."""
     right = front.adjoint(values - front.offset - front.apply(images), images)
     start = torch.zeros_like(images)
-    return images + solve_positive(lambda x: front.normal(x) + floor * x, right, start, SOLVE, tolerance)
+    return images + conjugate_gradients(lambda x: front.normal(x) + floor * x, right, start, MOST_ITERATIONS, tolerance)

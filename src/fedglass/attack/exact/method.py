@@ -1,4 +1,4 @@
-"""The role of an exact attack: it solves equations of the message instead of searching, so it needs no solver."""
+"""Exact methods: they solve equations of the message instead of searching, so they need no solver."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from torch import Tensor
 from fedglass.core.types import Observation
 
 T = TypeVar("T")
+Details = dict[str, float | int | str]
+"""Figures for the record, such as the rank, the number of rows that agree, or the seconds of the search."""
 
 
 def once(read: Callable[[Observation], T]) -> Callable[[Observation], T]:
-    """Return a function that remembers what it read of an observation for as long as the observation lives."""
-    known: WeakKeyDictionary[Observation, T] = WeakKeyDictionary()
+    """Return the function with a cache of its results, which lasts as long as the observation lives."""
+    results: WeakKeyDictionary[Observation, T] = WeakKeyDictionary()
 
     @functools.wraps(read)
     def remembered(observation: Observation) -> T:
-        if observation not in known:
-            known[observation] = read(observation)
-        return known[observation]
+        if observation not in results:
+            results[observation] = read(observation)
+        return results[observation]
 
     return remembered
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
-    """What an exact method read from a message."""
+class ExactSolution:
+    """The images that an exact method read from a message."""
 
     images: Tensor  # (n, c, h, w), pixels before whitening; n may be smaller than the number of examples
     labels: Tensor  # (n,); -1 where the method cannot tell
     residual: float
-    """Relative size of what the images leave unexplained of the message (or of the first layer's update)."""
+    """Relative size of the part of the message (or of the first layer's update) that the images do not explain."""
     explains: bool
-    """Whether the images were verified: by a replay, or by an explanation of a whole layer at rounding level."""
-    details: dict[str, float | int | str] = field(default_factory=dict)
-    """Figures for the record, such as the rank, the number of rows that agree, or the seconds of the search."""
+    """True if the images were verified: by a replay, or by an explanation of a whole layer at rounding level."""
+    details: Details = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
-    """What a method may use beside the observation."""
+class SearchBudget:
+    """The random numbers and the time that a method may use."""
 
     generator: torch.Generator
     seconds: float = 30.0
@@ -67,13 +68,13 @@ class ExactMethod(Protocol):
 
     @property
     def cost(self) -> float:
-        """Seconds that it takes about where it applies: cheap methods are tried first."""
+        """About how many seconds the method takes if it applies: cheap methods are tried first."""
         ...
 
     def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply to this network and knowledge; empty where it does."""
+        """Return why the method does not apply to this network and knowledge; empty if it applies."""
         ...
 
-    def solve(self, observation: Observation, search: Search) -> Solved | None:
-        """Return what the method reads from the message; None where it finds nothing."""
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
+        """Return the images that the method reads from the message; None if it finds nothing."""
         ...

@@ -1,4 +1,8 @@
-"""The rows of a dense layer's update: their precision, their rank, and the inputs that rows give by division."""
+"""The update of a dense layer as a matrix [U | v]: its rounding, its rank, and the inputs that its rows give.
+
+With inputs X and the loss gradients D at the layer's outputs, [U | v] = D [X | 1]. One example makes a matrix of rank
+one; a row that only one example has moved gives that example's input as the ratio U_i / v_i.
+"""
 
 from __future__ import annotations
 
@@ -10,57 +14,57 @@ from torch import Tensor
 
 from fedglass.core.rng import stream
 
-AGREE = 6.0
-"""Standard deviations of rounding within which two rows agree: rounding is bounded, so more than 6 never occurs."""
-ROUGH = 0.02
-"""Rows whose ratio is known worse than this, relative to its size, would agree with any other: they are left out."""
-CLEAN = 2.0
-"""How many times the expected rounding the remainder of an explained update may have, as a norm over the layer."""
-GRID = 1024
-"""The most levels of a quantiser that is looked for, 10 bits: single precision does not tell much finer ones."""
+AGREE_WITHIN = 6.0
+"""Two rows agree within this many standard deviations of rounding: rounding is bounded, so more than 6 never occurs."""
+MAX_RATIO_ERROR = 0.02
+"""Relative error of a ratio above which its row is left out: it would agree with any other."""
+CLEAN_WITHIN = 2.0
+"""The residual of an explained update is at most this many times the expected rounding, as a norm over the layer."""
+MOST_LEVELS = 1024
+"""The most levels of a quantiser that can be detected, 10 bits: single precision does not resolve much finer ones."""
 ON_GRID = 0.01
 """How far from a whole number of steps a value may lie, in steps: single precision keeps well below."""
 STANDS_OUT = 3.0
 """How many times the largest singular value of pure rounding one must have to count."""
-BESIDE = 8
-"""Singular values that are computed beyond those asked for, as Halko et al. (2011) advise."""
-ITERATIONS = 4
-"""Of the subspace iteration: what stands out by a factor of 3 is then separated by 3^8."""
-MERGED = 1e-3
+OVERSAMPLING = 8
+"""Singular values that are computed beyond the requested ones, as Halko et al. (2011) advise."""
+SUBSPACE_ITERATIONS = 4
+"""Iterations on the subspace: singular values that stand out by a factor of 3 are then separated by 3^8."""
+SAME_INPUT = 1e-3
 """Relative distance below which two groups of rows give the same input."""
-PRUNED = 4.0
-"""Pruning is supposed where there are this many times as many zeros as entries next to zero, which rounding gives."""
-ROUNDS = 100
-"""Alternations of the rank-one fit to entries that were not pruned; where it fits, it has settled long before."""
-SETTLED = 1e-13
-"""The move of a unit vector at which they end."""
+PRUNED_RATIO = 4.0
+"""Pruning is assumed if there are this many times as many zeros as entries next to zero, which rounding makes."""
+FIT_ITERATIONS = 100
+"""Alternations of the rank-one fit to entries that were not pruned; a good fit converges long before."""
+CONVERGED = 1e-13
+"""The change of a unit vector at which the alternations end."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
-    """[U | v] of a layer and the rounding that each entry can have, as a standard deviation."""
+class UpdateMatrix:
+    """[U | v] of a layer, and the standard deviation of the rounding of each entry."""
 
     matrix: Tensor  # (h, d + 1), double
     error: Tensor  # (h, d + 1)
-    kept: Tensor  # (h, d + 1), False where an entry was pruned: it tells nothing
+    observed: Tensor  # (h, d + 1), False where an entry was pruned and carries no information
     biased: bool = True
-    """Whether the last column is the bias; without it the matrix is U."""
+    """True if the last column is the bias; otherwise the matrix is U."""
 
     @property
     def noise(self) -> Tensor:
-        """The rounding of each row's entries, root mean square.  # (h,)"""
+        """The root mean square rounding of each row's entries.  # (h,)"""
         return self.error.square().mean(1).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The part of [U | v] that is no rounding, by its singular values."""
+    """The singular values of [U | v] that stand out of the rounding, with their vectors."""
 
     left: Tensor  # (h, rank)
     values: Tensor  # (rank,)
     right: Tensor  # (rank, d + 1)
-    share: float
-    """What is left besides, relative to the rounding that was expected."""
+    excess_noise: float
+    """The size of the remaining singular values, relative to the rounding that was expected."""
 
     @property
     def rank(self) -> int:
@@ -68,12 +72,12 @@ class Spectrum:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """The ratios U_i / v_i, and those on which at least two rows agree."""
+class RowRatios:
+    """The ratios U_i / v_i, and the inputs on which at least two rows agree."""
 
     ratios: Tensor  # (r, d), of the rows that are precise enough
     errors: Tensor  # (r,), root mean square over the entries
-    rows: Tensor  # (r,), which rows they are
+    rows: Tensor  # (r,), the positions of these rows
     inputs: Tensor  # (m, d), one for each group of rows that agree, the largest group first
     votes: Tensor  # (m,), how many rows agree
     residual: float
@@ -81,25 +85,25 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class OneInput:
-    """The input of a layer that one example went through."""
+class RankOneFit:
+    """The rank-one matrix nearest to [U | v]: the input of a layer that one example went through."""
 
-    inputs: Tensor  # (d,); a direction of length 1 where it is not scaled
+    inputs: Tensor  # (d,); a direction of length 1 if it is not scaled
     scaled: bool
-    """Whether a bias tells its length."""
-    factors: Tensor  # (h,), what each row is a multiple of it by
+    """True if a bias determines the length of the input."""
+    factors: Tensor  # (h,), each row is this multiple of the input
     votes: int
-    """How many rows agree with it at rounding level."""
+    """The number of rows that agree with the input at rounding level."""
     clean: bool
-    """Whether all of them do."""
+    """True if the whole matrix agrees with it at rounding level."""
     residual: float
 
 
 def entry_error(update: Tensor, before: Tensor, steps: int = 1) -> Tensor:
-    """Return the rounding that each entry of an update can have, as a standard deviation.
+    """Return the standard deviation of the rounding of each entry of an update.
 
-    Weights after training are rounded to their own type, at each step, which the difference inherits; the message may
-    be in a coarser type, or on the grid of a quantiser.
+    Weights after training are rounded to their own type at each step, and the difference inherits this rounding. The
+    message may also be in a coarser type, or on the grid of a quantiser.
 
     >>> fine, coarse = torch.tensor([1.1, 3.3]), torch.tensor([1.0, 3.0])  # the second fits into bfloat16
     >>> bool(entry_error(fine, torch.zeros(2)).max() < 1e-6), bool(entry_error(coarse, torch.zeros(2)).max() > 1e-3)
@@ -118,55 +122,64 @@ def entry_error(update: Tensor, before: Tensor, steps: int = 1) -> Tensor:
 
 
 def grid_step(values: Tensor) -> float:
-    """Return the step of the uniform grid that all values lie on; 0 where they lie on none.
+    """Return the step of the uniform grid that all values lie on; 0 if there is none.
 
     >>> grid_step(torch.tensor([0.0, 0.5, -1.0, 2.5, 3.0, 0.5, 1.0, 1.5])), grid_step(torch.rand(100))
     (0.5, 0.0)
     """
-    some = values[values != 0][: 2 * GRID].double()
-    known = some if len(torch.unique(some)) > GRID else torch.unique(values.double())  # a look at some rules most out
-    if not 3 <= len(known) <= GRID or values.numel() < 8:
+    some = values[values != 0][: 2 * MOST_LEVELS].double()
+    levels = some if len(torch.unique(some)) > MOST_LEVELS else torch.unique(values.double())  # a sample rules out most
+    if not 3 <= len(levels) <= MOST_LEVELS or values.numel() < 8:
         return 0.0
-    gaps = known.diff()
+    gaps = levels.diff()
     step = float(gaps.min())
-    span = float(known[-1] - known[0])
+    span = float(levels[-1] - levels[0])
     # The smallest gap is rounded itself; over the whole span it is not.
-    step = span / max(1, round(span / step)) if span / step <= GRID else 0.0
+    step = span / max(1, round(span / step)) if span / step <= MOST_LEVELS else 0.0
     if step == 0.0:
         return 0.0
-    places = (known - known[0]) / step
+    places = (levels - levels[0]) / step
     return step if float((places - places.round()).abs().max()) < ON_GRID else 0.0
 
 
-def kept_entries(values: Tensor, error: Tensor) -> Tensor:
-    """Return which entries of a single example's update were not pruned: there are too many zeros for rounding.
+def unpruned_entries(values: Tensor, error: Tensor) -> Tensor:
+    """Mark the entries of a single example's update that were not pruned.  # (h, d) both
 
-    Whole rows and columns of zeros are no pruning, nor are the zeros of a quantiser.  # (h, d) both
+    Pruning shows by more zeros than rounding makes. Whole rows and columns of zeros do not count as pruning, nor do the
+    zeros of a quantiser.
     """
     everything = torch.ones_like(values, dtype=torch.bool)
     if grid_step(values):
         return everything
     zero = values == 0
     column = values.shape[1] == 1
-    lone = zero if column else zero & ~zero.all(1, keepdim=True) & ~zero.all(0, keepdim=True)
-    beside = ~zero & (values.abs() <= 1.5 * math.sqrt(12) * error)
-    return ~lone if int(lone.sum()) > PRUNED * int(beside.sum()) else everything
+    isolated = zero if column else zero & ~zero.all(1, keepdim=True) & ~zero.all(0, keepdim=True)
+    nearly_zero = ~zero & (values.abs() <= 1.5 * math.sqrt(12) * error)
+    return ~isolated if int(isolated.sum()) > PRUNED_RATIO * int(nearly_zero.sum()) else everything
 
 
-def stacked(
+def stack_update(
     update: Tensor, bias: Tensor | None, error: Tensor, bias_error: Tensor | None, pruned: bool = False
-) -> Sent:
-    """Return [U | v] with its rounding; U alone where there is no bias. With `pruned` zeros may be missing entries."""
+) -> UpdateMatrix:
+    """Return [U | v] with its rounding; only U if there is no bias. With `pruned`, zeros may be missing entries."""
     parts = [(update.double(), error)]
     if bias is not None:
-        told = torch.zeros_like(bias.double()) if bias_error is None else bias_error
-        parts.append((bias.double()[:, None], told[:, None]))
-    kept = [kept_entries(u, each) if pruned else torch.ones_like(u, dtype=torch.bool) for u, each in parts]
+        errors_of_bias = torch.zeros_like(bias.double()) if bias_error is None else bias_error
+        parts.append((bias.double()[:, None], errors_of_bias[:, None]))
+    masks = [
+        unpruned_entries(u, entry_errors) if pruned else torch.ones_like(u, dtype=torch.bool)
+        for u, entry_errors in parts
+    ]
     matrix, errors = (torch.cat([part[i] for part in parts], 1) for i in (0, 1))
-    return Sent(matrix, errors, torch.cat(kept, 1), bias is not None)
+    return UpdateMatrix(matrix, errors, torch.cat(masks, 1), bias is not None)
 
 
-def spectrum(sent: Sent, most: int | None = None) -> Spectrum:
+def with_ones(inputs: Tensor) -> Tensor:
+    """Return [X | 1] in double precision.  # (n, d) -> (n, d + 1)"""
+    return torch.cat([inputs.double(), inputs.new_ones(len(inputs), 1, dtype=torch.float64)], 1)
+
+
+def spectrum(sent: UpdateMatrix, most: int | None = None) -> Spectrum:
     """Return the singular values of [U | v] that stand out of the rounding, at most `most`, and their vectors."""
     left, values, right = _singular(sent.matrix, most)
     h, d = sent.matrix.shape
@@ -175,127 +188,127 @@ def spectrum(sent: Sent, most: int | None = None) -> Spectrum:
     if most is not None and most < len(values):
         floor = max(floor, float(values[most]))
     rank = min(int((values > STANDS_OUT * floor).sum()), len(values) if most is None else most)
-    rest = float(sent.matrix.square().sum()) - float(values[:rank].square().sum())
-    seen = math.sqrt(max(rest, 0.0) / max(1, (h - rank) * (d - rank)))
-    return Spectrum(left[:, :rank], values[:rank], right[:rank], seen / size if size and seen else 1.0)
+    remainder = float(sent.matrix.square().sum()) - float(values[:rank].square().sum())
+    noise_size = math.sqrt(max(remainder, 0.0) / max(1, (h - rank) * (d - rank)))
+    return Spectrum(left[:, :rank], values[:rank], right[:rank], noise_size / size if size and noise_size else 1.0)
 
 
 def _singular(matrix: Tensor, most: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The first singular values and vectors; some more than `most`, by iterating on a subspace."""
-    if most is None or 4 * (most + BESIDE) >= min(matrix.shape):
-        found = torch.linalg.svd(matrix, full_matrices=False)
-        return found.U, found.S, found.Vh
-    draws = torch.randn(matrix.shape[1], most + BESIDE, generator=stream(0, "spectrum"), dtype=matrix.dtype)
+    """Return the first singular values and vectors, a few more than `most`, by subspace iteration."""
+    if most is None or 4 * (most + OVERSAMPLING) >= min(matrix.shape):
+        svd = torch.linalg.svd(matrix, full_matrices=False)
+        return svd.U, svd.S, svd.Vh
+    draws = torch.randn(matrix.shape[1], most + OVERSAMPLING, generator=stream(0, "spectrum"), dtype=matrix.dtype)
     basis = torch.linalg.qr(matrix @ draws).Q
-    for _ in range(ITERATIONS):
+    for _ in range(SUBSPACE_ITERATIONS):
         basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
-    found = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
-    return basis @ found.U, found.S, found.Vh
+    svd = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+    return basis @ svd.U, svd.S, svd.Vh
 
 
-def row_ratios(update: Tensor, bias: Tensor, errors: tuple[Tensor, Tensor]) -> Rows:
+def row_ratios(update: Tensor, bias: Tensor, errors: tuple[Tensor, Tensor]) -> RowRatios:
     """Return U_i / v_i of all rows that are precise enough, and the inputs on which several rows agree.
 
-    `errors` is the rounding of the entries of both, see `entry_error`. Rows that agree are a hint, no proof: with two
-    classes all rows of one activation pattern give the same mixture.  # update (h, d), bias (h,)
+    `errors` is the rounding of the entries of both, see `entry_error`. Rows that agree are a hint, not a proof: with
+    two classes all rows of one activation pattern give the same mixture.  # update (h, d), bias (h,)
     """
     moved, v = update.double(), bias.double()
     ratios = moved / v[:, None]
     spread = (errors[0].square() + ratios.square() * errors[1][:, None].square()).mean(1).sqrt() / v.abs()
     size = ratios.square().mean(1).sqrt()
-    rows = torch.nonzero((v != 0) & (spread <= ROUGH * size) & (size > 0))[:, 0]
+    rows = torch.nonzero((v != 0) & (spread <= MAX_RATIO_ERROR * size) & (size > 0))[:, 0]
     ratios, spread = ratios[rows], spread[rows]
-    groups, inputs = _merged(
-        [(group, _direction(moved[rows[group]], v[rows[group]])) for group in _groups(ratios, spread)]
+    groups, inputs = _distinct(
+        [(group, _shared_input(moved[rows[group]], v[rows[group]])) for group in _groups(ratios, spread)]
     )
     joined = torch.cat([rows[group] for group in groups]) if groups else rows[:0]
     total = float(moved.square().sum())
-    left = 1 - float(moved[joined].square().sum()) / total if total else 0.0
-    return Rows(
+    ungrouped = 1 - float(moved[joined].square().sum()) / total if total else 0.0
+    return RowRatios(
         ratios,
         spread,
         rows,
         torch.stack(inputs) if inputs else moved.new_zeros(0, moved.shape[1]),
         torch.tensor([len(group) for group in groups], dtype=torch.int64),
-        math.sqrt(max(0.0, left)),
+        math.sqrt(max(0.0, ungrouped)),
     )
 
 
-def one_input(sent: Sent) -> OneInput:
-    """Return the one input that a layer's update is a multiple of in every row: its first right singular vector.
+def fit_rank_one(sent: UpdateMatrix) -> RankOneFit:
+    """Return the rank-one matrix nearest to a layer's update: every row is a multiple of one input.
 
-    Pruned entries are left out of the fit; a rounded zero is an entry like others.
+    Pruned entries are left out of the fit; a zero by rounding is an entry like others.
     """
-    factors, vector = _rank_one(sent)
+    factors, vector = _rank_one_factors(sent)
     scaled = sent.biased and float(vector[-1]) != 0
     if scaled:
         factors, vector = factors * vector[-1], vector / vector[-1]
-    left = torch.where(sent.kept, sent.matrix - factors[:, None] * vector, torch.zeros_like(sent.matrix))
+    residual = torch.where(sent.observed, sent.matrix - factors[:, None] * vector, torch.zeros_like(sent.matrix))
     alive = sent.matrix.abs().amax(1) > 0
-    # The input itself is rounded as well, less than a row by far: the remainder of a row is the row's own rounding.
-    close = left.square().sum(1) <= CLEAN**2 * (sent.error.square() * sent.kept).sum(1)
-    whole = float(torch.where(sent.kept, sent.matrix, torch.zeros_like(sent.matrix)).norm())
+    # The input is rounded as well, but far less than a row: the residual of a row is the row's own rounding.
+    close = residual.square().sum(1) <= CLEAN_WITHIN**2 * (sent.error.square() * sent.observed).sum(1)
+    size = float(torch.where(sent.observed, sent.matrix, torch.zeros_like(sent.matrix)).norm())
     votes = int((close & alive).sum())
-    found = vector[:-1] if sent.biased else vector
-    expected = float((sent.error * sent.kept).norm())
-    return OneInput(
-        found,
+    inputs = vector[:-1] if sent.biased else vector
+    expected = float((sent.error * sent.observed).norm())
+    return RankOneFit(
+        inputs,
         scaled,
         factors,
         votes,
-        float(left.norm()) <= CLEAN * expected,
-        float(left.norm()) / whole if whole else math.inf,
+        float(residual.norm()) <= CLEAN_WITHIN * expected,
+        float(residual.norm()) / size if size else math.inf,
     )
 
 
-def _rank_one(sent: Sent) -> tuple[Tensor, Tensor]:
-    """Factors of the best rank-one fit to the entries that are known.  # (h,), (d + 1,)"""
-    known = torch.where(sent.kept, sent.matrix, torch.zeros_like(sent.matrix))
-    vector = _leading(known)
-    factors = known @ vector
-    if bool(sent.kept.all()):
+def _rank_one_factors(sent: UpdateMatrix) -> tuple[Tensor, Tensor]:
+    """Return the factors of the best rank-one fit to the observed entries.  # (h,), (d + 1,)"""
+    observed = torch.where(sent.observed, sent.matrix, torch.zeros_like(sent.matrix))
+    vector = _top_right_singular_vector(observed)
+    factors = observed @ vector
+    if bool(sent.observed.all()):
         return factors, vector
-    mask = sent.kept.double()
-    for _ in range(ROUNDS):
-        factors = _quotient(known @ vector, mask @ vector.square())
-        fresh = _quotient(factors @ known, factors.square() @ mask)
+    mask = sent.observed.double()
+    for _ in range(FIT_ITERATIONS):
+        factors = _quotient(observed @ vector, mask @ vector.square())
+        fresh = _quotient(factors @ observed, factors.square() @ mask)
         fresh = fresh / fresh.norm()
         moved, vector = float((fresh - vector).norm()), fresh
-        if moved < SETTLED:
+        if moved < CONVERGED:
             break
-    return _quotient(known @ vector, mask @ vector.square()), vector
+    return _quotient(observed @ vector, mask @ vector.square()), vector
 
 
-def _leading(matrix: Tensor) -> Tensor:
-    """The first right singular vector.  # (h, d) -> (d,)"""
+def _top_right_singular_vector(matrix: Tensor) -> Tensor:
+    """Return the first right singular vector.  # (h, d) -> (d,)"""
     if matrix.shape[0] <= matrix.shape[1]:
         vector: Tensor = torch.linalg.eigh(matrix @ matrix.T).eigenvectors[:, -1] @ matrix
     else:
         vector = torch.linalg.eigh(matrix.T @ matrix).eigenvectors[:, -1]
-    for _ in range(2):  # squaring has cost half of the digits: two steps of the power method bring them back
+    for _ in range(2):  # squaring loses half of the digits: two steps of the power method restore them
         vector = (matrix @ (vector / vector.norm())) @ matrix
     size = vector.norm()
     return vector / size if float(size) > 0 else vector
 
 
 def _quotient(above: Tensor, below: Tensor) -> Tensor:
-    """Zero where nothing is known."""
+    """Divide entry by entry; 0 where the denominator is 0."""
     return torch.where(below > 0, above / below.where(below > 0, torch.ones_like(below)), torch.zeros_like(above))
 
 
-def _direction(moved: Tensor, bias: Tensor) -> Tensor:
-    """The input that rows of one example share.  # (r, d), (r,) -> (d,)"""
-    vector: Tensor = _leading(torch.cat([moved, bias[:, None]], 1))
+def _shared_input(moved: Tensor, bias: Tensor) -> Tensor:
+    """Return the input that rows of one example share.  # (r, d), (r,) -> (d,)"""
+    vector: Tensor = _top_right_singular_vector(torch.cat([moved, bias[:, None]], 1))
     return vector[:-1] / vector[-1]
 
 
 def _groups(ratios: Tensor, spread: Tensor) -> list[Tensor]:
-    """Rows that agree within their rounding, seeded by the most precise ones; the largest group first."""
+    """Group the rows that agree within their rounding, around the most precise ones; the largest group first."""
     squares = ratios.square().sum(1)
     distances = (squares[:, None] + squares - 2 * ratios @ ratios.T).clamp(min=0) / max(1, ratios.shape[1])
     # Squares of doubles cancel down to 1e-15 of their size.
     cancelled = 1e-14 * (squares[:, None] + squares) / max(1, ratios.shape[1])
-    near = distances <= AGREE**2 / 4 * (spread[:, None].square() + spread.square()) + cancelled
+    near = distances <= AGREE_WITHIN**2 / 4 * (spread[:, None].square() + spread.square()) + cancelled
     free = torch.ones(len(ratios), dtype=torch.bool)
     groups: list[Tensor] = []
     for seed in torch.argsort(spread).tolist():
@@ -308,13 +321,13 @@ def _groups(ratios: Tensor, spread: Tensor) -> list[Tensor]:
     return sorted(groups, key=len, reverse=True)
 
 
-def _merged(groups: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-    """Groups and their inputs; a smaller group whose input is nearly that of a larger one is left out."""
-    kept: list[tuple[Tensor, Tensor]] = []
-    for group, found in groups:
-        if all(float((found - other).norm()) > MERGED * float(other.norm()) for _, other in kept):
-            kept.append((group, found))
-    return [group for group, _ in kept], [found for _, found in kept]
+def _distinct(groups: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Split groups from inputs, without smaller groups that have nearly the input of a larger one."""
+    distinct: list[tuple[Tensor, Tensor]] = []
+    for group, inputs in groups:
+        if all(float((inputs - other).norm()) > SAME_INPUT * float(other.norm()) for _, other in distinct):
+            distinct.append((group, inputs))
+    return [group for group, _ in distinct], [inputs for _, inputs in distinct]
 
 
 def _eps(tensor: Tensor) -> float:
@@ -322,7 +335,7 @@ def _eps(tensor: Tensor) -> float:
 
 
 def _coarseness(update: Tensor) -> tuple[float, float]:
-    """The relative rounding of the type that all entries fit into, and the smallest step of that type."""
+    """Return the relative rounding of the coarsest type that all entries fit into, and its smallest step."""
     for kind in (torch.bfloat16, torch.float16, torch.float32):
         if torch.equal(update.to(kind).double(), update.double()):
             info = torch.finfo(kind)

@@ -1,11 +1,11 @@
 """One image of a vision transformer in closed form, by the gradient of its position embedding.
 
 For one image the gradient P of the position embedding is that of the tokens. The patch embedding's gradient is then
-P'X, linear in the patches X, whatever blocks follow and for any number of steps. Where the first attention takes the
-tokens themselves (no normalisation, no shortcut: type A of APRIL) the gradients of its projections add up to
+P'X, linear in the patches X, for any blocks that follow and any number of steps. If the first attention takes the
+tokens themselves (no normalisation, no shortcut: type A of APRIL), the gradients of its projections add up to
 sum W'dW = P'Z with the tokens Z = X E' + position: more equations, and better ones.
-P has singular values over seven orders of magnitude, so that rounding hides some combinations of patches: all equations
-are weighed by their own noise, and what they leave open is filled in smoothly.
+P has singular values over seven orders of magnitude, so rounding hides some combinations of patches: all equations are
+weighed by their own noise, and combinations that they do not determine are filled in smoothly.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedglass.attack.exact.cut import Cut, cut_at
-from fedglass.attack.exact.dense import decay_factor
-from fedglass.attack.exact.linear import Affine, roughness, solve_positive
-from fedglass.attack.exact.method import Search, Solved
+from fedglass.attack.exact.dense import does_not_run, not_a_gradient, undecayed_update
+from fedglass.attack.exact.linear import Affine, conjugate_gradients, negative_laplacian
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.verify import message_of
-from fedglass.core.optimisers import SGD
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
-SAME = 1e-8
+SAME_GRADIENT = 1e-8
 """Relative difference of gradients, in double precision, up to which they are the same."""
-NEIGHBOURS = 10.0
+NEIGHBOUR_PRECISION = 10.0
 """Precision of the difference of neighbouring whitened pixels: a standard deviation of 0.3, that of CIFAR images."""
-LEVEL = 0.01
+PIXEL_PRECISION = 0.01
 """Precision of a whitened pixel itself: none to speak of."""
-SHARPEST = 1e10
+MOST_PRECISION = 1e10
 """The most that an equation weighs: a standard deviation of 1e-5 is below what a pixel shows."""
 TOLERANCE = 1e-9
 """Relative residual at which the solution ends: equations differ in weight by ten orders of magnitude."""
-SOLVE = 400
+MOST_ITERATIONS = 400
 """Most iterations of conjugate gradients; 100 to 200 are needed."""
 PAPER = (
     "Lu, Zhang, Zhao, He, Cheng: APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers, CVPR 2022, "
@@ -47,22 +46,22 @@ PAPER = (
 
 
 @dataclass(frozen=True, eq=False)
-class _Tokens:
-    """How a network makes tokens of an image, found by probing it."""
+class _TokenLayout:
+    """The way in which a network makes tokens of an image, found by probing it."""
 
     cut: Cut
-    """At the patch embedding."""
+    """The network cut at the patch embedding."""
     position: str
     first: int
     """The place of the first patch among the positions."""
     patches: int
     attention: tuple[str, ...]
-    """Dense layers that are fed the tokens themselves, if the tokens go nowhere else."""
-    fixed: Tensor  # (t, d), the tokens of an image whose patches are zero
+    """Dense layers that take the tokens themselves, if nothing else does."""
+    fixed: Tensor  # (t, d), the tokens of an image with zero patches
 
 
 @dataclass(frozen=True, eq=False)
-class _Equations:
+class _PatchEquations:
     """Weights w and right-hand sides r of quadratic terms w x^2 - 2 r x in rotated patches V X Q."""
 
     left: Tensor  # V, (p, p)
@@ -70,13 +69,13 @@ class _Equations:
     weights: Tensor  # (p, k)
     values: Tensor  # (p, k)
 
-    def turned(self, patches: Tensor) -> Tensor:
+    def rotate(self, patches: Tensor) -> Tensor:
         """Return V X Q."""
         return self.left @ patches @ self.right
 
-    def back(self, turned: Tensor) -> Tensor:
-        """Return the patches of rotated ones."""
-        return self.left.T @ turned @ self.right.T
+    def rotate_back(self, rotated: Tensor) -> Tensor:
+        """Return the patches X of V X Q."""
+        return self.left.T @ rotated @ self.right.T
 
 
 @register(
@@ -92,16 +91,15 @@ class VisionTransformerClosedForm:
     name: str = "vit_closed_form"
     paper: str = PAPER
     cost: ClassVar[float] = 2.0
-    """Seconds that it takes about."""
 
     def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty where it does."""
-        found = _applies(observation)
-        return found if isinstance(found, str) else ""
+        """Return why the method does not apply; empty if it does."""
+        layout = _token_layout(observation)
+        return layout if isinstance(layout, str) else ""
 
-    def solve(self, observation: Observation, search: Search) -> Solved | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the image."""
-        tokens = _applies(observation)
+        tokens = _token_layout(observation)
         equations = None if isinstance(tokens, str) else _equations(observation, tokens)
         if isinstance(tokens, str) or equations is None:
             return None
@@ -109,66 +107,66 @@ class VisionTransformerClosedForm:
         free = knows.whitening.unwhiten(_smooth_solution(tokens, equations)).float()
         images = free.clamp(knows.low, knows.high)
         replay, unbounded = message.replay(images), message.replay(free)
-        # Bounds bring the image nearer to the true one, and cost a little of what the message says.
+        # Bounds bring the image nearer to the true one, but increase the residual of the message a little.
         if message.verified(unbounded.residual) and not message.verified(replay.residual):
             images, replay = free, unbounded
-        details: dict[str, float | int | str] = {
+        details: Details = {
             "patches": tokens.patches,
             "attention": int(bool(tokens.attention)),
-            "share_determined": float((equations.weights > NEIGHBOURS).double().mean()),
+            "share_determined": float((equations.weights > NEIGHBOUR_PRECISION).double().mean()),
         }
-        return Solved(images, replay.labels, replay.residual, message.verified(replay.residual), details)
+        return ExactSolution(images, replay.labels, replay.residual, message.verified(replay.residual), details)
 
 
-def _applies(observation: Observation) -> _Tokens | str:
-    """How the network makes tokens, or why its image cannot be solved for."""
+def _token_layout(observation: Observation) -> _TokenLayout | str:
+    """Return the way in which the network makes tokens, or why its image cannot be solved for."""
     if observation.knows.examples != 1:
         return "positions of several images add up to one gradient"
-    training = observation.knows.training
-    if training is not None and not isinstance(training.optimiser, SGD):
-        return f"{type(training.optimiser).__name__} sends no multiple of a gradient"
+    refusal = not_a_gradient(observation)
+    if refusal:
+        return refusal
     if not _bare_parameters(observation):
         return "the network has no learnable position embedding"
     try:
-        return _tokens(observation)
+        return _find_positions(observation)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        return f"the network does not run on a random input: {str(error).splitlines()[0]}"
+        return does_not_run(error)
 
 
 def _layers(observation: Observation) -> list[str]:
-    """The dense and convolutional layers."""
+    """Return the names of the dense and convolutional layers."""
     return [name for name, m in observation.model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
 
 
 def _bare_parameters(observation: Observation) -> list[str]:
-    """The trained matrices that belong to no dense or convolutional layer, as positions do."""
+    """Return the names of trained matrices outside of dense and convolutional layers, as positions are."""
     layers = set(_layers(observation))
     named = observation.model.named_parameters()
-    found = [n for n, p in named if p.ndim >= 2 and n in observation.update and n.rpartition(".")[0] not in layers]
-    return found if layers else []
+    names = [n for n, p in named if p.ndim >= 2 and n in observation.update and n.rpartition(".")[0] not in layers]
+    return names if layers else []
 
 
 @dataclass(frozen=True, eq=False)
 class _Probe:
-    """One pass over noise: what layers were fed, what the first one gave, and the gradients of a loss."""
+    """One pass over noise: the inputs of the layers, the outputs of the first one, and the gradients of a loss."""
 
     embedding: str
-    fed: dict[str, Tensor]
+    inputs: dict[str, Tensor]
     embedded: Tensor  # (p, d)
     outer: Tensor  # (p, d), the gradient of the embedded patches
     gradients: dict[str, Tensor]
 
 
-def _tokens(observation: Observation) -> _Tokens | str:
-    """Find the positions by their gradient: it is that of the patches' embeddings."""
+def _find_positions(observation: Observation) -> _TokenLayout | str:
+    """Find the positions by their gradient, which is that of the patches' embeddings."""
     probe = _probe(observation)
     cut = cut_at(observation, probe.embedding)
     for name in _bare_parameters(observation):
         gradient = probe.gradients[name].flatten(0, -2)  # (t, d)
-        place = _place(gradient, probe.outer)
+        place = _first_row_of(gradient, probe.outer)
         if place is not None:
             attention, fixed = _attention(cut, probe, gradient, slice(place, place + len(probe.outer)))
-            return _Tokens(cut, name, place, len(probe.outer), attention, fixed)
+            return _TokenLayout(cut, name, place, len(probe.outer), attention, fixed)
     return "no parameter has the gradient of the patches' embeddings, as learnable positions have"
 
 
@@ -176,14 +174,14 @@ def _probe(observation: Observation) -> _Probe:
     names = _layers(observation)
     cut = cut_at(observation, names[0])
     trained = {n: t.clone().requires_grad_() for n, t in cut.state.items() if n in observation.update}
-    fed: dict[str, Tensor] = {}
-    made: list[Tensor] = []
+    inputs: dict[str, Tensor] = {}
+    outputs: list[Tensor] = []
 
     def noting(name: str) -> Callable[..., Tensor]:
         def note(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            fed[name] = arguments[0].detach()
-            made.append(output if made or output.requires_grad else output.requires_grad_())
-            return made[-1]
+            inputs[name] = arguments[0].detach()
+            outputs.append(output if outputs or output.requires_grad else output.requires_grad_())
+            return outputs[-1]
 
         return note
 
@@ -195,49 +193,49 @@ def _probe(observation: Observation) -> _Probe:
         for hook in hooks:
             hook.remove()
     loss = F.cross_entropy(logits, torch.zeros(1, dtype=torch.int64))
-    found = torch.autograd.grad(loss, [made[0], *trained.values()], materialize_grads=True)
-    gradients = dict(zip(trained, found[1:], strict=True))
-    return _Probe(next(iter(fed)), fed, _rows(made[0].detach()), _rows(found[0]), gradients)
+    derivatives = torch.autograd.grad(loss, [outputs[0], *trained.values()], materialize_grads=True)
+    gradients = dict(zip(trained, derivatives[1:], strict=True))
+    return _Probe(next(iter(inputs)), inputs, _rows(outputs[0].detach()), _rows(derivatives[0]), gradients)
 
 
 def _rows(embedded: Tensor) -> Tensor:
-    """The embedded patches of one image, from a dense layer or a convolution.  # (p, d)"""
+    """Return the embedded patches of one image, from a dense layer or a convolution.  # (p, d)"""
     return embedded[0] if embedded.ndim == 3 else embedded[0].flatten(1).T
 
 
-def _place(gradient: Tensor, outer: Tensor) -> int | None:
-    """Where the rows of one gradient begin in another; None where they are not there.  # (t, d), (p, d)"""
+def _first_row_of(gradient: Tensor, outer: Tensor) -> int | None:
+    """Return the row at which one gradient begins in another; None if it is not part of it.  # (t, d), (p, d)"""
     if gradient.shape[1:] != outer.shape[1:] or not bool(outer.any()):
         return None
     starts = range(len(gradient) - len(outer) + 1)
-    return next((i for i in starts if _same(gradient[i : i + len(outer)], outer)), None)
+    return next((i for i in starts if _same_gradient(gradient[i : i + len(outer)], outer)), None)
 
 
 def _attention(cut: Cut, probe: _Probe, gradient: Tensor, rows: slice) -> tuple[tuple[str, ...], Tensor]:
-    """The layers that take the tokens where nothing else does, and the tokens without their patches; or none."""
+    """Return the layers that take the tokens if nothing else does, and the tokens without their patches; or none."""
     state = cut.state
-    for fed in probe.fed.values():
+    for fed in probe.inputs.values():
         if fed.ndim != 3 or fed.shape[1:] != gradient.shape:
             continue
-        names = tuple(n for n, other in probe.fed.items() if other.shape == fed.shape and torch.equal(other, fed))
+        names = tuple(n for n, other in probe.inputs.items() if other.shape == fed.shape and torch.equal(other, fed))
         weights = [f"{n}.weight" for n in names]
         trained = all(name in probe.gradients for name in weights)
         terms = [state[name].T @ probe.gradients[name] for name in weights] if trained else []
-        if not terms or not _same(torch.stack(terms).sum(0), gradient.T @ fed[0]):
+        if not terms or not _same_gradient(torch.stack(terms).sum(0), gradient.T @ fed[0]):
             break
         fixed = fed[0].clone()
-        fixed[rows] -= _patches(cut, probe.fed[probe.embedding])[0] @ _kernel(cut).T
+        fixed[rows] -= _patches(cut, probe.inputs[probe.embedding])[0] @ _kernel(cut).T
         return names, fixed
     return (), gradient[:0]
 
 
 def _kernel(cut: Cut) -> Tensor:
-    """The patch embedding as a matrix.  # (d, k)"""
+    """Return the patch embedding as a matrix.  # (d, k)"""
     return cut.state[f"{cut.layer}.weight"].flatten(1)
 
 
 def _patches(cut: Cut, fed: Tensor) -> Tensor:
-    """What the patch embedding multiplies by its matrix.  # (n, ...) -> (n, p, k)"""
+    """Return the patches that the patch embedding multiplies by its matrix.  # (n, ...) -> (n, p, k)"""
     layer = cut.model.get_submodule(cut.layer)
     if not isinstance(layer, nn.Conv2d):
         return fed
@@ -245,63 +243,71 @@ def _patches(cut: Cut, fed: Tensor) -> Tensor:
     return F.unfold(fed, layer.kernel_size, layer.dilation, layer.padding, layer.stride).transpose(1, 2)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool((one - other).norm() <= SAME * other.norm())
+def _same_gradient(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool((one - other).norm() <= SAME_GRADIENT * other.norm())
 
 
-def _equations(observation: Observation, tokens: _Tokens) -> _Equations | None:
-    """All equations for the patches, each weighed by the noise that it shows."""
-    shrunk = 1 - decay_factor(observation)
+def _equations(observation: Observation, tokens: _TokenLayout) -> _PatchEquations | None:
+    """Return all equations for the patches, each weighed by the noise that it shows."""
 
     def moved(name: str) -> Tensor:
-        return observation.update[name].double() + shrunk * observation.before[name].double()
+        return undecayed_update(observation, name)
 
     kernel, positions = _kernel(tokens.cut), moved(tokens.position).flatten(0, -2)  # E (d, k), (t, d)
     rows = slice(tokens.first, tokens.first + tokens.patches)
-    turned, sizes, left = torch.linalg.svd(positions[rows].T, full_matrices=True)  # (d, d), (rank,), (p, p)
-    rank, told = len(sizes), kernel.shape[0] >= kernel.shape[1]  # whether tokens tell all numbers of their patches
+    right_vectors, sizes, left_vectors = torch.linalg.svd(
+        positions[rows].T, full_matrices=True
+    )  # (d, d), (rank,), (p, p)
+    rank, tokens_determine_patches = (
+        len(sizes),
+        kernel.shape[0] >= kernel.shape[1],
+    )  # whether tokens tell all numbers of their patches
     identity = torch.eye(kernel.shape[1], dtype=torch.float64)
-    spread, right = torch.linalg.eigh(kernel.T @ kernel) if told else (identity[0], identity)
+    spread, right = torch.linalg.eigh(kernel.T @ kernel) if tokens_determine_patches else (identity[0], identity)
     weights, values = torch.zeros(2, tokens.patches, kernel.shape[1], dtype=torch.float64)
     name = f"{tokens.cut.layer}.weight"
     if name in observation.update:
-        seen = turned.T @ moved(name).flatten(1)  # (d, k)
-        precision = _precision(seen, rank)
+        rotated = right_vectors.T @ moved(name).flatten(1)  # (d, k)
+        precision = _precision(rotated, rank)
         weights[:rank] += precision * sizes.square()[:, None]
-        values[:rank] += precision * sizes[:, None] * (seen[:rank] @ right)
-    if tokens.attention and told and observation.knows.local_steps in (None, 1):
+        values[:rank] += precision * sizes[:, None] * (rotated[:rank] @ right)
+    if tokens.attention and tokens_determine_patches and observation.knows.local_steps in (None, 1):
         parts = [tokens.cut.state[f"{n}.weight"].T @ moved(f"{n}.weight") for n in tokens.attention]
-        seen = turned.T @ (torch.stack(parts).sum(0) - positions.T @ tokens.fixed)  # P'X E', (d, d)
-        precision = _precision(seen, rank)
+        rotated = right_vectors.T @ (torch.stack(parts).sum(0) - positions.T @ tokens.fixed)  # P'X E', (d, d)
+        precision = _precision(rotated, rank)
         weights[:rank] += precision * sizes.square()[:, None] * spread
-        values[:rank] += precision * sizes[:, None] * (seen[:rank] @ kernel @ right)
-    share = SHARPEST / weights.clamp(min=SHARPEST)
-    return _Equations(left, right, weights * share, values * share) if bool(weights.any()) else None
+        values[:rank] += precision * sizes[:, None] * (rotated[:rank] @ kernel @ right)
+    share = MOST_PRECISION / weights.clamp(min=MOST_PRECISION)
+    return _PatchEquations(left_vectors, right, weights * share, values * share) if bool(weights.any()) else None
 
 
-def _precision(seen: Tensor, rank: int) -> float:
-    """1 / variance of the noise in equations of which only the first rows say something: that of the other rows.
+def _precision(rotated: Tensor, rank: int) -> float:
+    """Return 1 / variance of the noise in equations, measured on the rows after the first `rank`, which are only noise.
 
-    Where there are no other rows, single precision of the largest entry is supposed.
+    If there are no such rows, single precision of the largest entry is assumed.
     """
-    rounding = (torch.finfo(torch.float32).eps * float(seen.abs().max())) ** 2 / 12
-    rest = seen[rank:]
-    return 1 / max(float(rest.square().mean()), 1e-6 * rounding) if len(rest) else 1 / rounding
+    rounding = (torch.finfo(torch.float32).eps * float(rotated.abs().max())) ** 2 / 12
+    noise_rows = rotated[rank:]
+    return 1 / max(float(noise_rows.square().mean()), 1e-6 * rounding) if len(noise_rows) else 1 / rounding
 
 
-def _smooth_solution(tokens: _Tokens, equations: _Equations) -> Tensor:
-    """The most likely image under smoothness.  # (1, c, h, w), whitened"""
+def _smooth_solution(tokens: _TokenLayout, equations: _PatchEquations) -> Tensor:
+    """Return the most likely image under a smoothness prior.  # (1, c, h, w), whitened"""
     start = torch.zeros(1, *tokens.cut.shape, dtype=torch.float64)
     front = Affine(lambda images: _patches(tokens.cut, tokens.cut.front(images)), start)
-    eased = 1 / (equations.weights + 8 * NEIGHBOURS)  # 8: the largest eigenvalue of the Laplacian
+    inverse_weights = 1 / (equations.weights + 8 * NEIGHBOUR_PRECISION)  # 8: the largest eigenvalue of the Laplacian
 
     def operator(images: Tensor) -> Tensor:
-        pulled = equations.back(equations.weights * equations.turned(front.apply(images)[0]))
-        return front.adjoint(pulled[None], images) + NEIGHBOURS * roughness(images) + LEVEL * images
+        pulled = equations.rotate_back(equations.weights * equations.rotate(front.apply(images)[0]))
+        return (
+            front.adjoint(pulled[None], images)
+            + NEIGHBOUR_PRECISION * negative_laplacian(images)
+            + PIXEL_PRECISION * images
+        )
 
     def precondition(images: Tensor) -> Tensor:
-        pulled = equations.back(eased * equations.turned(front.apply(images)[0]))
-        return front.adjoint(pulled[None], images) + images / SHARPEST
+        pulled = equations.rotate_back(inverse_weights * equations.rotate(front.apply(images)[0]))
+        return front.adjoint(pulled[None], images) + images / MOST_PRECISION
 
-    right = front.adjoint(equations.back(equations.values)[None], start)
-    return solve_positive(operator, right, start, SOLVE, TOLERANCE, precondition)
+    right = front.adjoint(equations.rotate_back(equations.values)[None], start)
+    return conjugate_gradients(operator, right, start, MOST_ITERATIONS, TOLERANCE, precondition)

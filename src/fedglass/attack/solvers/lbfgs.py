@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import Problem, Progress, Solution, Steps, finished
+from fedglass.attack.parts import PausableRun, Problem, Progress, Solution, run_to_end
 from fedglass.attack.solvers.schedules import check_iterations
 
 
@@ -31,9 +31,9 @@ class LBFGS:
         check_iterations(self.iterations)
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return finished(self.steps(problem, progress))
+        return run_to_end(self.steps(problem, progress))
 
-    def steps(self, problem: Problem, progress: Progress) -> Steps[Solution]:
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         tensors = tuple(u.start.detach().clone(memory_format=torch.contiguous_format) for u in problem.unknowns)
         for tensor in tensors:
             tensor.requires_grad_()
@@ -42,12 +42,12 @@ class LBFGS:
         safe = [t.detach().clone() for t in tensors]
         finite = True
         for k in range(self.iterations):
-            here = [t.detach().clone() for t in tensors]
+            before_step = [t.detach().clone() for t in tensors]
             evaluate = partial(_closure, problem, tensors, k / self.iterations)
             # `step` returns the energy before the step: that of `here`.
             energy = float(optimiser.step(evaluate))  # type: ignore[no-untyped-call] # torch does not annotate it
             trace[k] = energy
-            safe = here if math.isfinite(energy) else safe
+            safe = before_step if math.isfinite(energy) else safe
             finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
             if not finite:
                 break

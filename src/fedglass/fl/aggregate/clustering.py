@@ -1,4 +1,8 @@
-"""Clustering of clients, by scikit-learn where it takes more than a few lines: the extra `robust`."""
+"""Rules that accept the largest cluster of clients: SignGuard and FreqFed.
+
+Clients are clustered by the signs or by the low frequencies of their updates. HDBSCAN and MeanShift are those of
+scikit-learn, an optional package (the extra `robust`) that is imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,13 @@ from fedglass.core.registry import register
 from fedglass.core.rng import stream
 from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, cosine_distances, demand, mean_of
 
-# its parts are imported when they are first used
+CLUSTERINGS = ("mean_shift", "kmeans")
 
 
 def largest(labels: NDArray[np.int_], distances: Tensor) -> Tensor:
-    """Who is in the largest cluster, of equally large ones the tightest; -1 is noise.  # (n,), (n, n) -> (n,), bool
+    """Mark the members of the largest cluster, of equally large ones the tightest.  # (n,), (n, n) -> (n,), bool
+
+    The label -1 is noise.
 
     >>> largest(np.array([-1, 1, 1, 0, -1, -1]), torch.ones(6, 6)).tolist()
     [False, True, True, False, False, False]
@@ -31,19 +37,19 @@ def largest(labels: NDArray[np.int_], distances: Tensor) -> Tensor:
     members = [torch.from_numpy(labels == name) for name in np.unique(labels[labels >= 0])]
     if not members:
         return torch.zeros(len(labels), dtype=torch.bool)
-    apart = distances.cpu()
-    return min(members, key=lambda own: (-int(own.sum()), float(apart[own][:, own].sum())))
+    distances = distances.cpu()
+    return min(members, key=lambda cluster: (-int(cluster.sum()), float(distances[cluster][:, cluster].sum())))
 
 
 def by_density(distances: Tensor, least: int, neighbours: int) -> NDArray[np.int_]:
-    """HDBSCAN on a matrix of distances [Campello et al., 2013]; clusters of at least so many.  # (n, n) -> (n,)"""
+    """Cluster by HDBSCAN on a matrix of distances [Campello et al., 2013], at least `least` each.  # (n, n) -> (n,)"""
     model = _cluster("HDBSCAN")(min_cluster_size=least, min_samples=neighbours, metric="precomputed", copy=True)
     labels: NDArray[np.int_] = model.fit(distances.cpu().numpy()).labels_
     return labels
 
 
 def by_shift(features: Tensor) -> NDArray[np.int_]:
-    """MeanShift with the bandwidth that half of the neighbours give.  # (n, features) -> (n,)"""
+    """Cluster by MeanShift with the bandwidth that half of the neighbours give.  # (n, features) -> (n,)"""
     points = features.cpu().double().numpy()
     width = _sklearn().estimate_bandwidth(points, quantile=0.5)
     if not width > 0:
@@ -53,7 +59,7 @@ def by_shift(features: Tensor) -> NDArray[np.int_]:
 
 
 def in_two(features: Tensor, generator: torch.Generator) -> NDArray[np.int_]:
-    """Two clusters by k-means.  # (n, features) -> (n,)"""
+    """Make two clusters by k-means.  # (n, features) -> (n,)"""
     points = features.cpu().double().numpy()
     if len(np.unique(points, axis=0)) < 2:
         return np.zeros(len(points), dtype=np.int64)
@@ -63,8 +69,8 @@ def in_two(features: Tensor, generator: torch.Generator) -> NDArray[np.int_]:
 
 
 def _cluster(name: str) -> type:
-    found: type = getattr(_sklearn(), name)
-    return found
+    algorithm: type = getattr(_sklearn(), name)
+    return algorithm
 
 
 def _sklearn() -> ModuleType:
@@ -76,12 +82,6 @@ def _sklearn() -> ModuleType:
         ) from error
 
 
-# Updates of usual length whose signs agree with those of most others.
-
-
-CLUSTERINGS = ("mean_shift", "kmeans")
-
-
 @register(
     "rules",
     "signguard",
@@ -91,11 +91,12 @@ CLUSTERINGS = ("mean_shift", "kmeans")
 )
 @dataclass(frozen=True)
 class SignGuard:
-    """Two filters, of length and of signs, and the mean of those that pass both [Xu et al., 2022, Algorithm 2].
+    """Two filters, of length and of signs, and the mean of updates that pass both [Xu et al., 2022, Algorithm 2].
 
     Length: `shortest` < |u| / median < `longest`. Signs: the shares of positive, zero and negative coordinates in a
-    random window of `window` of them, each divided by its largest over clients, then the largest cluster. What is left
-    is clipped to the median length. `clustering = "kmeans"` makes two clusters on all coordinates, not MeanShift's.
+    random window of `window` of them, each divided by its largest over clients, then the largest cluster. The accepted
+    updates are clipped to the median length. `clustering = "kmeans"` makes two clusters on all coordinates instead of
+    MeanShift's on the window.
     """
 
     shortest: float = 0.1
@@ -124,34 +125,30 @@ class SignGuard:
         typical = lengths.quantile(0.5)
         ratio = lengths / typical.clamp(min=torch.finfo(lengths.dtype).tiny)
         usual = (ratio > self.shortest) & (ratio < self.longest)
-        kept = usual & self._agree(updates, draws).to(updates.device)
-        # Clipping is one factor for each client: the mean of the kept is a product with a row of weights.
-        shares = kept.to(updates) * (1 / ratio).clamp(max=1)
-        return Aggregated((shares / kept.sum().clamp(min=1)) @ updates, kept)
+        accepted = usual & self._agree(updates, draws).to(updates.device)
+        # Clipping is one factor for each client: the mean of the accepted is a product with a row of weights.
+        shares = accepted.to(updates) * (1 / ratio).clamp(max=1)
+        return Aggregated((shares / accepted.sum().clamp(min=1)) @ updates, accepted)
 
     def _agree(self, updates: Tensor, draws: torch.Generator) -> Tensor:
         d = updates.shape[1]
-        whole = self.clustering == "kmeans"
-        width = d if whole else max(1, int(self.window * d))
+        all_coordinates = self.clustering == "kmeans"
+        width = d if all_coordinates else max(1, int(self.window * d))
         start = int(torch.randint(d - width + 1, (1,), generator=draws))
         features = sign_shares(updates[:, start : start + width])
-        return largest(in_two(features, draws) if whole else by_shift(features), torch.cdist(features, features))
+        return largest(
+            in_two(features, draws) if all_coordinates else by_shift(features), torch.cdist(features, features)
+        )
 
 
 def sign_shares(rows: Tensor) -> Tensor:
-    """Shares of positive, zero and negative values, each divided by its largest over the rows.  # (n, d) -> (n, 3)
+    """Return the shares of positive, zero and negative values, divided by their largest over rows.  # (n, d) -> (n, 3)
 
     >>> sign_shares(torch.tensor([[1.0, -1.0, 0.0, 2.0], [1.0, 1.0, 1.0, 1.0]])).tolist()
     [[0.5, 1.0, 1.0], [1.0, 0.0, 0.0]]
     """
     shares = torch.stack([(rows > 0).sum(1), (rows == 0).sum(1), (rows < 0).sum(1)], dim=1) / rows.shape[1]
     return shares / shares.max(dim=0).values.clamp(min=torch.finfo(shares.dtype).tiny)
-
-
-# Updates whose low frequencies agree with those of most others.
-
-
-# its parts are imported when they are first used
 
 
 @register(
@@ -167,8 +164,8 @@ def sign_shares(rows: Tensor) -> Tensor:
 class FreqFed:
     """The largest cluster by HDBSCAN on 1 - cosine of the low half of the cosine transforms [Fereidooni et al., 2024].
 
-    `least` is the size from which some clients make a cluster, `neighbours` how many of them, itself included, make one
-    dense. What is noise to HDBSCAN is in no cluster; where all are, nobody gets through.
+    `least` is the smallest size of a cluster, `neighbours` how many clients, itself included, make one dense. HDBSCAN
+    counts some updates as noise, which is in no cluster. If all are noise, no update is accepted.
     """
 
     least: int = 2
@@ -192,11 +189,11 @@ class FreqFed:
         self.check(len(updates))
         low = torch.stack([low_frequencies(row) for row in updates])
         distances = cosine_distances(low)
-        kept = largest(by_density(distances, self.least, self.neighbours), distances)
-        return mean_of(updates, kept.to(updates.device))
+        accepted = largest(by_density(distances, self.least, self.neighbours), distances)
+        return mean_of(updates, accepted.to(updates.device))
 
 
 def low_frequencies(update: Tensor) -> Tensor:
-    """The first half of the cosine transform (type II, orthonormal).  # (d,) -> (ceil(d / 2),)"""
-    found = torch.from_numpy(scipy.fft.dct(update.cpu().double().numpy(), norm="ortho"))
-    return found[: (len(update) + 1) // 2].to(update.dtype)
+    """Return the first half of the cosine transform (type II, orthonormal).  # (d,) -> (ceil(d / 2),)"""
+    frequencies = torch.from_numpy(scipy.fft.dct(update.cpu().double().numpy(), norm="ortho"))
+    return frequencies[: (len(update) + 1) // 2].to(update.dtype)

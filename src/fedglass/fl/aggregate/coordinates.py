@@ -1,4 +1,8 @@
-"""Rules that treat every coordinate alone: median and trimmed mean."""
+"""Rules that move towards the middle of the updates and accept all of them.
+
+Median and trimmed mean treat every coordinate separately. The geometric median is the point of least total distance to
+all updates. Centred clipping limits the distance of each update to the last step.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,11 @@ YIN = (
 )
 
 DIFFERENTIATED = 1 << 16
-"""Coordinates at a time where a gradient goes through: the way back of every part is as long as all of them."""
+"""Coordinates at a time if a gradient is needed: the backward pass of every part is as long as all of them."""
 
 
 def median_of(rows: Tensor) -> Tensor:
-    """The coordinate-wise median; the mean of the two middle values of an even number.  # (n, d) -> (d,)
+    """Return the coordinate-wise median; the mean of the two middle values of an even number.  # (n, d) -> (d,)
 
     >>> median_of(torch.tensor([[1.0], [2.0], [10.0], [4.0]])), median_of(torch.tensor([[1.0], [9.0], [2.0]]))
     (tensor([3.]), tensor([2.]))
@@ -32,7 +36,7 @@ def median_of(rows: Tensor) -> Tensor:
 
 
 def trimmed_mean_of(rows: Tensor, trim: int) -> Tensor:
-    """The coordinate-wise mean without the `trim` smallest and largest values.  # (n, d) -> (d,)
+    """Return the coordinate-wise mean without the `trim` smallest and largest values.  # (n, d) -> (d,)
 
     >>> trimmed_mean_of(torch.tensor([[-100.0], [1.0], [2.0], [100.0]]), 1)
     tensor([1.5000])
@@ -46,7 +50,7 @@ def _middle(ordered: Tensor) -> Tensor:
 
 
 def _by_columns(rows: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
-    """In parts with a coordinate's values side by side, which are sorted several times faster."""
+    """Apply `of` to sorted parts that hold a coordinate's values next to each other: they sort several times faster."""
     simple = rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64) and not rows.requires_grad
     ordered, count = (_by_numpy, COLUMNS) if simple else (_by_torch, DIFFERENTIATED)
     starts = range(0, rows.shape[1], count)
@@ -55,7 +59,7 @@ def _by_columns(rows: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _by_numpy(values: Tensor) -> Tensor:
-    """Each row in ascending order, by vector instructions: ten times faster than torch, without a gradient."""
+    """Sort each row by vector instructions: ten times faster than torch, without a gradient."""
     return torch.from_numpy(np.sort(values.numpy(), axis=1))
 
 
@@ -63,7 +67,7 @@ def _by_torch(values: Tensor) -> Tensor:
     return values.sort(dim=1).values
 
 
-def _everybody(updates: Tensor) -> Tensor:
+def _all_accepted(updates: Tensor) -> Tensor:
     return torch.ones(len(updates), dtype=torch.bool, device=updates.device)
 
 
@@ -76,7 +80,7 @@ class Median:
         return None
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
-        return Aggregated(median_of(updates), _everybody(updates))
+        return Aggregated(median_of(updates), _all_accepted(updates))
 
 
 @register(
@@ -97,10 +101,7 @@ class TrimmedMean:
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         self.check(len(updates))
-        return Aggregated(trimmed_mean_of(updates, self.byzantine), _everybody(updates))
-
-
-# The point of least total distance to all updates.
+        return Aggregated(trimmed_mean_of(updates, self.byzantine), _all_accepted(updates))
 
 
 @register(
@@ -114,9 +115,9 @@ class TrimmedMean:
 class GeometricMedian:
     """argmin_v sum_k n_k |u_k - v| by the smoothed Weiszfeld algorithm [Pillutla et al., 2022, Algorithm 2].
 
-    The search starts at the mean and ends where a step is shorter than `tolerance` times the median
-    distance, or after `iterations`. Distances below `smoothing` times that one are counted as such: at an update itself
-    the weights would be infinite.
+    The search starts at the mean and ends when a step is shorter than `tolerance` times the median distance, or after
+    `iterations`. Smaller distances count as `smoothing` times the median distance: at an update itself the weights
+    would be infinite.
     """
 
     iterations: int = 100
@@ -145,9 +146,6 @@ class GeometricMedian:
             if step <= self.tolerance * typical:
                 break
         return Aggregated(point, context.weights.to(updates.device) > 0)
-
-
-# Updates clipped around what the server believes already.
 
 
 @register(
@@ -184,7 +182,7 @@ class CentredClipping:
             # Row by row: no second copy of all updates.
             moves = ((row - centre) * self._share(row - centre) for row in updates)
             centre = centre + sum(moves, torch.zeros_like(centre)) / len(updates)
-        return Aggregated(centre, torch.ones(len(updates), dtype=torch.bool, device=updates.device), centre)
+        return Aggregated(centre, _all_accepted(updates), centre)
 
     def _share(self, difference: Tensor) -> Tensor:
         length = difference.norm().clamp(min=torch.finfo(difference.dtype).tiny)

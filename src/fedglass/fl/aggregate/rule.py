@@ -1,4 +1,8 @@
-"""What an aggregation rule is: (n, d) -> (d,), with a context, a state of its own, and whose updates got through."""
+"""Aggregation rules: (n, d) -> (d,), with a context and a state; the rule also reports which updates it accepted.
+
+The file holds the protocol, the weighted mean of federated averaging, and the inner products and distances between
+updates of millions of coordinates that robust rules compute.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,16 @@ from fedglass.core.errors import UsageError
 from fedglass.core.registry import make, register
 
 State = Any
-"""What a rule remembers from round to round; `None` for most."""
+"""The memory of a rule from round to round; `None` for most."""
+
+
+COLUMNS = 1 << 12
+"""Coordinates at a time: their copy in double precision takes 3 MiB for 100 clients, which a cache holds."""
 
 
 @dataclass(frozen=True, eq=False)
 class AggregationContext:
-    """What a rule may use beside the updates; a new fact is a new field."""
+    """Facts that a rule may use in addition to the updates; a new fact is a new field."""
 
     weights: Tensor  # (n,), non-negative, the clients' numbers of examples
     round: int = 0
@@ -32,31 +40,31 @@ class AggregationContext:
 
 @dataclass(frozen=True, eq=False)
 class Aggregated:
-    """The server's step, what the rule remembers, and whose updates have a part in the step."""
+    """The server's step, the rule's state, and which clients' updates have a part in the step."""
 
     step: Tensor  # (d,)
-    kept: Tensor  # (n,), bool
+    accepted: Tensor  # (n,), bool
     state: State = None
 
 
 class Aggregator(Protocol):
-    """Combines the clients' updates into the server's step.
+    """A rule that combines the clients' updates into the server's step.
 
-    Running statistics of normalisation layers travel at the end of each row, as they do in real federations.
+    Running statistics of normalisation layers are at the end of each row, as they are in real federations.
     """
 
     def init(self, weights: Tensor) -> State:
-        """The state before the first round, from the global model.  # (d,)"""
+        """Return the state before the first round, from the global model.  # (d,)"""
         ...
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
-        """(n, d) -> (d,)"""
+        """Combine the updates of one round.  # (n, d) -> (d,)"""
         ...
 
 
 @runtime_checkable
 class Limited(Protocol):
-    """A rule that can say beforehand what it can not work with."""
+    """A rule that can refuse a federation before it starts."""
 
     def check(self, clients: int, reference: bool) -> None:
         """Refuse rounds of so many clients, or a server without examples of its own."""
@@ -74,14 +82,11 @@ def demand(rule: str, option: str, value: int, clients: int, least: int, why: st
         )
 
 
-def mean_of(updates: Tensor, kept: Tensor, state: State = None) -> Aggregated:
-    """The plain mean of those that were kept; no step where nobody was."""
-    if not bool(kept.any()):
-        return Aggregated(torch.zeros_like(updates[0]), kept, state)
-    return Aggregated((kept.to(updates) / kept.sum()) @ updates, kept, state)
-
-
-# The mean of federated averaging.
+def mean_of(updates: Tensor, accepted: Tensor, state: State = None) -> Aggregated:
+    """Return the plain mean of the accepted updates; a step of zero if there are none."""
+    if not bool(accepted.any()):
+        return Aggregated(torch.zeros_like(updates[0]), accepted, state)
+    return Aggregated((accepted.to(updates) / accepted.sum()) @ updates, accepted, state)
 
 
 @register(
@@ -95,7 +100,7 @@ def mean_of(updates: Tensor, kept: Tensor, state: State = None) -> Aggregated:
 )
 @dataclass(frozen=True)
 class WeightedMean:
-    """sum_k n_k u_k / sum_k n_k [McMahan et al., 2017, Algorithm 1]; everybody gets through.
+    """sum_k n_k u_k / sum_k n_k [McMahan et al., 2017, Algorithm 1]; every update is accepted.
 
     >>> import torch
     >>> context = AggregationContext(weights=torch.tensor([1.0, 3.0]))
@@ -111,23 +116,16 @@ class WeightedMean:
         return Aggregated((weights / weights.sum()) @ updates, weights > 0)
 
 
-# Inner products and distances between updates of millions of coordinates.
-
-
-COLUMNS = 1 << 12
-"""Coordinates at a time: their copy in double precision takes 3 MiB for 100 clients, which a cache holds."""
-
-
 def gram(rows: Tensor) -> Tensor:
-    """All inner products, in double precision without a copy of all rows in it.  # (n, d) -> (n, n)"""
-    found = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    """Return all inner products in double precision, without a copy of all rows in it.  # (n, d) -> (n, n)"""
+    products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for start in range(0, rows.shape[1], COLUMNS):
-        found += _products(rows[:, start : start + COLUMNS].double())
-    return (found + found.T) / 2  # a product may round otherwise from the other side, and a tie would be none
+        products += _products(rows[:, start : start + COLUMNS].double())
+    return (products + products.T) / 2  # (i, j) and (j, i) may round differently, which would break ties
 
 
 def _products(part: Tensor) -> Tensor:
-    """numpy sees that both factors are one matrix, and computes one triangle of the product: half of the work."""
+    """Return part @ part.T; numpy notices that both factors are one matrix, and computes only one triangle."""
     if part.device.type != "cpu":
         return part @ part.T
     rows = part.numpy()
@@ -135,30 +133,27 @@ def _products(part: Tensor) -> Tensor:
 
 
 def squared_distances(rows: Tensor) -> Tensor:
-    """|u_i - u_j|^2 by one Gram matrix; zero on the diagonal.  # (n, d) -> (n, n)
+    """Return |u_i - u_j|^2 by one Gram matrix; zero on the diagonal.  # (n, d) -> (n, n)
 
     >>> squared_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]])).tolist()
     [[0.0, 25.0], [25.0, 0.0]]
     """
     products = gram(rows)
     norms = products.diagonal()
-    found = (norms[:, None] + norms[None, :] - 2 * products).clamp(min=0)
-    return found.fill_diagonal_(0)
+    distances = (norms[:, None] + norms[None, :] - 2 * products).clamp(min=0)
+    return distances.fill_diagonal_(0)
 
 
 def cosine_distances(rows: Tensor) -> Tensor:
-    """1 - cos(u_i, u_j); an update of zeros is at distance 1 from every other.  # (n, d) -> (n, n)"""
+    """Return 1 - cos(u_i, u_j); an update of zeros is at distance 1 from every other.  # (n, d) -> (n, n)"""
     products = gram(rows)
     norms = products.diagonal().sqrt()
     cosines = products / (norms[:, None] * norms[None, :]).clamp(min=torch.finfo(torch.float64).tiny)
     return (1 - cosines).clamp(min=0).fill_diagonal_(0)
 
 
-# Aggregation rules by name.
-
-
 def rule(name: str, **options: object) -> Aggregator:
-    """The rule of that name with the given options.
+    """Return the rule of that name with the given options.
 
     >>> rule("mean")
     WeightedMean()

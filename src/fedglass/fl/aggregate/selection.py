@@ -1,4 +1,9 @@
-"""Krum and Multi-Krum: the updates that lie closest to their neighbours."""
+"""Rules that accept some updates and reject others by their distances: Krum, Multi-Krum, DnC and BALANCE.
+
+Krum and Multi-Krum accept the updates that lie closest to their neighbours. DnC (divide and conquer) drops those that
+stand out along the direction in which the updates differ most. BALANCE accepts those near an update that the server
+makes itself.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +24,30 @@ BLANCHARD = (
 )
 
 
-def closest(distances: Tensor, byzantine: int) -> Tensor:
-    """The clients by their scores; of equal ones that first which is closer to all others.  # (n, n) -> (n,)
+NEEDS_REFERENCE = (
+    "federation.rule 'balance' compares with an update of the server's own: set federation.server_examples to the "
+    "number of examples that it is trained on."
+)
 
-    With one neighbour each, two that are each other's have equal scores.
+
+def closest(distances: Tensor, byzantine: int) -> Tensor:
+    """Return the clients in the order of their Krum scores.  # (n, n) -> (n,)
+
+    Of clients with equal scores, the one that is closer to all others comes first: with one neighbour each, two clients
+    that are each other's neighbour have equal scores.
     """
     by_all = distances.sum(dim=1).argsort(stable=True)
     return by_all[krum_scores(distances, byzantine)[by_all].argsort(stable=True)]
 
 
 def krum_scores(distances: Tensor, byzantine: int) -> Tensor:
-    """The sum of the n - f - 2 smallest squared distances to others [Blanchard et al., 2017, Sec. 4].
+    """Return the sum of the n - f - 2 smallest squared distances to others [Blanchard et al., 2017, Sec. 4].
 
     # (n, n) -> (n,)
     """
     n = len(distances)
-    others = distances + torch.diag(torch.full((n,), torch.inf, dtype=distances.dtype, device=distances.device))
-    return others.sort(dim=1).values[:, : n - byzantine - 2].sum(dim=1)
+    to_others = distances + torch.diag(torch.full((n,), torch.inf, dtype=distances.dtype, device=distances.device))
+    return to_others.sort(dim=1).values[:, : n - byzantine - 2].sum(dim=1)
 
 
 @register("rules", "krum", summary="the one update that lies closest to its neighbours", paper=BLANCHARD)
@@ -43,7 +55,8 @@ def krum_scores(distances: Tensor, byzantine: int) -> Tensor:
 class Krum:
     """The client of the lowest score, see `krum_scores` [Blanchard et al., 2017].
 
-    One client's update becomes the server's step: whoever receives the next model sees that client as the server does.
+    One client's update becomes the server's step, so every receiver of the next model sees that update as the server
+    does.
     """
 
     byzantine: int = 1
@@ -58,8 +71,8 @@ class Krum:
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         self.check(len(updates))
         winner = int(closest(squared_distances(updates), self.byzantine)[0])
-        kept = torch.arange(len(updates), device=updates.device) == winner
-        return Aggregated(updates[winner].clone(), kept)
+        accepted = torch.arange(len(updates), device=updates.device) == winner
+        return Aggregated(updates[winner].clone(), accepted)
 
 
 @register(
@@ -67,9 +80,9 @@ class Krum:
 )
 @dataclass(frozen=True)
 class MultiKrum:
-    """The mean of `keep` updates that Krum chooses, n - f - 2 of them where that is not said.
+    """The mean of `keep` updates that Krum chooses, by default n - f - 2 of them.
 
-    `iterative`: each winner is moved out and the rest is scored again. Otherwise the best of one scoring
+    `iterative`: each winner is moved out and the remaining updates are scored again. Otherwise the best of one scoring
     [Blanchard et al., 2017, Sec. 4].
     """
 
@@ -95,21 +108,18 @@ class MultiKrum:
         distances = squared_distances(updates)
         count = self.keep or len(updates) - self.byzantine - 2
         winners = self._one_by_one(distances, count) if self.iterative else self._at_once(distances, count)
-        kept = torch.zeros(len(updates), dtype=torch.bool, device=updates.device)
-        kept[winners] = True
-        return mean_of(updates, kept)
+        accepted = torch.zeros(len(updates), dtype=torch.bool, device=updates.device)
+        accepted[winners] = True
+        return mean_of(updates, accepted)
 
     def _at_once(self, distances: Tensor, count: int) -> list[int]:
         return [int(i) for i in closest(distances, self.byzantine)[:count]]
 
     def _one_by_one(self, distances: Tensor, count: int) -> list[int]:
-        left, winners = list(range(len(distances))), list[int]()
+        candidates, winners = list(range(len(distances))), list[int]()
         for _ in range(count):
-            winners.append(left.pop(int(closest(distances[left][:, left], self.byzantine)[0])))
+            winners.append(candidates.pop(int(closest(distances[candidates][:, candidates], self.byzantine)[0])))
         return winners
-
-
-# Divide and conquer: those that stand out along the direction in which the updates differ most are dropped.
 
 
 @register(
@@ -126,8 +136,8 @@ class DnC:
     """Divide and Conquer [Shejwalkar, Houmansadr, 2021, Algorithm 2].
 
     `passes` times: on `coordinates` random ones, centred, the int(fraction * byzantine) clients of the largest squared
-    projection on the top right singular vector are dropped. The mean is over those that every pass keeps; where there
-    are none, over the one of the lowest mean score.
+    projection on the top right singular vector are dropped. The mean is over the clients that no pass drops; if there
+    are none, it is the update of the client with the lowest mean score.
     """
 
     byzantine: int = 1
@@ -144,7 +154,7 @@ class DnC:
 
     @property
     def dropped(self) -> int:
-        """In each pass."""
+        """The number of clients that each pass drops."""
         return int(self.fraction * self.byzantine)
 
     def check(self, clients: int, reference: bool = False) -> None:
@@ -158,19 +168,19 @@ class DnC:
         n, d = updates.shape
         self.check(n)
         draws = context.generator or stream(0, "dnc", context.round)
-        kept, total = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.float64)
+        accepted, total = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.float64)
         for _ in range(self.passes):
             columns = torch.randperm(d, generator=draws)[: min(self.coordinates, d)]
             scores = outlier_scores(updates[:, columns.to(updates.device)]).cpu()
             total += scores
-            kept[scores.argsort(stable=True)[n - self.dropped :]] = False
-        if not bool(kept.any()):
-            kept[total.argmin()] = True
-        return mean_of(updates, kept.to(updates.device))
+            accepted[scores.argsort(stable=True)[n - self.dropped :]] = False
+        if not bool(accepted.any()):
+            accepted[total.argmin()] = True
+        return mean_of(updates, accepted.to(updates.device))
 
 
 def outlier_scores(rows: Tensor) -> Tensor:
-    """Squared projections of the centred rows on their top right singular vector.  # (n, d) -> (n,)
+    """Return the squared projections of the centred rows on their top right singular vector.  # (n, d) -> (n,)
 
     By the n x n Gram matrix: with its top eigenpair (lambda, u) the projections are sqrt(lambda) u.
     """
@@ -179,15 +189,6 @@ def outlier_scores(rows: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(centred @ centred.T)
     scores: Tensor = values[-1].clamp(min=0) * vectors[:, -1].square()
     return scores
-
-
-# Updates that agree with one that the server makes itself.
-
-
-NEEDS = (
-    "federation.rule 'balance' compares with an update of the server's own: say on how many examples it is trained, "
-    "federation.server_examples."
-)
 
 
 @register(
@@ -199,11 +200,11 @@ NEEDS = (
 )
 @dataclass(frozen=True)
 class Balance:
-    """The mean of those with |u_ref - u_k| <= phi exp(-decay * round) |u_ref| [after Fang et al., 2024].
+    """The mean of the updates with |u_ref - u_k| <= phi exp(-decay * round) |u_ref| [after Fang et al., 2024].
 
-    The reference is what the server's own examples give, trained as the clients do. Rounds count from 0;
-    `decay` is their kappa over the number of rounds. There is no good default of `phi`: sweep it, and look at whose
-    updates get through.
+    The reference is the update of the server's own examples, trained as the clients train. Rounds count from 0;
+    `decay` is their kappa over the number of rounds. There is no good default of `phi`: sweep it, and look at which
+    updates are accepted.
     """
 
     phi: float
@@ -218,15 +219,15 @@ class Balance:
 
     def check(self, clients: int, reference: bool = False) -> None:
         if not reference:
-            raise UsageError(NEEDS)
+            raise UsageError(NEEDS_REFERENCE)
 
     def init(self, weights: Tensor) -> State:
         return None
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         if context.reference is None:
-            raise UsageError(NEEDS)
-        own = context.reference.to(updates)
-        far = self.phi * math.exp(-self.decay * context.round) * own.norm()
+            raise UsageError(NEEDS_REFERENCE)
+        reference = context.reference.to(updates)
+        most = self.phi * math.exp(-self.decay * context.round) * reference.norm()
         # Row by row: no second copy of all updates.
-        return mean_of(updates, torch.stack([(own - row).norm() <= far for row in updates]))
+        return mean_of(updates, torch.stack([(reference - row).norm() <= most for row in updates]))

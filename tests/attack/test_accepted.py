@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.kept import AllOthers, Choice, Everybody, OneOther, SomeOthers, TryKept
+from fedglass.attack.accepted import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
+from fedglass.attack.best_of import AttacksByRule, BestOf
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.rules import TryRules
 from fedglass.core.errors import UsageError
-from fedglass.core.types import Kept, Observation, Reconstruction, Training
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
-from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.core.types import Accepted, Observation, Reconstruction, Training
+from fedglass.federation.behaviours import Behaviour, Honest, SignFlip
 from fedglass.federation.federation import observe
 from fedglass.federation.peer import PeerView
 from fedglass.federation.truth import Truth
@@ -53,16 +52,16 @@ def seen_by(
     return observe(replace(federation, clients=acting), PeerView(0), knows)
 
 
-def reading(rule: str = "any", iterations: int = 100, **options: Any) -> TryRules:
+def reading(rule: str = "any", iterations: int = 100, **options: Any) -> BestOf[AttacksByRule]:
     attack = maliciously_curious_client(OracleLabels(), rule=rule, tv=0.0, iterations=iterations, **options)
-    assert isinstance(attack, TryRules)
+    assert isinstance(attack, BestOf)
     return attack
 
 
 @pytest.mark.parametrize(
     ("choice", "guesses"),
     [
-        (Everybody(), [((0, 1, 2), True)]),
+        (AllClients(), [((0, 1, 2), True)]),
         (AllOthers(), [((0, 1, 2), False)]),
         (OneOther(), [((0,), False), ((1,), False), ((2,), False)]),
         (
@@ -75,26 +74,26 @@ def reading(rule: str = "any", iterations: int = 100, **options: Any) -> TryRule
     ],
     ids=repr,
 )
-def test_all_guesses_together_are_all_that_is_possible(choice: Choice, guesses: list[Any]) -> None:
-    assert list(choice.guesses(3)) == [Kept(*guess) for guess in guesses]
+def test_all_guesses_together_are_all_that_is_possible(choice: AcceptedClients, guesses: list[Any]) -> None:
+    assert list(choice.guesses(3)) == [Accepted(*guess) for guess in guesses]
 
 
 def test_no_two_choices_guess_the_same() -> None:
-    made = [guess for choice in (Everybody(), AllOthers(), OneOther(), SomeOthers()) for guess in choice.guesses(4)]
+    made = [guess for choice in (AllClients(), AllOthers(), OneOther(), SomeOthers()) for guess in choice.guesses(4)]
     assert len(set(made)) == len(made) == 2 * (2**4 - 1)  # all but that nobody else is behind it
 
 
 @pytest.mark.parametrize(
     ("kept", "rule", "guess"),
     [
-        ((0, 1, 2, 3, 4), "mean", Kept((0, 1, 2, 3), True)),
-        ((1, 2, 3, 4), "mean_without_own", Kept((0, 1, 2, 3), False)),
-        ((3,), "one_client", Kept((2,), False)),
-        ((0, 2, 4), "mean_of_some", Kept((1, 3), True)),
-        ((1, 4), "mean_of_some", Kept((0, 3), False)),
+        ((0, 1, 2, 3, 4), "mean", Accepted((0, 1, 2, 3), True)),
+        ((1, 2, 3, 4), "mean_without_own", Accepted((0, 1, 2, 3), False)),
+        ((3,), "one_client", Accepted((2,), False)),
+        ((0, 2, 4), "mean_of_some", Accepted((1, 3), True)),
+        ((1, 4), "mean_of_some", Accepted((0, 3), False)),
     ],
 )
-def test_the_lowest_energy_tells_who_got_through(toy: Any, kept: tuple[int, ...], rule: str, guess: Kept) -> None:
+def test_the_lowest_energy_tells_who_got_through(toy: Any, kept: tuple[int, ...], rule: str, guess: Accepted) -> None:
     seen, truth = seen_by(toy, Only(*kept))
     attack = reading()
     found = attack.run(seen)
@@ -110,7 +109,7 @@ def test_a_poisoner_that_was_found_out_reads_the_others(toy: Any) -> None:
     assert truth.own == 0
     assert len(truth.clients) == 4
     found = reading(iterations=100).run(seen)
-    assert (found.rule, found.kept) == ("mean_without_own", Kept((0, 1, 2, 3), False))
+    assert (found.rule, found.kept) == ("mean_without_own", Accepted((0, 1, 2, 3), False))
     told, _ = seen_by(toy, DnC(1, passes=1), Knows(labels=True), SignFlip(5.0))
     known = reading("mean")
     at = known.run(told)
@@ -120,10 +119,11 @@ def test_a_poisoner_that_was_found_out_reads_the_others(toy: Any) -> None:
 
 def test_without_labels_others_of_the_same_size_are_all_alike(toy: Any) -> None:
     seen, _ = seen_by(toy, WeightedMean(), Knows(kept=False))
-    attacks = dict(maliciously_curious_client(iterations=1).attacks)  # type: ignore[attr-defined]
+    attacks = dict(maliciously_curious_client(iterations=1).attack)  # type: ignore[attr-defined]
     one, some = attacks["one_client"], attacks["mean_of_some"]
-    assert one._guesses(seen) == [Kept((0,), False)]
-    assert {(len(guess.others), guess.own) for guess in some._guesses(seen)} == {
+    assert [guess.value for guess in one.guesses.options(one.attack, seen)] == [Accepted((0,), False)]
+    guesses = [guess.value for guess in some.guesses.options(some.attack, seen)]
+    assert {(len(guess.others), guess.own) for guess in guesses} == {
         *((n, own) for n in (2, 3) for own in (True, False)),
         (1, True),
     }
@@ -140,11 +140,11 @@ def test_what_one_client_sent_is_counted_as_one_clients(toy: Any) -> None:
 def test_the_truth_is_judged_by_who_really_got_through(toy: Any) -> None:
     """Whatever the attack supposed: a wrong guess must not make the truth look as if it did not fit."""
     seen, truth = seen_by(toy, Only(1, 2))
-    attack = reading("mean_of_some", iterations=1).attacks[0][1]
-    like = Reconstruction(truth.images, truth.labels, 0.0, kept=Kept((0, 1, 2), True))
+    attack = reading("mean_of_some", iterations=1).attack[0][1]
+    like = Reconstruction(truth.images, truth.labels, 0.0, kept=Accepted((0, 1, 2), True))
     assert attack.energy_of(seen, truth.images, truth.labels, like) < 1e-5
     seen, truth = seen_by(toy, Only(0, 1, 2))  # as many images as three others have, the last ones its own
-    like = replace(like, kept=Kept((0, 1, 2), False))
+    like = replace(like, kept=Accepted((0, 1, 2), False))
     assert attack.energy_of(seen, truth.images, truth.labels, like) < 1e-5
     with pytest.raises(UsageError, match="3 images are those of no clients of the round"):
         attack.energy_of(seen, truth.images[:3], truth.labels[:3], like)
@@ -152,7 +152,8 @@ def test_the_truth_is_judged_by_who_really_got_through(toy: Any) -> None:
 
 def test_who_is_told_has_nothing_to_guess(toy: Any) -> None:
     seen, _ = seen_by(toy, Median(), Knows(labels=True))
-    names = {name for name, _ in reading()._possible(seen)}
+    attack = reading()
+    names = {guess.value for guess in attack.guesses.options(attack.attack, seen)}
     assert names == {"mean", "median", "trimmed_mean", "soft_median", "one_client"}
     with pytest.raises(UsageError, match=r"adversary\.knows_kept = false"):
         reading("mean_without_own").run(seen)
@@ -193,4 +194,4 @@ def test_what_it_sent_can_be_left_unused(toy: Any) -> None:
 @pytest.mark.parametrize("options", [{"share": 0.0}, {"share": 2.0}, {"most": 0}])
 def test_bad_input_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"kept\.share must be above 0"):
-        TryKept(reading("mean"), Everybody(), **options)
+        GuessAccepted(AllClients(), **options)

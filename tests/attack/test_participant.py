@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import BestOf
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.own import BesideOwn, LabelsBesideOwn, SubtractOwn, others_alone
+from fedglass.attack.participant import FixOwnImages, FixOwnLabels, SubtractOwnUpdate, without_own_update
 from fedglass.attack.parts import Forward
 from fedglass.attack.solvers.adam import SignedAdam
 from fedglass.attack.terms.distance import SquaredError
@@ -38,11 +39,11 @@ def federation(toy: Any, training: Training = Training(0.2), sizes: tuple[int, .
 def ways(forward: Forward, iterations: int = 2) -> dict[str, Any]:
     solver = SignedAdam(0.1, iterations)
     along = Attack(OracleLabels(), (Stage(forward, Pixels(), SquaredError(), solver),))
-    fixed = Stage(forward, BesideOwn(Pixels()), SquaredError(), solver)
+    fixed = Stage(forward, FixOwnImages(Pixels()), SquaredError(), solver)
     return {
         "along": along,
-        "fixed": Attack(LabelsBesideOwn(OracleLabels()), (fixed,)),
-        "subtract": SubtractOwn(along),
+        "fixed": Attack(FixOwnLabels(OracleLabels()), (fixed,)),
+        "subtract": BestOf(along, SubtractOwnUpdate()),
     }
 
 
@@ -78,7 +79,7 @@ def test_own_images_come_back_as_they_are_and_are_not_scored(toy: Any, way: str)
 def test_of_two_clients_the_others_update_is_bare(toy: Any) -> None:
     both = federation(toy, Training(0.2, epochs=4), (2, 3))
     seen, _ = observe(both, PeerView(0), TOLD)
-    alone, bare = others_alone(seen), observe(both, ServerView(1), TOLD)[0]
+    alone, bare = without_own_update(seen), observe(both, ServerView(1), TOLD)[0]
     for name, update in bare.update.items():
         torch.testing.assert_close(alone.update[name], update, rtol=1e-4, atol=1e-6)
     assert alone.knows.examples == bare.knows.examples == 3
@@ -97,7 +98,7 @@ def test_an_aggregate_is_attacked_as_it_is(toy: Any) -> None:
 
 def test_soft_labels_stand_beside_known_ones(toy: Any) -> None:
     seen, _ = observe(federation(toy), PeerView(0), Knows())
-    bound = LabelsBesideOwn(JointLabels()).bind(seen, stream(0, "x"))
+    bound = FixOwnLabels(JointLabels()).bind(seen, stream(0, "x"))
     labels = bound.decode([u.start for u in bound.unknowns])
     assert labels.shape == (6, 5)
     assert seen.own is not None
@@ -117,7 +118,7 @@ def test_an_update_that_did_not_get_through_is_not_subtracted(toy: Any) -> None:
     seen, _ = observe(federation(toy), PeerView(0), TOLD)
     assert seen.own is not None
     dropped = replace(seen, own=replace(seen.own, share=0.0))
-    assert others_alone(dropped) is dropped
+    assert without_own_update(dropped) is dropped
 
 
 @pytest.mark.parametrize(

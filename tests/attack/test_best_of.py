@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedglass.attack.attack import Attack, Stage
+from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs, possible_trainings
 from fedglass.attack.forward.unroll import Unroll
-from fedglass.attack.hypotheses import TryEpochs, hypotheses
 from fedglass.attack.images.per_epoch import EpochPixels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.solvers.adam import Adam
@@ -31,13 +31,13 @@ def knowing(steps: int | None, examples: int, clients: int = 1, lr: float | None
 
 def test_the_divisors_of_table_9_are_tried() -> None:
     """50 steps on 50 examples: E = 5, 10, 25 and 50 are among them [Dimitrov et al., 2022, App. C.4]."""
-    found = {(t.epochs, t.batch_size) for t in hypotheses(knowing(50, 50))}
+    found = {(t.epochs, t.batch_size) for t in possible_trainings(knowing(50, 50))}
     assert found == {(1, 1), (2, 2), (5, 5), (10, 10), (25, 25), (50, 50)}
 
 
 @given(st.integers(1, 60), st.integers(1, 40))
 def test_every_hypothesis_has_the_known_steps(steps: int, examples: int) -> None:
-    found = hypotheses(knowing(steps, examples))
+    found = possible_trainings(knowing(steps, examples))
     assert found
     assert all(training.local_steps(examples) == steps for training in found)
     assert len({t.epochs for t in found}) == len(found)
@@ -46,19 +46,19 @@ def test_every_hypothesis_has_the_known_steps(steps: int, examples: int) -> None
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 30))
 def test_the_true_number_of_epochs_is_among_them(examples: int, epochs: int, size: int) -> None:
     truth = Training(0.1, epochs, size)
-    found = {t.epochs: t for t in hypotheses(knowing(truth.local_steps(examples), examples))}
+    found = {t.epochs: t for t in possible_trainings(knowing(truth.local_steps(examples), examples))}
     assert epochs in found
     assert len(found[epochs].batches(examples)) == len(truth.batches(examples))
 
 
 def test_each_client_of_an_aggregate_has_its_share() -> None:
-    found = {(t.epochs, t.batch_size) for t in hypotheses(knowing(6, 12, clients=3))}
+    found = {(t.epochs, t.batch_size) for t in possible_trainings(knowing(6, 12, clients=3))}
     assert found == {(6, 4), (3, 2)}  # four examples each make one batch, or two, but never three
 
 
 def test_a_known_training_is_the_only_hypothesis(toy: Any) -> None:
     training = Training(0.1, 2, 3)
-    assert hypotheses(toy.observation(training)) == [training]
+    assert possible_trainings(toy.observation(training)) == [training]
 
 
 @pytest.mark.parametrize(
@@ -67,22 +67,22 @@ def test_a_known_training_is_the_only_hypothesis(toy: Any) -> None:
 )
 def test_steps_and_rate_are_needed(steps: int | None, lr: float | None, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        hypotheses(knowing(steps, 4, lr=lr))
+        possible_trainings(knowing(steps, 4, lr=lr))
 
 
 @pytest.fixture
-def attack() -> TryEpochs:
+def attack() -> BestOf[AnyAttack]:
     stage = Stage(Unroll(), EpochPixels(), SquaredError(), Adam(0.1, 10))
-    return TryEpochs(Attack(OracleLabels(), (stage,)))
+    return BestOf(Attack(OracleLabels(), (stage,)), GuessEpochs())
 
 
-def test_the_hypothesis_of_lowest_energy_wins(toy: Any, attack: TryEpochs) -> None:
+def test_the_hypothesis_of_lowest_energy_wins(toy: Any, attack: BestOf[AnyAttack]) -> None:
     federation = toy.federation(Training(0.5, epochs=2, batch_size=2))
     seen = observe(federation, ServerView(), BLIND)[0]
     found = attack.run(seen, seed=3)
     each = {
         t.epochs: attack.attack.run(replace(seen, knows=replace(seen.knows, training=t)), seed=3)
-        for t in hypotheses(seen)
+        for t in possible_trainings(seen)
     }
     assert set(each) == {1, 2, 4}
     best = min(each, key=lambda e: each[e].energy)
@@ -92,7 +92,7 @@ def test_the_hypothesis_of_lowest_energy_wins(toy: Any, attack: TryEpochs) -> No
     assert attack.energy_of(seen, found.images, found.labels, found) >= 0
 
 
-def test_the_energy_at_the_truth_is_that_of_the_chosen_hypothesis(toy: Any, attack: TryEpochs) -> None:
+def test_the_energy_at_the_truth_is_that_of_the_chosen_hypothesis(toy: Any, attack: BestOf[AnyAttack]) -> None:
     federation = toy.federation(Training(0.5, epochs=2))
     seen, truth = observe(federation, ServerView(), BLIND)
     found = replace(attack.run(seen), supposed=Training(0.5, epochs=2))
@@ -103,9 +103,10 @@ def test_the_energy_at_the_truth_is_that_of_the_chosen_hypothesis(toy: Any, atta
         attack.energy_of(seen, truth.images, truth.labels, replace(found, supposed=None))
 
 
-def test_true_batches_are_not_those_of_a_supposed_training(toy: Any, attack: TryEpochs) -> None:
+def test_true_batches_are_not_those_of_a_supposed_training(toy: Any, attack: BestOf[AnyAttack]) -> None:
     seen = toy.observation(Training(0.5, epochs=2, batch_size=2), Knows(training=False, steps=True, batch_labels=True))
-    told = TryEpochs(replace(attack.attack, labels=OracleBatchLabels()))
+    assert isinstance(attack.attack, Attack)
+    told = BestOf(replace(attack.attack, labels=OracleBatchLabels()), GuessEpochs())
     for refused in (told.run, told.check):
         with pytest.raises(UsageError, match="OracleBatchLabels needs the true labels of each local batch"):
             refused(seen)

@@ -1,0 +1,227 @@
+"""Guesses about the clients whose updates the server's rule has accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.best_of import AnyAttack, Guess, Guesses, lowest_energies
+from fedglass.attack.participant import check_not_echo
+from fedglass.attack.parts import Progress
+from fedglass.attack.stages import progress_part
+from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
+from fedglass.core.types import Accepted, Observation, Reconstruction
+
+MOST_COMBINATIONS = 2**16
+"""Of the clients of a round, before those that look alike are merged."""
+
+
+class AcceptedClients(Protocol):
+    """The clients of the round that a guess supposes behind the message."""
+
+    when_known: ClassVar[bool]
+    """Whether the attack is run as it is where the adversary knows whose updates were accepted."""
+
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        """Yield the possible sets of clients in a round with this number of other clients."""
+        ...
+
+
+@dataclass(frozen=True)
+class AllClients:
+    """All clients that took part."""
+
+    when_known: ClassVar[bool] = True
+
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        yield Accepted(tuple(range(other_clients)), own=True)
+
+
+@dataclass(frozen=True)
+class AllOthers:
+    """All clients but the adversary, whose update was dropped, as that of a poisoner is."""
+
+    when_known: ClassVar[bool] = False
+
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        yield Accepted(tuple(range(other_clients)), own=False)
+
+
+@dataclass(frozen=True)
+class OneOther:
+    """One of the other clients alone, as Krum selects it; each of them is possible."""
+
+    when_known: ClassVar[bool] = True
+
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        yield from (Accepted((i,), own=False) for i in range(other_clients))
+
+
+@dataclass(frozen=True)
+class SomeOthers:
+    """Some of the others and perhaps the adversary, as DnC, FreqFed and Multi-Krum select them: large sets first."""
+
+    when_known: ClassVar[bool] = False
+
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        for count in range(other_clients - 1, 0, -1):
+            for chosen in combinations(range(other_clients), count):
+                yield Accepted(chosen, own=True)
+                if count > 1:
+                    yield Accepted(chosen, own=False)
+
+
+@dataclass(frozen=True)
+class GuessAccepted(Guesses[AnyAttack, Accepted | None]):
+    """The clients whose updates were accepted, where the adversary knows only who took part.
+
+    Other clients of the same size and, where an oracle has given them, the same labels cannot be distinguished: one of
+    them stands for all. Of several guesses, the first `most`, each is tried with a quarter of a `share` of the attack's
+    iterations, the best quarter with all of it, and the attack is run under the best one. Where the adversary knows
+    whose updates were accepted, there is one guess, None.
+    """
+
+    clients: AcceptedClients
+    mean: bool = False
+    """Whether the rule is a mean of the accepted updates, in which the adversary's own has its share of examples."""
+    share: float = 0.1
+    most: int = 64
+
+    supplies: ClassVar[frozenset[Fact]] = frozenset({Fact.EXAMPLES})
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.most < 1:
+            raise UsageError(
+                f"kept.share must be above 0 and at most 1, kept.most at least 1, got {self.share} and {self.most}."
+            )
+
+    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess[Accepted | None]]:
+        check_not_echo(observation)
+        present = observation.knows.present
+        if present is None and not self.clients.when_known:
+            raise UsageError(
+                f"{self.clients} is a guess about whose updates the rule has accepted, which the adversary knows: set "
+                'adversary.knows_kept = false, or suppose rule = "mean".'
+            )
+        accepted = [None] if present is None else self._distinct(observation, present)
+        return [Guess(value, attack, self._suppose(observation, value)) for value in accepted]
+
+    def check(self, attack: AnyAttack, observation: Observation) -> None:
+        first = self.options(attack, observation)[0]
+        first.attack.check(first.observation)
+
+    def select(
+        self, attack: AnyAttack, observation: Observation, seed: int, progress: Progress
+    ) -> list[Guess[Accepted | None]]:
+        options = self.options(attack, observation)
+        if len(options) == 1:
+            return options
+        keep = max(4, len(options) // 4)
+        best = lowest_energies(options, self.share / 4, keep, seed, progress_part(progress, 0, 2))
+        likely = [guess for guess in options if guess in best]
+        return lowest_energies(likely, self.share, 1, seed, progress_part(progress, 1, 2))
+
+    def annotate(self, reconstruction: Reconstruction, guess: Guess[Accepted | None]) -> Reconstruction:
+        grouping = () if self.mean else _grouping(guess.observation, reconstruction)
+        return replace(reconstruction, kept=guess.value, grouping=grouping)
+
+    def recall(
+        self, attack: AnyAttack, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
+    ) -> Guess[Accepted | None]:
+        """Return the guess of the reconstruction, or one that fits the number of images where that differs.
+
+        The adversary's own images come last, where they are among them.
+        """
+        contribution, present = observation.own, observation.knows.present
+        if contribution is None or present is None:
+            return Guess(None, attack, self._with_share(observation))
+        size, own_images = len(contribution.labels), contribution.images
+        with_own = len(pixels) > size and torch.equal(pixels[-size:].to(own_images), own_images)
+        by_count = [
+            _of_size(present[:-1], len(pixels) - count, has_own) for count, has_own in ((size, True), (0, False))
+        ]
+        candidates = [like.kept, *(by_count if with_own else reversed(by_count))]
+        fitting = [c for c in candidates if c is not None and _examples(c, present, size) == len(pixels)]
+        if not fitting:
+            raise UsageError(
+                f"{len(pixels)} images are those of no clients of the round, who have {present} examples: give all "
+                "images of some of them."
+            )
+        accepted = next((c for c in fitting if c.own == with_own), fitting[0])
+        return Guess(accepted, attack, self._suppose(observation, accepted))
+
+    def _distinct(self, observation: Observation, present: tuple[int, ...]) -> list[Accepted]:
+        """Return the first `most` sets of clients that the message can tell apart."""
+        kinds, possible = _kinds(observation), islice(self.clients.guesses(len(present) - 1), MOST_COMBINATIONS)
+        # The first of those that look alike, in the place of the last.
+        distinct = {
+            (tuple(sorted(kinds[i] for i in accepted.others)), accepted.own): accepted
+            for accepted in reversed(list(possible))
+        }
+        if not distinct:
+            raise UsageError(f"{self.clients} is not possible in a round of {len(present)} clients: suppose another.")
+        return [*reversed(distinct.values())][: self.most]
+
+    def _suppose(self, observation: Observation, accepted: Accepted | None) -> Observation:
+        """Return the same message to an adversary that takes these for the clients behind it."""
+        contribution, present = observation.own, observation.knows.present
+        if contribution is None or present is None or accepted is None:
+            return self._with_share(observation)
+        labels = observation.knows.labels
+        chosen = [*accepted.others, *([len(present) - 1] if accepted.own else [])]
+        labels_of = None if labels is None else torch.split(labels, list(present))
+        knows = replace(
+            observation.knows,
+            examples=sum(present[i] for i in chosen),
+            clients=len(chosen),
+            sizes=tuple(present[i] for i in chosen),
+            labels=None if labels_of is None else torch.cat([labels_of[i] for i in chosen]),
+            counted=True,
+            present=None,
+        )
+        contribution = replace(contribution, share=None if accepted.own else 0.0)
+        return self._with_share(replace(observation, knows=knows, own=contribution))
+
+    def _with_share(self, observation: Observation) -> Observation:
+        """Add the weight of the adversary's own update, where the rule is a mean and the update was accepted."""
+        contribution, knows = observation.own, observation.knows
+        if not self.mean or contribution is None or contribution.share is not None or not knows.counted:
+            return observation
+        share = len(contribution.labels) / knows.examples
+        return replace(observation, own=replace(contribution, share=share))
+
+
+def _examples(accepted: Accepted, present: tuple[int, ...], own_size: int) -> int:
+    """Count the examples of the accepted clients."""
+    return sum(present[i] for i in accepted.others) + own_size * accepted.own
+
+
+def _kinds(observation: Observation) -> list[tuple[int, ...]]:
+    """Return the size of each other client, and its labels where an oracle has given them."""
+    present, labels = observation.knows.present or (), observation.knows.labels
+    if labels is None:
+        return [(size,) for size in present[:-1]]
+    return [(len(client), *client.tolist()) for client in torch.split(labels, list(present))[:-1]]
+
+
+def _grouping(supposed: Observation, reconstruction: Reconstruction) -> tuple[tuple[int, ...], ...]:
+    """Return the reconstructed labels of each other client; nothing where an oracle has given them."""
+    sizes, labels = supposed.knows.sizes or (), supposed.knows.labels
+    sizes = sizes[:-1] if Fact.OWN in supposed.facts else sizes
+    if labels is not None or not sizes or sum(sizes) > len(reconstruction.labels):
+        return ()
+    return tuple(tuple(c.tolist()) for c in torch.split(reconstruction.labels[: sum(sizes)], list(sizes)))
+
+
+def _of_size(sizes: tuple[int, ...], examples: int, with_own: bool) -> Accepted | None:
+    """Return some of the other clients that have this number of examples together."""
+    clients_by_sum: dict[int, tuple[int, ...]] = {0: ()}
+    for i, size in enumerate(sizes):
+        clients_by_sum = {n + size: (*clients, i) for n, clients in clients_by_sum.items()} | clients_by_sum
+    return Accepted(clients_by_sum[examples], with_own) if clients_by_sum.get(examples) else None

@@ -1,0 +1,159 @@
+"""Defences that act on the gradient of each example inside the local steps.
+
+`example_gradients` computes these gradients in chunks. `PerExample` applies any release to each of them, and
+`SameEachEpoch` repeats the random numbers of a step in every epoch. `register_gradient_forms` registers both forms of
+a release, under the names `<release>_per_example` and `<release>_released`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedglass.core.errors import ModelError, UsageError
+from fedglass.core.registry import register
+from fedglass.core.rng import stream
+from fedglass.core.tensors import Update
+from fedglass.core.text import DLFA
+from fedglass.fl.local import GradientFn, MeanGradient, Step
+from fedglass.fl.release import Outgoing, Release
+from fedglass.models.network import Network
+
+T = TypeVar("T", bound=Release)
+CHUNK_ENTRIES = 2**25
+"""How many gradient entries are held at once: 128 MiB in single precision."""
+
+
+def example_gradients(step: Step, only: Sequence[int] | None = None) -> Iterator[list[Tensor]]:
+    """Yield the gradient of each example's own loss, a chunk of examples at a time.  # (chunk, *shape) each
+
+    `only` selects parameters by position; without it the loss is differentiated by all of them.
+    """
+    refuse_batch_statistics(step)
+    chosen = list(range(len(step.weights))) if only is None else list(only)
+    entries = sum(step.weights[i].numel() for i in chosen)
+    size = max(1, CHUNK_ENTRIES // max(1, entries))
+    with torch.set_grad_enabled(step.differentiable):
+        for first in range(0, len(step.inputs), size):
+            rows = slice(first, first + size)
+            yield _chunk(step, chosen, step.inputs[rows], step.targets[rows])
+
+
+def _chunk(step: Step, chosen: Sequence[int], inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    def loss(moved: Sequence[Tensor], example: Tensor, target: Tensor) -> Tensor:
+        weights = list(step.weights)
+        for i, tensor in zip(chosen, moved, strict=True):
+            weights[i] = tensor
+        return step.loss(step.network(weights, example[None]), target[None])
+
+    at = tuple(step.weights[i] for i in chosen)
+    return list(torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(at, inputs, targets))
+
+
+def refuse_batch_statistics(step: Step) -> None:
+    """Refuse a batch whose examples are mixed by BatchNorm, since then no example has a gradient of its own."""
+    if len(step.inputs) > 1 and _mixes_examples(step.network):
+        raise ModelError(
+            "The network normalises with the statistics of the batch, so an example has no gradient of its own, which "
+            "this defence needs: set training.batch_norm to frozen, or choose a network without BatchNorm."
+        )
+
+
+def _mixes_examples(network: Network) -> bool:
+    return any(isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in network._module.modules())
+
+
+def noise_source(step: Step) -> torch.Generator:
+    """Return the generator of a step whose gradient is random."""
+    if step.generator is None:
+        raise UsageError("This defence draws random numbers: give the local step a generator (Step.generator).")
+    return step.generator
+
+
+@runtime_checkable
+class Additive(Protocol):
+    """A defence that adds noise which does not depend on what it is added to."""
+
+    def mean_noise(self, like: Update, examples: int, generator: torch.Generator) -> Update:
+        """Return the mean of the noise of that many examples."""
+        ...
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """mean_i defence(g_i) over the examples of the batch, g_i being the gradient of example i's own loss.
+
+    This is how the defences of Table 6 act in the release of [Dimitrov et al., 2022]: on the plain gradient of each
+    example, neither clipped nor multiplied by the learning rate, with a strength that does not follow its size.
+    Noise that does not depend on the gradient is added to their mean, mean_i (g_i + n_i) = g + mean_i n_i, without
+    computing them one by one. Unlike in that release, each local step draws new noise: see `SameEachEpoch`.
+    """
+
+    defence: Release
+
+    def gradient(self, step: Step) -> Sequence[Tensor]:
+        generator = noise_source(step)
+        if isinstance(self.defence, Additive):
+            plain = _named(step, MeanGradient().gradient(step))
+            noise = self.defence.mean_noise(plain, len(step.inputs), generator)
+            return [plain[name] + noise[name] for name in step.network.names]
+        return self._mean(step, generator)
+
+    def _mean(self, step: Step, generator: torch.Generator) -> Sequence[Tensor]:
+        total = [torch.zeros_like(w) for w in step.weights]
+        for chunk in example_gradients(step):
+            for gradient in zip(*chunk, strict=True):
+                released = self.defence.release(Outgoing(_named(step, gradient), generator))
+                total = [t + released[name] for t, name in zip(total, step.network.names, strict=True)]
+        return [t / len(step.inputs) for t in total]
+
+
+def _named(step: Step, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    return dict(zip(step.network.names, tensors, strict=True))
+
+
+@dataclass(frozen=True)
+class SameEachEpoch:
+    """The defended gradient, with random numbers that depend only on the place of the batch in its epoch.
+
+    The release of [Dimitrov et al., 2022] splits its random key once into one for each place in the epoch and uses
+    these again in every epoch. Over E epochs the noise of an update then has sqrt(E) times the standard deviation of
+    noise that every epoch draws separately. The paper does not mention it; the release's script for Table 6 runs this
+    code.
+    """
+
+    defended: GradientFn
+
+    def gradient(self, step: Step) -> Sequence[Tensor]:
+        seed = noise_source(step).initial_seed()
+        return self.defended.gradient(replace(step, generator=stream(seed, "place", step.place)))
+
+
+def register_gradient_forms(name: str, summary: str) -> Callable[[type[T]], type[T]]:
+    """Register two more forms of a release class: on each example's gradient, and the same repeated in every epoch.
+
+    Their names are `<name>_per_example` and `<name>_released`, and both take the options of the class. `summary`
+    describes the first form.
+    """
+
+    def registered(release: type[T]) -> type[T]:
+        def per_example(*args: float, **options: float) -> PerExample:
+            return PerExample(release(*args, **options))
+
+        def released(*args: float, **options: float) -> SameEachEpoch:
+            return SameEachEpoch(per_example(*args, **options))
+
+        options = inspect.signature(release)
+        repeated = "the same with random numbers that repeat in every epoch, as released"
+        for form, text in ((per_example, summary), (released, repeated)):
+            form.__dict__["__signature__"] = options  # plans and `fedglass list` read the options from it
+            register("defences", f"{name}_{form.__name__}", summary=text, paper=DLFA)(form)
+        return release
+
+    return registered
