@@ -306,10 +306,10 @@ def _perform(
 
     begin.model.to(device)
     with nullcontext(Silent()) if output.quiet else TrainingScreen() as screen:
-        screen.line(plain(f"{begin.words}, on {device}"))
+        screen.line(plain(f"{begin.title}, on {device}"))
         state = train_to(targets, begin, course, epochs, place, screen)
     _say(state, targets, place, output)
-    output.answer({"start": begin.words, "device": device, **answer_of(state, targets, place)})
+    output.answer({"start": begin.title, "device": device, **answer_of(state, targets, place)})
     _refuse_missed(state, targets, epochs, place)
 
 

@@ -31,7 +31,7 @@ LAST_RATE = 0.05
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a network is trained: Adam at a rate that falls as a cosine to its twentieth."""
+    """The options of a training: Adam at a rate that falls as a cosine to its twentieth."""
 
     steps: int | None = None
     """How many steps; None trains until the minutes are over."""
@@ -62,7 +62,7 @@ class TrainingOptions:
             raise UsageError(f"average must be at least 0 and below 1, got {self.average}.")
 
     def share(self, step: int, seconds: float) -> float:
-        """How much of the way is done, in [0, 1]."""
+        """Return the share of the training that is done, in [0, 1]."""
         by_steps = 0.0 if self.steps is None else step / self.steps
         by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
         return min(1.0, max(by_steps, by_time))
@@ -75,7 +75,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What the loss of one step is told."""
+    """The input of the loss in one step."""
 
     noisy: Tensor  # (n, c, h, w)
     steps: Tensor  # (n,)
@@ -96,7 +96,7 @@ def squared_error(network: nn.Module, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class DenoisingTask:
-    """What is taught: images in [-1, 1], with labels where the network is told the class."""
+    """The task of a network: images in [-1, 1], with labels where the network takes the class, and the loss."""
 
     images: Tensor  # (n, c, h, w)
     labels: Tensor | None = None  # (n,)
@@ -110,7 +110,7 @@ class ImageModelTraining:
     """The training of one network: where it stands, and how it goes on."""
 
     network: nn.Module
-    lesson: DenoisingTask
+    task: DenoisingTask
     options: TrainingOptions
     on_save: Callable[[ImageModelTraining], None] | None = None
     """Called every so many steps and at the end; it may write files."""
@@ -138,7 +138,7 @@ class ImageModelTraining:
     def advance(self) -> float:
         for group in self.optimiser.param_groups:
             group["lr"] = self.options.rate(self.step, self.share())
-        loss = self.lesson.loss(self.network, batch_of(self.lesson, self.options, self.step))
+        loss = self.task.loss(self.network, batch_of(self.task, self.options, self.step))
         value = finite_loss(loss, self.step)
         self.optimiser.zero_grad()
         torch.autograd.backward(loss)
@@ -188,26 +188,26 @@ class ImageModelTraining:
                 mean.copy_(value)
 
 
-def batch_of(lesson: DenoisingTask, course: TrainingOptions, step: int) -> Batch:
-    """What a step trains on: images drawn from an order of each epoch's own, with steps and noise of its own."""
-    rows = _rows(len(lesson.images), course, step)
-    images = lesson.images[rows]
-    generator = stream(course.seed, "diffusion", step)
-    if course.mirror:
+def batch_of(task: DenoisingTask, options: TrainingOptions, step: int) -> Batch:
+    """Return the batch of a step: images drawn from an order of each epoch's own, with steps and noise of its own."""
+    rows = _rows(len(task.images), options, step)
+    images = task.images[rows]
+    generator = stream(options.seed, "diffusion", step)
+    if options.mirror:
         turned = torch.rand(len(rows), generator=generator) < 0.5
         images = torch.where(turned.view(-1, 1, 1, 1), images.flip(-1), images)
-    steps = drawn_steps(lesson.schedule, len(rows), generator)
+    steps = drawn_steps(task.schedule, len(rows), generator)
     noise = torch.randn(images.shape, generator=generator)
-    target = lesson.prediction.target(images, noise, lesson.schedule.kept(steps, images))
-    labels = None if lesson.labels is None else lesson.labels[rows]
-    return Batch(lesson.schedule.noised(images, steps, noise), steps, labels, target, generator)
+    target = task.prediction.target(images, noise, task.schedule.abar_of(steps, images))
+    labels = None if task.labels is None else task.labels[rows]
+    return Batch(task.schedule.noised(images, steps, noise), steps, labels, target, generator)
 
 
-def _rows(count: int, course: TrainingOptions, step: int) -> Tensor:
+def _rows(count: int, options: TrainingOptions, step: int) -> Tensor:
     """The positions of a step's images; an epoch passes over all of them, and a batch may reach into the next."""
-    first = step * course.batch_size
-    places = range(first, first + course.batch_size)
-    orders = {epoch: _order(count, course.seed, epoch) for epoch in {place // count for place in places}}
+    first = step * options.batch_size
+    places = range(first, first + options.batch_size)
+    orders = {epoch: _order(count, options.seed, epoch) for epoch in {place // count for place in places}}
     return torch.stack([orders[place // count][place % count] for place in places])
 
 
@@ -239,10 +239,10 @@ class MaskedLoss:
     def __call__(self, network: nn.Module, batch: Batch) -> Tensor:
         assert isinstance(network, MaskedDiffusionTransformer), "the loss of one kind of network"
         labels = None if batch.labels is None else self._shown(batch.labels, network.classes, batch.generator)
-        kept = some_tokens(len(batch.noisy), network.tokens, self.hidden, batch.generator).to(batch.noisy.device)
-        whole: Tensor = network(batch.noisy, batch.steps, labels)
-        masked: Tensor = network(batch.noisy, batch.steps, labels, kept)
-        return (whole - batch.target).square().mean() + (masked - batch.target).square().mean()
+        visible = some_tokens(len(batch.noisy), network.tokens, self.hidden, batch.generator).to(batch.noisy.device)
+        unmasked: Tensor = network(batch.noisy, batch.steps, labels)
+        masked: Tensor = network(batch.noisy, batch.steps, labels, visible)
+        return (unmasked - batch.target).square().mean() + (masked - batch.target).square().mean()
 
     def _shown(self, labels: Tensor, none: int, generator: torch.Generator) -> Tensor:
         hidden = torch.rand(len(labels), generator=generator) < self.unlabelled

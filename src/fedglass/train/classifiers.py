@@ -1,4 +1,7 @@
-"""Where `fedglass train` starts: a plan's federation or options, made into data and an untrained model."""
+"""The training of classifiers to given test accuracies, with a checkpoint at each.
+
+It starts from a plan's federation or from options, which are made into data and an untrained model.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class TrainingChoice:
-    """What to train; a plan's federation has the same fields."""
+    """The model and the data to train; a plan's federation has the same fields."""
 
     data: str
     model: str
@@ -45,12 +48,12 @@ class TrainingChoice:
 
 @dataclass(frozen=True, eq=False)
 class ClassifierStart:
-    """Examples to learn from, examples to be judged by, and the untrained network."""
+    """Examples to train on, examples to test on, and the untrained network."""
 
     train: Dataset
     test: Dataset
     model: nn.Module
-    words: str
+    title: str
 
     def identity(self, options: str) -> str:
         """Return a digest of all that decides the weights of every step."""
@@ -60,14 +63,14 @@ class ClassifierStart:
 
 
 def from_plan(path: Path) -> TrainingChoice:
-    """The first federation of a plan; its paths are relative to the plan's folder."""
+    """Return the choice of a plan's first federation; its paths are relative to the plan's folder."""
     plan, _ = read_plan(path)
     if not plan.federation:
         raise UsageError(f"{path}: a plan without [federation] has nothing to train: give --data and --model.")
     table, folder = plan.federation[0], path.resolve().parent
     if table.relabel_classes is not None or table.classes is not None or table.whitening is not None:
         raise UsageError(
-            f"{path}: relabel_classes, classes and whitening of [federation] can not be trained with here: leave them "
+            f"{path}: relabel_classes, classes and whitening of [federation] cannot be trained with here: leave them "
             "out, or train with the data's own labels by --data and --model."
         )
     init = initialisation_at(table.init, folder)
@@ -75,44 +78,44 @@ def from_plan(path: Path) -> TrainingChoice:
 
 
 def overridden(choice: TrainingChoice | None, options: Mapping[str, object]) -> TrainingChoice:
-    """The plan's choices with those of the command line in their place."""
-    given = {name: value for name, value in options.items() if value is not None}
+    """Return the plan's choice with the options of the command line, which win."""
+    set_options = {name: value for name, value in options.items() if value is not None}
     if choice is not None:
-        return replace(choice, **given)  # type: ignore[arg-type] # the options have the fields' names and types
-    missing = [f"--{name}" for name in ("data", "model") if name not in given]
+        return replace(choice, **set_options)  # type: ignore[arg-type] # the options have the fields' names and types
+    missing = [f"--{name}" for name in ("data", "model") if name not in set_options]
     if missing:
         raise UsageError(f"What is to be trained? Give a plan, or {' and '.join(missing)}.")
-    return TrainingChoice(**given)  # type: ignore[arg-type]
+    return TrainingChoice(**set_options)  # type: ignore[arg-type]
 
 
 def start(choice: TrainingChoice, seed: int) -> ClassifierStart:
     """Load the data, split them where they have no test split, and build the model."""
-    whole = load(choice.data, size=choice.size)
-    found = _test_split(choice, whole)
-    if found is None:
-        train, test = _held_out(whole, seed)
-        how = f"{len(test)} of {len(whole)} held out for the test"
+    examples = load(choice.data, size=choice.size)
+    test_split = _test_split(choice, examples)
+    if test_split is None:
+        train, test = _held_out(examples, seed)
+        how = f"{len(test)} of {len(examples)} held out for the test"
     else:
-        train, test = whole, found
+        train, test = examples, test_split
         how = f"its test split of {len(test)}"
     model = build(choice.model, shape=train.shape, classes=train.classes, init=by_name(choice.init), seed=seed)
-    words = f"{choice.model} ({choice.init}) on {len(train)} images of {train.name}, judged by {how}"
-    return ClassifierStart(train, test, model, words)
+    title = f"{choice.model} ({choice.init}) on {len(train)} images of {train.name}, judged by {how}"
+    return ClassifierStart(train, test, model, title)
 
 
 def _test_split(choice: TrainingChoice, train: Dataset) -> Dataset | None:
-    """The source's own, where it has one that is not the training images again."""
+    """Return the test split of the source, None if it has none or repeats the training images."""
     try:
-        found = load(choice.data, split="test", size=choice.size, whitening=train.whitening)
+        test = load(choice.data, split="test", size=choice.size, whitening=train.whitening)
     except UsageError:
         return None
-    if found.shape != train.shape or found.classes > train.classes:
+    if test.shape != train.shape or test.classes > train.classes:
         raise DataError(
-            f"{train.name}: the test images have shape {found.shape} and {found.classes} classes, the training images "
+            f"{train.name}: the test images have shape {test.shape} and {test.classes} classes, the training images "
             f"{train.shape} and {train.classes}: bring both to one."
         )
-    same = len(found) == len(train) and torch.equal(found.images, train.images)
-    return None if same else found
+    same = len(test) == len(train) and torch.equal(test.images, train.images)
+    return None if same else test
 
 
 def _held_out(data: Dataset, seed: int) -> tuple[Dataset, Dataset]:
@@ -128,7 +131,7 @@ BEST = "best.safetensors"
 
 @dataclass(frozen=True)
 class ClassifierOptions:
-    """How a network is trained."""
+    """The options of a training."""
 
     lr: float = 0.05
     momentum: float = 0.9
@@ -147,7 +150,7 @@ class ClassifierOptions:
             raise UsageError(
                 f"batch must be at least 2 and every at least 1, got batch {self.batch_size} and every {self.every}."
             )
-        _ = self.optimiser  # which refuses what it can not step with
+        _ = self.optimiser  # which refuses what it cannot step with
 
     @property
     def optimiser(self) -> optimisers.SGD:
@@ -323,7 +326,7 @@ def percentage(model: nn.Module, test: Dataset, seed: int) -> float:
 
 
 def steps_per_epoch(data: Dataset, options: ClassifierOptions) -> int:
-    """Full batches only: batch normalisation can not do with a last one of a single example."""
+    """Full batches only: batch normalisation cannot do with a last one of a single example."""
     return max(1, len(data) // options.batch_size)
 
 

@@ -1,4 +1,4 @@
-"""What the trainings of image models have in common: their material, their folder and the pictures in it."""
+"""The training of image models, autoencoders and diffusion models, into folders that a plan can name."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _SCALE = 2
 
 
 def check_material(data: Dataset, folder: Path) -> None:
-    """Refuse too few images, and a file in place of a folder."""
+    """Refuse too few images, and a file instead of a folder."""
     if len(data) < 2:
         raise DataError(f"{data.name}: {len(data)} images are too few to learn from: bring more.")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name a folder with -o.")
 
 
-def pace(course: TrainingOptions) -> tuple[object, ...]:
-    """What a training that is continued must share with its beginning; it may be given more time."""
-    return course.lr, course.batch_size, course.average, course.clip, course.mirror, course.seed
+def pace(options: TrainingOptions) -> tuple[object, ...]:
+    """Return the options that a resumed training must share with its start; steps and minutes may differ."""
+    return options.lr, options.batch_size, options.average, options.clip, options.mirror, options.seed
 
 
 def contact_sheet(images: Tensor, columns: int = 8) -> Image.Image:
@@ -70,7 +70,7 @@ SHARE = 0.25
 SHOWN = 16
 """Images in each part of the picture."""
 JUDGED = 1000
-"""Images of which it is measured how well they come back."""
+"""Images that the reconstruction error is measured on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class TrainedAutoencoder:
     """The root of the mean squared error of what comes back, of pixels in [0, 1]."""
 
 
-def train_autoencoder(data: Dataset, course: TrainingOptions, folder: Path, progress: Progress) -> TrainedAutoencoder:
+def train_autoencoder(data: Dataset, options: TrainingOptions, folder: Path, progress: Progress) -> TrainedAutoencoder:
     """Train three convolutional layers, or continue the training that the folder holds.
 
     The folder receives the network, what it was trained on, and a picture: originals, what comes back of them, and what
@@ -92,27 +92,27 @@ def train_autoencoder(data: Dataset, course: TrainingOptions, folder: Path, prog
     check_material(data, folder)
     images = 2 * data.images - 1
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(course.seed, "autoencoder", "weights"))
+        torch.manual_seed(derive(options.seed, "autoencoder", "weights"))
         network = ThreeLayers(tuple(images.shape[1:]))
-    identity = digest("three layers", repr(pace(course)), of_tensor(data.images))
-    training = _autoencoder_training(network, images, course, folder, identity).run(progress)
+    identity = digest("three layers", repr(pace(options)), of_tensor(data.images))
+    training = _autoencoder_training(network, images, options, folder, identity).run(progress)
     with writing_into(folder):
         TrainedOn(data.name, len(data)).write(folder)
         _save(folder, network, training, images)
-        found = load_autoencoder(folder)
-        _write_picture(folder, _picture(found, images, course.seed))
-    return TrainedAutoencoder(found, training, _error(found, images))
+        stored = load_autoencoder(folder)
+        _write_picture(folder, _picture(stored, images, options.seed))
+    return TrainedAutoencoder(stored, training, _error(stored, images))
 
 
-def learned_autoencoder(images: Tensor, course: TrainingOptions, folder: Path, progress: Progress) -> LatentSpace:
+def learned_autoencoder(images: Tensor, options: TrainingOptions, folder: Path, progress: Progress) -> LatentSpace:
     """The autoencoder in the folder, which is trained on the images first, or on from where that was stopped.
 
     Once it is trained it stays as it is, however long the diffusion model is trained: its latents are what that has
     learned. The network is drawn from the global generator, which the caller seeds.
     """
     network = Autoencoder(tuple(images.shape[1:]))
-    shorter = _shorter(course)
-    identity = digest("autoencoder", repr((course.lr, course.batch_size, course.seed)), of_tensor(images))
+    shorter = _shorter(options)
+    identity = digest("autoencoder", repr((options.lr, options.batch_size, options.seed)), of_tensor(images))
     training = _autoencoder_training(network, images, shorter, folder, identity)
     if not (folder / WEIGHTS).is_file():
         _save(folder, network, training.run(progress), images)
@@ -120,7 +120,7 @@ def learned_autoencoder(images: Tensor, course: TrainingOptions, folder: Path, p
 
 
 def _autoencoder_training(
-    network: LatentSpace, images: Tensor, course: TrainingOptions, folder: Path, identity: str
+    network: LatentSpace, images: Tensor, options: TrainingOptions, folder: Path, identity: str
 ) -> ImageModelTraining:
     """Return the training that the folder holds, or a new one."""
 
@@ -128,19 +128,19 @@ def _autoencoder_training(
         with writing_into(folder):
             training.write_state(folder, identity)
 
-    training = ImageModelTraining(network, lesson_of(images), course, write)
+    training = ImageModelTraining(network, lesson_of(images), options, write)
     training.resume(folder, identity)
     return training
 
 
 def _save(folder: Path, network: LatentSpace, training: ImageModelTraining, images: Tensor) -> None:
-    """In half precision; whoever works with it takes it as it is on disk, so that all see the same codes."""
+    """Write the network in half precision; all users read it from disk, so that all get the same codes."""
     save_network(folder, network, settled(network, training, images).state_dict())
 
 
-def _shorter(course: TrainingOptions) -> TrainingOptions:
-    steps = None if course.steps is None else max(1, round(SHARE * course.steps))
-    return replace(course, steps=steps, minutes=None if course.minutes is None else SHARE * course.minutes)
+def _shorter(options: TrainingOptions) -> TrainingOptions:
+    steps = None if options.steps is None else max(1, round(SHARE * options.steps))
+    return replace(options, steps=steps, minutes=None if options.minutes is None else SHARE * options.minutes)
 
 
 @torch.no_grad()
@@ -204,7 +204,7 @@ TRANSFORMERS: Mapping[str, TransformerSize] = MappingProxyType(
 
 @dataclass(frozen=True)
 class DiffusionOptions:
-    """What is trained and how; `kind` and `size` are names of `KINDS` and `SIZES`."""
+    """The options of a diffusion model and its training; `kind` and `size` are names of `KINDS` and `SIZES`."""
 
     course: TrainingOptions
     kind: str = "ddpm"
@@ -215,7 +215,7 @@ class DiffusionOptions:
 
 @dataclass(frozen=True, eq=False)
 class TrainingImages:
-    """What is learned from: images in [-1, 1], or their latents."""
+    """The images of a training, in [-1, 1], or their latents."""
 
     images: Tensor  # (n, c, h, w)
     labels: Tensor  # (n,)
@@ -249,27 +249,27 @@ KINDS: Mapping[str, Maker] = MappingProxyType({"ddpm": _ddpm, "transformer": _tr
 """What can be trained, by the name that the command line has for it."""
 
 
-def train_diffusion(data: Dataset, teaching: DiffusionOptions, folder: Path, progress: Progress) -> ImageModelTraining:
+def train_diffusion(data: Dataset, options: DiffusionOptions, folder: Path, progress: Progress) -> ImageModelTraining:
     """Train, or continue the training that the folder holds; it receives the model and a picture of its samples."""
-    for what, name, known in (("kind", teaching.kind, KINDS), ("size", teaching.size, SIZES)):
-        if name not in known:
-            raise unknown_name(f"{what} of diffusion model", name, known)
-    if teaching.autoencoder and teaching.kind != "transformer":
+    for what, name, valid_names in (("kind", options.kind, KINDS), ("size", options.size, SIZES)):
+        if name not in valid_names:
+            raise unknown_name(f"{what} of diffusion model", name, valid_names)
+    if options.autoencoder and options.kind != "transformer":
         raise UsageError("An autoencoder goes with --kind transformer: ddrm restores pixels, not latents.")
     check_material(data, folder)
-    course = teaching.course
+    training_options = options.course
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(course.seed, "diffusion", "weights"))
+        torch.manual_seed(derive(training_options.seed, "diffusion", "weights"))
         images, decode = 2 * data.images - 1, None
         identity = digest(
-            teaching.kind, teaching.size, repr(pace(course)), of_tensor(data.images), of_tensor(data.labels)
+            options.kind, options.size, repr(pace(training_options)), of_tensor(data.images), of_tensor(data.labels)
         )
-        if teaching.autoencoder:
-            autoencoder = learned_autoencoder(images, course, folder / AUTOENCODER, progress)
+        if options.autoencoder:
+            autoencoder = learned_autoencoder(images, training_options, folder / AUTOENCODER, progress)
             images, decode = autoencoder.latents_of(images), autoencoder.decode
             identity = digest(identity, of_tensor(images))
-        network, lesson = KINDS[teaching.kind](TrainingImages(images, data.labels, data.classes), teaching.size)
-    training = ImageModelTraining(network, lesson, course, DiffusionWriter(folder, identity, decode))
+        network, lesson = KINDS[options.kind](TrainingImages(images, data.labels, data.classes), options.size)
+    training = ImageModelTraining(network, lesson, training_options, DiffusionWriter(folder, identity, decode))
     training.resume(folder, identity)
     return training.run(progress)
 
@@ -286,9 +286,9 @@ class DiffusionWriter:
     """The share of the training that was done when the picture was drawn."""
 
     def __call__(self, training: ImageModelTraining) -> None:
-        lesson, share = training.lesson, training.share()
+        task, share = training.task, training.share()
         # Latents have no bounds.
-        denoiser = Denoiser(training.network, lesson.schedule, lesson.prediction, clamp=self.decode is None)
+        denoiser = Denoiser(training.network, task.schedule, task.prediction, clamp=self.decode is None)
         with writing_into(self.folder):
             save_folder(self.folder, training.network, training.averaged, denoiser)
             training.write_state(self.folder, self.identity)
@@ -298,13 +298,13 @@ class DiffusionWriter:
 
     def _picture(self, training: ImageModelTraining, denoiser: Denoiser) -> None:
         """Draw samples of the averaged network, which for that time replaces the one that is trained."""
-        network, lesson = training.network, training.lesson
+        network, task = training.network, training.task
         trained = {name: tensor.clone() for name, tensor in network.state_dict().items()}
         network.load_state_dict(training.averaged)
         network.eval()
-        labels = None if lesson.labels is None else lesson.labels[:SAMPLES]
+        labels = None if task.labels is None else task.labels[:SAMPLES]
         count = SAMPLES if labels is None else len(labels)
-        shape = (count, *lesson.images.shape[1:])
+        shape = (count, *task.images.shape[1:])
         samples = Sampler(steps=30).sample(denoiser, shape, stream(training.options.seed, "samples"), labels)
         images = samples if self.decode is None else self.decode(samples).detach()
         _write_picture(self.folder, contact_sheet((images + 1) / 2))
