@@ -161,7 +161,7 @@ def test_a_start_that_was_paused_ends_where_it_does_alone(toy: Any, solver: Any,
 
 def test_a_solver_that_can_not_pause_is_refused(toy: Any) -> None:
     attack, _ = scripted([1.0, 2.0])
-    with pytest.raises(UsageError, match="Scripted has no method steps: leave it out"):
+    with pytest.raises(UsageError, match="Scripted has no method steps: leave halving out"):
         replace(attack, halving=True)
 
 

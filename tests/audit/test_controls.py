@@ -138,11 +138,11 @@ def test_what_a_model_made_up_does_not_count_and_the_raw_picture_does(make_job: 
     raw, faithful, grey, mirror = result.searches
     assert raw.controls == {}
     assert set(faithful.controls) == {ANOTHER, UNTRAINED}
-    assert (faithful.identity_kept, mirror.identity_kept) == ([True], [False])
+    assert (faithful.identity_preserved, mirror.identity_preserved) == ([True], [False])
     assert LOW.scores(faithful) == LOW.scores(raw) == LOW.scores(grey) == LOW.scores(mirror)
     assert {tally.attack: tally.recovered for tally in LOW.tally(result.searches)} == dict.fromkeys(attacks, 1)
-    assert "refinement is imagination" in flags(mirror)
-    assert "refinement is imagination" not in flags(faithful)
+    assert "refinement is invented" in flags(mirror)
+    assert "refinement is invented" not in flags(faithful)
     page = write_report(tmp_path).read_text()
     assert "the refinement of another image" in page
 

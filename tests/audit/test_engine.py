@@ -66,7 +66,7 @@ def test_targets_are_made_where_they_are_played(
     good, bad = records["good"], records["bad"]
     assert good.extra == {"table": "t", "examples": 1, "drawn": 7}
     assert (good.client, good.status) == ("client 0", "done")
-    assert good.knows["examples"] == "1 behind the message"
+    assert good.knows["examples"].text == "1 behind the message"
     assert (bad.status, bad.error, bad.client) == ("failed", "The clients could not train.", "0")
     assert bad.extra == {"table": "t"}
 

@@ -57,8 +57,8 @@ def test_replacing_the_truth_after_the_round_changes_no_bit(
     lie = Truth(images, labels, ("x",), own=2 * peers)
     fooled = played(job, Target(target.observation, lie))
     assert isinstance(fooled.evidence, Reconstructed)
-    assert np.array_equal(honest.evidence.found, fooled.evidence.found, equal_nan=True)
-    assert np.array_equal(honest.evidence.found_labels, fooled.evidence.found_labels)
+    assert np.array_equal(honest.evidence.images, fooled.evidence.images, equal_nan=True)
+    assert np.array_equal(honest.evidence.recovered_labels, fooled.evidence.recovered_labels)
     assert honest.record.energy == fooled.record.energy
     assert honest.record.trace == fooled.record.trace
     assert honest.record.metrics["psnr"] != fooled.record.metrics["psnr"]

@@ -121,7 +121,7 @@ def test_what_can_not_be_represented_is_no_failure_of_the_search(
     (record,) = run(job, tmp_path).searches
     assert record.energy is not None
     assert record.energy_truth is not None
-    assert ("optimiser failed" in flags(record)) is failed
+    assert ("search failed" in flags(record)) is failed
     assert (record.energy_truth < 0.5 * record.energy) is failed
 
 

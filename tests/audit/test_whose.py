@@ -37,7 +37,7 @@ def test_names_and_owners(
     attacks = {"inverting_gradients": recipe("inverting_gradients", iterations=2)}
     source = Simulated(make_federation(clients=3, examples=2), views=(view,), name="ours")
     (record,) = run(Job([source], attacks, metrics=("psnr",)), tmp_path).searches
-    assert (record.view_name, record.standpoint, record.behind) == (name, standpoint, behind)
+    assert (record.view_name, record.standpoint, record.contributors) == (name, standpoint, behind)
     assert record.owners == [client for client in behind for _ in range(2)]
     assert len(record.owners) == len(record.metrics["psnr"])
     assert record.finished is not None
@@ -47,7 +47,7 @@ def test_names_and_owners(
 def test_owners_follow_the_examples(make_federation: Make) -> None:
     """The images under a name are that client's, and the adversary's own have no place among them."""
     truths = make_federation(clients=3, examples=2).truths((0,))
-    truth = truths.behind(("client 2", "client 0"), 0, own="client 1").private
+    truth = truths.truth_of(("client 2", "client 0"), 0, own_client="client 1").private
     for name in OTHERS:
         rows = [i for i, owner in enumerate(truth.owners) if owner == name]
         assert torch.equal(truth.images[rows], truths.of(name, 0).images)

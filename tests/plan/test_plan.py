@@ -18,7 +18,7 @@ from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Sizes
-from fedglass.federation.transcript import Attendance
+from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.views import AggregateView, ServerView, Together
 from fedglass.plan.compile import compile_plan, read_job
 from fedglass.plan.federation import defences_of, partition_of, views_of
@@ -116,7 +116,7 @@ def test_the_seed_decides_data_and_weights() -> None:
 def test_clients_to_look_at(client: object, views: list[int]) -> None:
     adversary = AdversaryTable.model_validate({"client": client})
     names = ("a", "b", "c")
-    attendance = Attendance(names, {0: names, 1: ("a", "c")})
+    attendance = ParticipantsByRound(names, {0: names, 1: ("a", "c")})
     assert views_of(adversary, attendance) == tuple(ServerView(i) for i in views)
     assert views_of(AdversaryTable(view="aggregate", round=2), attendance) == (AggregateView(2),)
     both = views_of(AdversaryTable(client=[0, 1], round=[0, 2], together=True), attendance)
@@ -126,7 +126,7 @@ def test_clients_to_look_at(client: object, views: list[int]) -> None:
 
 
 def test_all_are_those_that_take_part() -> None:
-    attendance = Attendance(("a", "b", "c"), {0: ("a", "b", "c"), 1: ("a", "c")})
+    attendance = ParticipantsByRound(("a", "b", "c"), {0: ("a", "b", "c"), 1: ("a", "c")})
     assert views_of(AdversaryTable(round=1), attendance) == (ServerView(0, 1), ServerView(2, 1))
     with pytest.raises(UsageError, match=r"adversary.round must be one of 0 to 1, got 2"):
         views_of(AdversaryTable(round=2), attendance)
@@ -331,8 +331,9 @@ def test_the_threat_model_names_every_assumption() -> None:
     said = "\n".join(line for s in threat_model(compile_plan(parse_plan(text), Path())) for line in (s.title, *s.lines))
     for words in (
         "2 client(s)",
-        "does not know the clients' learning rate",
-        "ORACLE",
+        "training: not known",
+        "labels: ORACLE: the true labels",
+        "The server sees the update of each client by itself.",
         "PSNR above 20 dB",
         "No defence",
     ):

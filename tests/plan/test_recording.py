@@ -288,4 +288,4 @@ def test_public_data_of_a_recording_stand_beside_its_scores(folder: Path) -> Non
     told = job(folder, ("[[attacks]]", '[adversary]\npublic = "npz:truth.npz"\n[[attacks]]'))
     assert told.cases[0].key != job(folder).cases[0].key
     record = run(told, folder / "out").searches[0]
-    assert set(record.blind_by["psnr"]) & {"the mean of public images", "the means of the classes found"}
+    assert set(record.blind_guess["psnr"]) & {"the mean of public images", "the means of the classes found"}

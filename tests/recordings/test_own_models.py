@@ -103,9 +103,9 @@ def test_the_start_is_a_part_of_the_identity(tmp_path: Path) -> None:
     personalised(tmp_path / "b", form="update")
     (source,) = sources(job(tmp_path, 'whose = ["client 1"]'))
     (message,) = source.transcript.rounds[0].messages
-    assert message.own is not None
+    assert message.start is not None
     before = source.identity()
-    next(iter(message.own.before.values())).add_(1)
+    next(iter(message.start.before.values())).add_(1)
     assert source.identity() != before
 
 
@@ -122,7 +122,7 @@ def test_whose_start_it_is_is_a_part_of_the_identity_too(tmp_path: Path) -> None
     (source,) = sources(job(tmp_path))
     past = source.transcript.rounds[0]
     one, other = past.messages
-    swapped = replace(past, messages=(replace(one, own=other.own), replace(other, own=None)))
+    swapped = replace(past, messages=(replace(one, start=other.start), replace(other, start=None)))
     again = replace(source, transcript=replace(source.transcript, rounds={0: swapped}))
     assert again.identity() != source.identity()
 

@@ -51,7 +51,7 @@ def test_its_messages_are_those_of_the_transcript(federation: Federation, saved:
     for index, past in federation.run(2).rounds.items():
         found = source.transcript.rounds[index]
         assert found.participants == past.participants
-        assert found.kept == past.kept
+        assert found.accepted == past.accepted
         assert all(torch.equal(found.before[name], tensor) for name, tensor in past.before.items())
         assert all(torch.equal(found.step[name], tensor) for name, tensor in past.step.items())
         for one, other in zip(found.messages, past.messages, strict=True):

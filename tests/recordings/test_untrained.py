@@ -16,7 +16,7 @@ from fedglass.audit.recorded import Recorded
 from fedglass.audit.target import Target
 from fedglass.checks.replay import replay
 from fedglass.core.errors import UpdateError
-from fedglass.federation.transcript import still
+from fedglass.federation.transcript import unmoved_parameters
 from fedglass.models.catalogue import build
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
@@ -180,11 +180,11 @@ def test_a_difference_that_is_too_small_for_a_weight_is_no_layer_that_nobody_tra
     """Clients that send differences send the smallest of them in full: what it tells is not to be left out."""
     before = {"first": torch.ones(3), "last": torch.ones(3)}
     update = {"first": torch.tensor([1e-9, -2e-9, 0.0]), "last": torch.full((3,), 0.1)}
-    assert still(before, update) == ()
-    assert still(before, update, mean=True) == ()
+    assert unmoved_parameters(before, update) == ()
+    assert unmoved_parameters(before, update, mean=True) == ()
     rounded = {**update, "first": torch.tensor([2.0**-23, 1e-16, 0.0])}
-    assert still(before, rounded, mean=True) == ("first",)
-    assert still(before, {**update, "first": torch.zeros(3)}) == ("first",)
+    assert unmoved_parameters(before, rounded, mean=True) == ("first",)
+    assert unmoved_parameters(before, {**update, "first": torch.zeros(3)}) == ("first",)
 
 
 def test_what_moves_in_an_aggregate_is_no_constant_although_no_message_had_it(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ from fedglass.federation.truth import Examples
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Protection, Release
 from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.flags import flag
 from fedglass.verdict.records import BASE_RATE, Certificate
-from fedglass.verdict.texts import flag
 
 # What stands beside a certificate and never decides: the best adversary of a game, and the PSNR without a prior.
 
@@ -298,7 +298,7 @@ def certify(
         claim = Declared(model, weights_of(model), buffers_of(model), {}, whitening, (part,))
         bound = bound_of([claim])
         if isinstance(bound, Doubt):
-            raise UsageError(flag(bound).whole)
+            raise UsageError(flag(bound).advice)
         found = certificate_of(bound, rounds - 1)
         if found is not None and rounds == 1:
             found = found.model_copy(update=beside([claim], bound, None, 0))
@@ -313,7 +313,7 @@ def _samples(part: Part, rate: float) -> Samples:
     if type(gradient) is not DPSGD:
         raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
     if refused is not None:
-        raise UsageError(flag(refused).whole)
+        raise UsageError(flag(refused).advice)
     return Samples(rate, gradient.noise_multiplier, part.steps)
 
 

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 
 from fedglass.attack.needs import parts_of
 from fedglass.attack.parts import GeneratesImages
+from fedglass.audit.target import Section, Source
 from fedglass.core.optimisers import SGD
+from fedglass.core.text import some
 from fedglass.core.types import BatchNorm, Knowledge, Training
-from fedglass.federation.views import Knows
+from fedglass.verdict.records import KnownFact
+from fedglass.verdict.threat import STANDPOINTS, UNNAMED, Facts, Sight, ThreatModel
 
 UNKNOWN = "not known"
+SHOWN = 6
+"""Views that the threat model of a plan lists one by one."""
 
 
-def knowledge_in_words(knows: Knowledge) -> dict[str, str]:
-    """Fact -> what the adversary knows of it.
+def knowledge_in_words(knows: Knowledge) -> dict[str, KnownFact]:
+    """Return what the adversary knows of each fact.
 
     >>> from fedglass.core.types import Whitening
-    >>> facts = Knowledge((1, 28, 28), 62, 4, Whitening((0.5,), (0.5,)))
-    >>> knowledge_in_words(facts)["training"], knowledge_in_words(facts)["images"]
+    >>> facts = knowledge_in_words(Knowledge((1, 28, 28), 62, 4, Whitening((0.5,), (0.5,))))
+    >>> facts["training"].text, facts["images"].text
     ('not known', '28 x 28 pixels, 1 channel, values in [0, 1]')
     """
     channels, height, width = knows.shape
     plural = "" if channels == 1 else "s"
-    labels = UNKNOWN if knows.labels is None else "oracle: the true labels, in no particular order"
-    batches = UNKNOWN if knows.batch_labels is None else "oracle: the true labels of each local batch"
-    return {
+    texts = {
+        "model": "the network and its weights before the round",
         "images": f"{height} x {width} pixels, {channels} channel{plural}, values in [{knows.low:g}, {knows.high:g}]",
         "classes": str(knows.classes),
         "examples": f"{knows.examples} behind the message" if knows.counted else UNKNOWN,
@@ -33,9 +38,45 @@ def knowledge_in_words(knows: Knowledge) -> dict[str, str]:
         "training": UNKNOWN if knows.training is None else training_in_words(knows.training),
         "learning rate": UNKNOWN if knows.lr is None else f"{knows.lr:g}",
         "local steps": UNKNOWN if knows.steps is None else str(knows.steps),
-        "labels": labels,
-        "labels of each batch": batches,
     }
+    if knows.present is not None:
+        texts["accepted updates"] = f"{UNKNOWN}: the rule may have rejected some"
+    return {name: KnownFact(text=text) for name, text in texts.items()} | {
+        "labels": _oracle(knows.labels, "the true labels, in no particular order"),
+        "labels of each batch": _oracle(knows.batch_labels, "the true labels of each local batch"),
+    }
+
+
+def _oracle(labels: object, text: str) -> KnownFact:
+    return KnownFact(text=UNKNOWN) if labels is None else KnownFact(text=text, oracle=True)
+
+
+def sights_of(source: Source) -> list[Sight]:
+    """Return the views of a source that will be attacked, and what the adversary knows in each."""
+    seen = zip(source.infos(), source.rehearse(), strict=True)
+    return [Sight(info.words, info.standpoint, knowledge_in_words(view.observation.knows)) for info, view in seen]
+
+
+def adversary_sections(sights: Sequence[Sight], more: Sequence[str], source: str) -> list[Section]:
+    """Return what the adversary sees and knows, as `fedglass check` prints it; `more` are further facts."""
+    model, of = ThreatModel(sights), f" of {source}" if source else ""
+    sees = [" ".join(STANDPOINTS.get(standpoint, UNNAMED)) for standpoint in model.standpoints]
+    views = [f"{view[0].upper()}{view[1:]}." for view in model.views]
+    knows = _lines(model.common)
+    for sights_alike, facts in model.differences[:SHOWN]:
+        knows += [f"{some([sight.view for sight in sights_alike])}: {line}" for line in _lines(facts)]
+    if len(model.differences) > SHOWN:
+        knows.append(f"... and {len(model.differences) - SHOWN} more sets of facts.")
+    if len(views) > SHOWN:
+        views = [*views[: SHOWN - 1], f"... and {len(views) - SHOWN + 1} more of this kind."]
+    return [
+        Section(f"What the adversary sees{of}", [*sees, *views]),
+        Section(f"What it knows apart from the message{of}", [*knows, *more]),
+    ]
+
+
+def _lines(facts: Facts) -> list[str]:
+    return [f"{name}: {'ORACLE: ' if fact.oracle else ''}{fact.text}" for name, fact in facts.items()]
 
 
 def learned_in_words(attack: object) -> str:
@@ -102,31 +143,3 @@ def _particulars(training: Training) -> str:
         "normalised with batch statistics": training.batch_norm is BatchNorm.BATCH,
     }
     return "".join(f", {words}" for words, applies in said.items() if applies)
-
-
-def knows_in_words(knows: Knows) -> list[str]:
-    """The optional facts as sentences.
-
-    >>> knows_in_words(Knows(training=False))[1]
-    "It does not know the clients' learning rate, epochs and batch size."
-    """
-    training = "the clients' learning rate, epochs and batch size"
-    and_number = ", range and number" if knows.examples else " and range"
-    lines = [
-        f"It knows the model and its weights before the round, the shape{and_number} of the images, and the number of "
-        "classes.",
-        f"It {'knows' if knows.training and knows.lr else 'does not know'} {training}.",
-    ]
-    if (knows.steps or knows.training) and not (knows.training and knows.lr):
-        lines.append(f"It knows the number of local steps{', but not the learning rate' if not knows.lr else ''}.")
-    if not knows.examples:
-        lines.append("It knows neither how many examples nor how many clients stand behind the message.")
-    if not knows.kept:
-        lines.append("A peer does not know whose updates got through the rule.")
-    if knows.labels:
-        lines.append("ORACLE: it is told the true labels, in no particular order.")
-    if knows.batch_labels:
-        lines.append("ORACLE: it is told the true labels of each local batch.")
-    if not knows.labels and not knows.batch_labels:
-        lines.append("It does not know the labels.")
-    return lines

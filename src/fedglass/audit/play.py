@@ -20,7 +20,7 @@ from fedglass.execution.executor import FAILURES, Executor, Lost, Watch, in_word
 from fedglass.execution.machine import peak_mib, reset_peak, return_memory, versions
 from fedglass.verdict.directory import RECORDS, Evidence, RecordFile
 from fedglass.verdict.doubts import Kind, doubt
-from fedglass.verdict.records import Record
+from fedglass.verdict.records import KnownFact, Record
 
 UNKNOWN = "unknown"
 """Whose examples were behind a message that was never seen."""
@@ -108,13 +108,13 @@ def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
     learned = learned_in_words(probe)
     return {
         "client": ", ".join(named) + (f" and {more} more" if more > 0 else ""),
-        "knows": knows | ({"images drawn by": learned} if learned else {}),
+        "knows": knows | ({"images drawn by": KnownFact(text=learned)} if learned else {}),
         "utility": dict(target.utility),
         "defences": None if target.defences is None else list(target.defences),
         "behaviours": list(target.behaviours),
         "participants": list(target.participants),
-        "kept": list(target.kept),
-        "behind": list(target.behind),
+        "accepted": list(target.kept),
+        "contributors": list(target.behind),
         "swept": dict(target.swept),
     }
 

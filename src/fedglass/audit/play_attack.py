@@ -179,7 +179,7 @@ def _evidence(
         found.labels.detach().cpu().numpy(),
         shown.numpy(),
         raw=None if raw is None else raw.numpy(),
-        found_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
+        images_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
         film=None if frames is None else frames.numpy(),
         film_captions=captions,
     )
@@ -200,12 +200,12 @@ def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> di
         "controls": {
             control: {name: list(values) for name, values in of.items()} for control, of in found.controls.items()
         },
-        "identity_kept": list(found.kept),
+        "identity_preserved": list(found.identity_preserved),
         "blends": [list(members) for members in found.blends] if any(found.blends) else [],
-        "shown_otherwise": list(assessed.otherwise),
+        "transformed_match": list(assessed.otherwise),
         "skipped_metrics": dict(scores.skipped),
         "blind": {name: list(values) for name, values in found.blind.items()},
-        "blind_by": {name: list(guesses) for name, guesses in found.blind_by.items()},
+        "blind_guess": {name: list(guesses) for name, guesses in found.blind_guess.items()},
         "labels_true": private.labels.tolist(),
         "owners": list(private.owners),
         "labels_recovered": list(judged.labels),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedglass.audit.knowledge import knowledge_in_words
+from fedglass.audit.knowledge import adversary_sections, sights_of
 from fedglass.audit.public import Public
 from fedglass.audit.target import Said, Section, Target, TargetInfo, further, infos_of, target_of
 from fedglass.checks.consistency import Heard
@@ -15,10 +15,10 @@ from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.core.tensors import Params
 from fedglass.core.text import some
-from fedglass.federation.client import Answers, one_by_one
-from fedglass.federation.transcript import Attendance, Transcript
+from fedglass.federation.client import TrainClients, train_sequentially
+from fedglass.federation.transcript import ParticipantsByRound, Transcript
 from fedglass.federation.truth import Examples, Truths
-from fedglass.federation.views import Knows, Seen, ServerView, Together, View
+from fedglass.federation.views import Knows, ServerView, Together, View, ViewResult
 from fedglass.fl.release import Protection
 
 
@@ -37,7 +37,7 @@ class Recorded:
     """What protects each client, to be played again; nothing of those of whom it is not known."""
     doubts: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """By round and client, what was recorded and is not as it was said; of the round itself under no name."""
-    everywhere: Attendance | None = None
+    everywhere: ParticipantsByRound | None = None
     """Who took part in which of all rounds that are known of; those of the transcript where nobody says."""
     beside: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """By round and client, what was sent beside the arrays of the model."""
@@ -58,7 +58,7 @@ class Recorded:
         if not self.views:
             raise UsageError("The adversary needs at least one view, such as ServerView(client=0), got none.")
         for view in self.views:
-            view.check(self.transcript.attendance)
+            view.check(self.transcript.participants_by_round)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -77,7 +77,7 @@ class Recorded:
     def _judged_by(self) -> Iterator[Sequence[object]]:
         """What decides the verdict beside the messages: a bundle may have grown, or been corrected, since the last."""
         yield sorted(self.doubts.items())
-        known = self.transcript.attendance.rounds
+        known = self.transcript.participants_by_round.rounds
         more = {} if self.everywhere is None else self.everywhere.rounds
         yield sorted((index, names) for index, names in more.items() if index not in known)
         yield [(*turn, of_params(update)) for turn, update in sorted(self.aside.items(), key=lambda pair: pair[0])]
@@ -90,21 +90,26 @@ class Recorded:
         for index, past in sorted(said.rounds.items()):
             sent = (p for m in past.messages for p in (m.update, m.buffers))
             params = [past.before, past.buffers, past.step, *sent, past.buffers_after]
-            facts += [str(index), identity_text(past.participants), identity_text(past.kept), *map(of_params, params)]
+            facts += [
+                str(index),
+                identity_text(past.participants),
+                identity_text(past.accepted),
+                *map(of_params, params),
+            ]
             for m in past.messages:
-                if m.own is not None:
-                    facts += [m.client, of_params(m.own.before), of_params(m.own.buffers)]
+                if m.start is not None:
+                    facts += [m.client, of_params(m.start.before), of_params(m.start.buffers)]
         return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
         past = self.transcript
         return infos_of(self.name, self.views, past.terms.clients, lambda index: past.rounds[index].participants)
 
-    def rehearse(self) -> Iterator[Seen]:
+    def rehearse(self) -> Iterator[ViewResult]:
         for view in self.views:
             yield view.see(self.transcript, self.knows, self.truths)
 
-    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target]:
+    def targets(self, progress: Said, answers: TrainClients = train_sequentially) -> Sequence[Target]:
         return [self.target(view) for view in self.views]
 
     def target(self, view: View) -> Target:
@@ -123,8 +128,8 @@ class Recorded:
 
     def _further(self, view: View, found: Target) -> int:
         """Also what others have sent that have the same examples: a client under two names, or a picture of many."""
-        attendance = self.everywhere or self.transcript.attendance
-        twins = () if self.truths is None else self.truths.sharing(found.behind)
+        attendance = self.everywhere or self.transcript.participants_by_round
+        twins = () if self.truths is None else self.truths.clients_sharing_images(found.behind)
         others = sum(name in present for present in attendance.rounds.values() for name in twins)
         return further(view, found.behind, attendance, self.views) + others
 
@@ -145,10 +150,10 @@ class Recorded:
             unnamed=heard.unnamed(self.defences) and not self.simulated,
             dishonest=self._dishonest(heard),
             simulated=self.simulated,
-            doubts=tuple(words for name in ("", *seen.behind) for words in self.doubts.get((index, name), ())),
+            doubts=tuple(words for name in ("", *seen.clients) for words in self.doubts.get((index, name), ())),
             overlooked=self.overlooked,
-            beside=tuple(each for name in seen.behind for each in self.beside.get((index, name), ())),
-            reserved=tuple(each for name in seen.behind for each in self.reserved.get((index, name), ())),
+            beside=tuple(each for name in seen.clients for each in self.beside.get((index, name), ())),
+            reserved=tuple(each for name in seen.clients for each in self.reserved.get((index, name), ())),
             others={} if self.simulated else self._others(view, found),
         )
 
@@ -186,21 +191,14 @@ class Recorded:
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
         lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         lines += list(self._untrained())
-        seen = next(iter(self.rehearse())).observation
-        facts = [f"{name}: {words}" for name, words in knowledge_in_words(seen.knows).items()]
-        facts += [] if self.public is None else [self.public.words]
-        sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
-        told = [
-            Section(f"Recording{named}", lines),
-            Section("What the adversary sees", sees),
-            Section("What it knows beside", facts),
-        ]
-        return [*told, Section("What is not as it was said", self.doubted())] if self.doubts else told
+        more = [] if self.public is None else [self.public.words]
+        sections = [Section(f"Recording{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
+        return [*sections, Section("Contradictions", self.doubted())] if self.doubts else sections
 
     def _personalised(self) -> Iterator[str]:
         """Whose messages add to another model than the round's, in words."""
         for index, past in sorted(self.transcript.rounds.items()):
-            for name in past.sent_their_own(self.transcript.terms.clients):
+            for name in past.clients_with_own_model(self.transcript.terms.clients):
                 yield f"{name} was sent a model of its own in round {index + 1}, to which its message adds."
 
     def _untrained(self) -> Iterator[str]:

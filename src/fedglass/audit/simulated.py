@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedglass.audit.knowledge import knows_in_words, training_in_words
+from fedglass.audit.knowledge import adversary_sections, sights_of, training_in_words
 from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
 from fedglass.audit.public import Public, accuracy, after
 from fedglass.audit.recorded import Recorded
@@ -17,16 +17,13 @@ from fedglass.core.identity import digest, identity_text, of_tensor
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.text import AFTER_ROUND
 from fedglass.core.types import Training
-from fedglass.federation.behaviour.behaviour import Honest
-from fedglass.federation.client import Answers, one_by_one
+from fedglass.federation.behaviours import Honest
+from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.federation import Federation
 from fedglass.federation.transcript import Message, Round, Transcript
 from fedglass.federation.truth import Examples, Truths
-from fedglass.federation.views import Knows, Seen, ServerView, View
+from fedglass.federation.views import Knows, ServerView, View, ViewResult
 from fedglass.fl.release import Protection
-
-SHOWN = 6
-"""Views that the threat model lists one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +48,7 @@ class Simulated:
             raise UsageError(f"federation.rounds must be at least 1, got {self.rounds}.")
         if not self.views:
             raise UsageError("The adversary needs at least one view, such as ServerView(client=0), got none.")
-        attendance = self.federation.attendance(self.rounds)
+        attendance = self.federation.participants_by_round(self.rounds)
         for view in self.views:
             view.check(attendance)
 
@@ -72,9 +69,11 @@ class Simulated:
     def infos(self) -> Sequence[TargetInfo]:
         f = self.federation
         names = [client.name for client in f.clients]
-        return infos_of(self.name, self.views, names, lambda index: [f.participant(c) for c in f.called(index)])
+        return infos_of(
+            self.name, self.views, names, lambda index: [f.participant(c) for c in f.clients_in_round(index)]
+        )
 
-    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Unseen]:
+    def targets(self, progress: Said, answers: TrainClients = train_sequentially) -> Sequence[Target | Unseen]:
         transcript, last = self._played(progress, answers)
         utility = self._utility(last, progress, answers)
         then = {i: self._utility_after(transcript.rounds[i]) for i in {view.rounds()[-1] for view in self.views}}
@@ -99,14 +98,14 @@ class Simulated:
             self.knows,
             public=self.public,
             defences={client.name: Protection(client.gradient, client.release) for client in clients},
-            everywhere=self.federation.attendance(self.rounds),
+            everywhere=self.federation.participants_by_round(self.rounds),
             dishonest=tuple(client.name for client in clients if type(client.behaviour) is not Honest),
             simulated=True,
         )
 
     def transcript(self, progress: Said = lambda done, total: None) -> Transcript:
         """What is said in the rounds that the views look at."""
-        return self._played(progress, one_by_one)[0]
+        return self._played(progress, train_sequentially)[0]
 
     def truths(self) -> Truths:
         """The private data behind it."""
@@ -115,7 +114,7 @@ class Simulated:
     def _looked_at(self) -> set[int]:
         return {index for view in self.views for index in view.rounds()}
 
-    def _played(self, progress: Said, answers: Answers) -> tuple[Transcript, Round]:
+    def _played(self, progress: Said, answers: TrainClients) -> tuple[Transcript, Round]:
         """The rounds that are looked at, and the last one of all, whose model is measured."""
         wanted = self._looked_at()
         rounds = max(wanted) + 1 if self.test is None else self.rounds
@@ -133,7 +132,7 @@ class Simulated:
         )
         return Transcript(self.federation.model, terms, rounds, self._origin())
 
-    def rehearse(self) -> Iterator[Seen]:
+    def rehearse(self) -> Iterator[ViewResult]:
         rehearse_defences(self.federation)
         silent = self._transcript({index: silent_round(self.federation, index) for index in self._looked_at()})
         truths = self.truths()
@@ -144,7 +143,7 @@ class Simulated:
         """What protects each client and what that promises, in words."""
         return protection_of(self.federation, self.rounds)
 
-    def _utility(self, last: Round, progress: Said, answers: Answers) -> dict[str, float]:
+    def _utility(self, last: Round, progress: Said, answers: TrainClients) -> dict[str, float]:
         """The model's accuracy, and what it would be without the defences."""
         if self.test is None:
             return {}
@@ -178,19 +177,8 @@ class Simulated:
             *(together(self.protection()) or ["No defence."]),
             *f.terms.behaviours,
         ]
-        sees = [f"{info.words[0].upper()}{info.words[1:]}." for info in self.infos()]
-        more = [f"... and {len(sees) - SHOWN + 1} more of this kind."]
-        return [
-            Section(f"Federation{named}", lines),
-            Section(
-                f"What the adversary sees{named and ' of' + named}",
-                sees if len(sees) <= SHOWN else [*sees[: SHOWN - 1], *more],
-            ),
-            Section(
-                f"What it knows beside{named and ' of' + named}",
-                [*knows_in_words(self.knows), *([] if self.public is None else [self.public.words])],
-            ),
-        ]
+        more = [] if self.public is None else [self.public.words]
+        return [Section(f"Federation{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
 
 
 def _trainings(federation: Federation) -> dict[str, Training]:
@@ -202,6 +190,6 @@ def silent_round(federation: Federation, index: int) -> Round:
     """A round in which the right clients take part and all send zeros."""
     before, buffers = weights_of(federation.model), buffers_of(federation.model)
     nothing = {name: torch.zeros_like(w) for name, w in before.items()}
-    participants = tuple(map(federation.participant, federation.called(index)))
+    participants = tuple(map(federation.participant, federation.clients_in_round(index)))
     messages = tuple(Message(p.name, nothing, buffers) for p in participants)
     return Round(before, buffers, participants, messages, nothing, buffers, tuple(p.name for p in participants))

@@ -17,11 +17,11 @@ from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
 from fedglass.core.tensors import Params, moved_others
 from fedglass.core.types import BatchNorm, Observation
-from fedglass.federation.client import Answers, one_by_one
+from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.peer import PeerView
-from fedglass.federation.transcript import Attendance, Participant, Round, Transcript
+from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
-from fedglass.federation.views import Knows, Named, Seen, Together, View
+from fedglass.federation.views import HasLabel, Knows, Together, View, ViewResult
 from fedglass.fl.release import Protection
 
 Said = Callable[[int, int], None]
@@ -180,11 +180,11 @@ class Source(Protocol):
         """The source in plain words."""
         ...
 
-    def rehearse(self) -> Iterable[Seen]:
+    def rehearse(self) -> Iterable[ViewResult]:
         """Refuse what could only fail after the training; then what will be seen, but for its entries."""
         ...
 
-    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Pending]:
+    def targets(self, progress: Said, answers: TrainClients = train_sequentially) -> Sequence[Target | Pending]:
         """The targets, in the order of `infos`; clients that are simulated for them train as `answers` has them."""
         ...
 
@@ -194,7 +194,7 @@ def infos_of(name: str, views: Iterable[View], clients: Sequence[str], present: 
     before, found = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
-        short = view.brief() if isinstance(view, Named) else None
+        short = view.label() if isinstance(view, HasLabel) else None
         named = ("", "") if short is None else (before + short.name, short.standpoint)
         words = before + view.describe() + (_crowd(view, clients, present) if isinstance(view, PeerView) else "")
         found.append(TargetInfo(repr(view), identity, words, view.rounds()[-1] + 1, *named))
@@ -212,7 +212,7 @@ def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:
     )
 
 
-def further(view: View, behind: Sequence[str], attendance: Attendance, views: Sequence[View] = ()) -> int:
+def further(view: View, behind: Sequence[str], attendance: ParticipantsByRound, views: Sequence[View] = ()) -> int:
     """How many rounds more there are with any of these clients, whose examples stay the same.
 
     Those that one of `views` attacks together with this one are looked at there. One of the clients is enough:
@@ -228,17 +228,17 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
     """What one view makes of a transcript, simulated or recorded."""
     seen, past = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
     terms = transcript.terms
-    protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in seen.behind}
+    protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in seen.clients}
     return Target(
         seen.observation,
-        None if truths is None else truths.behind(seen.behind, view.rounds()[-1], seen.own),
+        None if truths is None else truths.truth_of(seen.clients, view.rounds()[-1], seen.own_client),
         terms.class_names,
         defences=None if protected is None else tuple(together(protected)),
-        behind=seen.behind,
+        behind=seen.clients,
         participants=tuple(p.name for p in past.participants),
-        kept=past.kept,
+        kept=past.accepted,
         behaviours=(*terms.behaviours, *_come_back(past, view.rounds()[-1])),
-        batch_statistics=_batch_statistics(seen, [p for p in past.participants if p.name in seen.behind]),
+        batch_statistics=_batch_statistics(seen, [p for p in past.participants if p.name in seen.clients]),
     )
 
 
@@ -251,7 +251,7 @@ def _come_back(past: Round, index: int) -> list[str]:
     ]
 
 
-def _batch_statistics(seen: Seen, behind: Sequence[Participant]) -> bool:
+def _batch_statistics(seen: ViewResult, behind: Sequence[Participant]) -> bool:
     """Declared, or seen to have moved whatever was declared."""
     trainings = [p.training for p in behind if p.training is not None]
     used = any(training.batch_norm is BatchNorm.BATCH for training in trainings)

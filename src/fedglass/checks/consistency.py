@@ -21,10 +21,9 @@ from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.rng import stream
 from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, Params, moved_statistics
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.federation.transcript import Participant, Transcript
+from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Participant, Transcript
 from fedglass.federation.truth import Truths
-from fedglass.federation.views import Seen
-from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.federation.views import ViewResult
 from fedglass.fl.local import schedule, train
 from fedglass.fl.release import Protection
 from fedglass.models.network import Network
@@ -333,7 +332,7 @@ def _densest(sizes: Tensor) -> float:
 # What a recorded round declares of its messages: to be played again, and to be checked without the data.
 
 
-MEANS = ("not recorded", repr(WeightedMean()))
+MEANS = (UNKNOWN_RULE, MEAN_RULE)
 """Rules of aggregation that a replay supposes."""
 
 
@@ -343,12 +342,12 @@ class Heard:
 
     transcript: Transcript
     index: int
-    seen: Seen
+    seen: ViewResult
 
     @property
     def people(self) -> list[Participant]:
         """Whose examples are in the message, the adversary's own last."""
-        names = (*self.seen.behind, *(() if self.seen.own is None else (self.seen.own,)))
+        names = (*self.seen.clients, *(() if self.seen.own_client is None else (self.seen.own_client,)))
         present = {p.name: p for p in self.transcript.rounds[self.index].participants}
         return [present[name] for name in names]
 
@@ -363,7 +362,7 @@ class Heard:
             order = truths.batches(person.name, self.index)
             parts.append(Part(own.images, own.labels, training, shield, person.weight, order))
         o, terms = self.seen.observation, self.transcript.terms
-        mine, mean = int(self.seen.own is not None), len(parts) == 1 or terms.rule in MEANS
+        mine, mean = int(self.seen.own_client is not None), len(parts) == 1 or terms.rule in MEANS
         return Declared(o.model, o.before, o.buffers, o.update, terms.whitening, tuple(parts), self.index, mine, mean)
 
     def protections(self, protections: Mapping[str, Protection]) -> tuple[Protection, ...]:

@@ -17,13 +17,13 @@ from fedglass.audit.cases import Case
 from fedglass.cli.options import Bars, plain
 from fedglass.core.scale import scale_of
 from fedglass.verdict.directory import RECORDS, REPORT, SUMMARY
+from fedglass.verdict.flags import flag as flag_of
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Group
-from fedglass.verdict.texts import flag as flag_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,9 +13,9 @@ from rich.text import Text
 from fedglass.audit.play import unfinished
 from fedglass.cli.reproduce import of_printed, of_table
 from fedglass.reproduce.cases import Cell, cases_of
-from fedglass.reproduce.compare import Line, measures_of, spread_in_words
-from fedglass.reproduce.page import data_in_words, duration, in_words, remarks, seconds_of
-from fedglass.reproduce.run import untrained
+from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
+from fedglass.reproduce.cost import describe_cost, duration, experiment_seconds
+from fedglass.reproduce.run import cases_without_network
 from fedglass.reproduce.tables import Figure, Table
 from fedglass.verdict.directory import RECORDS
 from fedglass.verdict.records import Record
@@ -26,11 +26,11 @@ def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: i
     console = Console(stderr=True, highlight=False)
     todo = unfinished(cases_of(cells), directory)
     console.print(Text(f"{asked.name}: {asked.title}", style="bold"), soft_wrap=True)
-    for words in data_in_words(cells):
+    for words in describe_data(cells):
         console.print(Text(words, style="yellow" if words.startswith("STAND-IN") else ""), soft_wrap=True)
     for words in absent:
         console.print(Text(words, style="yellow"), soft_wrap=True)
-    console.print(Text(in_words(todo, workers, untrained(todo, directory))), soft_wrap=True)
+    console.print(Text(describe_cost(todo, workers, cases_without_network(todo, directory))), soft_wrap=True)
 
 
 def say_plan(of: Table, cells: Sequence[Cell], directory: Path) -> None:
@@ -43,13 +43,13 @@ def say_plan(of: Table, cells: Sequence[Cell], directory: Path) -> None:
         console.print(Text(words, style="dim"), soft_wrap=True)
 
 
-def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: Mapping[str, Record]) -> None:
+def say_table(of: Table, cells: Sequence[Cell], found: Sequence[ComparedCell], records: Mapping[str, Record]) -> None:
     """Paper and measurement side by side, on stdout."""
     console = Console(highlight=False)
     wide = Console(highlight=False, width=max(console.width, 60 + 14 * len(of.columns) + 30 * len(of.measures)))
     out = console if console.is_terminal else wide
     out.print(Text(f"{of.name}: {of.title}", style="bold"), soft_wrap=True)
-    for words in data_in_words(cells):
+    for words in describe_data(cells):
         out.print(Text(words), soft_wrap=True)
     heads = [f"{m.title}\n{whose}" for m in of.measures.values() for whose in ("paper", "measured")]
     grid = Grid(*of.columns.values(), "method", *heads, "runs", "time\nof one", "peak\nMiB")
@@ -61,7 +61,7 @@ def say_table(of: Table, cells: Sequence[Cell], found: Sequence[Line], records: 
         grid.add_row(*line.setting, line.method, *numbers, runs, time, memory)
     out.print(grid)
     paper = f" Paper: {of.clients} clients." if of.clients else ""
-    out.print(Text(f"Measured: mean {spread_in_words(of, cells)}.{paper}"), soft_wrap=True)
+    out.print(Text(f"Measured: mean {describe_spread(of, cells)}.{paper}"), soft_wrap=True)
     for note in remarks(of, cells, records):
         out.print(Text(note, style="dim"), soft_wrap=True)
 
@@ -74,7 +74,7 @@ def answer_of_plan(
     return {
         **_asked(asked, of, cells),
         "runs": {"planned": whole, "done": whole - len(todo)},
-        "seconds_on_one_core": round(sum(seconds_of(case.subject.experiment) for case in todo), 1),
+        "seconds_on_one_core": round(sum(experiment_seconds(case.subject.experiment) for case in todo), 1),
         "workers": workers,
         "remarks": [*absent, *remarks(of, cells, {})],
     }
@@ -84,7 +84,7 @@ def answer_of(
     asked: Figure,
     of: Table,
     cells: Sequence[Cell],
-    found: Sequence[Line],
+    found: Sequence[ComparedCell],
     records: Mapping[str, Record],
     directory: Path,
     page: Path,
@@ -93,16 +93,16 @@ def answer_of(
     failed = sum(line.failed for line in found)
     rows = [_row(of, cell, line) for cell, line in zip(cells, found, strict=True)]
     paths = {"directory": str(directory), "records": str(directory / RECORDS), "page": str(page)}
-    told = {"spread": spread_in_words(of, cells), "remarks": list(remarks(of, cells, records)), "paths": paths}
+    told = {"spread": describe_spread(of, cells), "remarks": list(remarks(of, cells, records)), "paths": paths}
     return {**_asked(asked, of, cells), "exit_code": 3 if failed else 0, "rows": rows, **told}
 
 
 def _asked(asked: Figure, of: Table, cells: Sequence[Cell]) -> dict[str, Any]:
     whose = {"name": asked.name, "title": asked.title, "table": of.name, "source": of_table(of)["source"]}
-    return {**whose, "paper_clients": of.clients, "data": list(data_in_words(cells))}
+    return {**whose, "paper_clients": of.clients, "data": list(describe_data(cells))}
 
 
-def _row(of: Table, cell: Cell, line: Line) -> dict[str, Any]:
+def _row(of: Table, cell: Cell, line: ComparedCell) -> dict[str, Any]:
     return {
         "row": cell.row.number,
         "setting": dict(cell.row.setting),

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.best_of import AnyAttack
-from fedglass.attack.decoys import decoy_images
 from fedglass.audit.play_attack import oracle_facts
 from fedglass.checks.replay import Declared, as_declared, has_no_order, message_of, too_long
 from fedglass.checks.residual import Residual, refutations
@@ -20,6 +19,7 @@ from fedglass.core.rng import derive
 from fedglass.core.tensors import Params
 from fedglass.execution.machine import one_thread
 from fedglass.fl.release import Protection
+from fedglass.guard.decoys import decoy_images
 from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.quick_attack import attacks_for, read
 from fedglass.guard.report import Clock, Examined, OutOfTime, Reason

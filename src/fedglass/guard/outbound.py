@@ -17,7 +17,7 @@ from fedglass.core.types import Knowledge, Observation, Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import Clip as ClipAll
 from fedglass.defend.noise import GaussianNoise
-from fedglass.federation.transcript import still
+from fedglass.federation.transcript import unmoved_parameters
 from fedglass.federation.truth import Truth
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import Chain, Outgoing, Protection, Release
@@ -49,7 +49,7 @@ class Outbound:
 
     def without_untrained(self) -> Outbound:
         """The same with what did not move as constants of the network, as layers are that nobody trains."""
-        found = [name for name in still(self.weights, self.update) if name in can_be_fixed(self.model)]
+        found = [name for name in unmoved_parameters(self.weights, self.update) if name in can_be_fixed(self.model)]
         return replace(self, model=with_fixed(self.model, found)) if found else self
 
     @property

@@ -15,7 +15,7 @@ from fedglass.core.registry import built_in
 from fedglass.core.tensors import MEAN
 from fedglass.core.types import Whitening
 from fedglass.federation.transcript import Participant, Terms, Transcript
-from fedglass.federation.views import Knows, Look
+from fedglass.federation.views import Knows, ViewBuilder
 from fedglass.plan.selection import Choice, chosen, no_images
 from fedglass.recipes import recipe
 from fedglass.recordings.format import best
@@ -80,7 +80,7 @@ def _known(choice: Choice) -> Iterator[frozenset[Fact]]:
         groups = [choice.people(index)] if choice.view == "aggregate" else [(name,) for name in choice.whose(index)]
         for names in groups:
             people = tuple(participant_of(bundle, name, index, {}) for name in names)
-            look = Look(empty, index, people or (Participant("", 1, counted=False),), {}, {})
+            look = ViewBuilder(empty, index, people or (Participant("", 1, counted=False),), {}, {})
             yield look.knowledge(Knows()).facts | ({Fact.STATISTICS} if _statistics(bundle, names, index) else set())
 
 

@@ -14,7 +14,7 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Whitening
-from fedglass.federation.transcript import Attendance, Participant, Round, Terms, Transcript, with_still
+from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView, Together, View
 from fedglass.fl.release import Protection
@@ -150,7 +150,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path)
     unknown = [view for view, _ in views if view not in known]
     name, public = table.name or Path(table.bundle).name, public_of(adversary, settled.shape, folder)
     doubts = doubts_of(bundle, reading.model, choice)
-    everywhere = Attendance(transcript.terms.clients, attendance_of(bundle, choice))
+    everywhere = ParticipantsByRound(transcript.terms.clients, attendance_of(bundle, choice))
     lacking, aside = overlooked_in(bundle, choice), others_of(reading, choice)
     beside, reserved = sent_beside(bundle, reading.model, choice), told_beside(bundle, choice, RESERVED)
     knows = knows_of(adversary)
@@ -189,7 +189,7 @@ def _transcript(
     clients = tuple(dict.fromkeys((*bundle.clients, *(p.name for past in rounds.values() for p in past.participants))))
     words, protections = _defences(table, bundle, choice, clients)
     unprotected = [client for client in clients if not (words or {}).get(client)]
-    rounds = {index: with_still(past, unprotected) for index, past in rounds.items()}
+    rounds = {index: mark_untrained(past, unprotected) for index, past in rounds.items()}
     rules = {rule_in_words(bundle, index) for index in choice.rounds}
     terms = Terms(
         settled.shape,

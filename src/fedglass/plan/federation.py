@@ -18,11 +18,11 @@ from fedglass.core.types import Whitening
 from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest, PerRound, Rejoin
+from fedglass.federation.behaviours import Behaviour, Honest, PerRound, RejoinAfterRejection
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
-from fedglass.federation.transcript import Attendance
+from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.truth import Examples
 from fedglass.federation.views import AggregateView, ServerView, View
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
@@ -42,7 +42,7 @@ def behaviour_of(group: GroupTable) -> Behaviour:
     """Honest where nothing is said; of several, one for each round; under new names where a client comes back."""
     found = [cast(Behaviour, made("behaviours", table)) for table in group.behaviour]
     acting = Honest() if not found else found[0] if len(found) == 1 else PerRound(tuple(found))
-    return acting if group.rejoins_after is None else Rejoin(acting, group.rejoins_after)
+    return acting if group.rejoins_after is None else RejoinAfterRejection(acting, group.rejoins_after)
 
 
 def simulated(
@@ -71,7 +71,7 @@ def simulated(
         server=None if dealt.server is None else Client("the server", dealt.server.images, dealt.server.labels),
     )
     test = None if dealt.test is None else Examples(dealt.test.images, dealt.test.labels)
-    views = views_of(adversary, federation.attendance(table.rounds))
+    views = views_of(adversary, federation.participants_by_round(table.rounds))
     public = public_of(adversary, data.shape, folder)
     if public is None and dealt.unused:
         public = Public.of(data.images, data.labels, dealt.unused)
@@ -120,7 +120,7 @@ def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Prote
     return found
 
 
-def views_of(adversary: AdversaryTable, attendance: Attendance) -> tuple[View, ...]:
+def views_of(adversary: AdversaryTable, attendance: ParticipantsByRound) -> tuple[View, ...]:
     """One view for each round, and for each client where it looks at one, or is one."""
     rounds = dict.fromkeys(adversary.round if isinstance(adversary.round, list) else [adversary.round])
     kind = PeerView if adversary.view == "peer" else ServerView
@@ -132,11 +132,11 @@ def views_of(adversary: AdversaryTable, attendance: Attendance) -> tuple[View, .
     return tuple(view for view, _ in joined(views, adversary.together))
 
 
-def _looked_at(adversary: AdversaryTable, attendance: Attendance, index: int) -> Sequence[int]:
+def _looked_at(adversary: AdversaryTable, attendance: ParticipantsByRound, index: int) -> Sequence[int]:
     """The clients that are named; "all" are those that take part in that round, since others send nothing."""
     chosen = adversary.client
     if isinstance(chosen, str):
-        present = set(attendance.present(index))
+        present = set(attendance.in_round(index))
         return [position for position, name in enumerate(attendance.clients) if name in present]
     return list(dict.fromkeys(chosen)) if isinstance(chosen, list) else [chosen]
 

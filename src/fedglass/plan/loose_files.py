@@ -17,7 +17,7 @@ from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, ope
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
-from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript, with_still
+from fedglass.federation.transcript import UNKNOWN_RULE, Message, Participant, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.models.catalogue import build
@@ -133,13 +133,13 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     alone = len(names) == 1
     messages = (Message(names[0], update, buffers_after),) if alone else ()
     past = Round(before, buffers, participants, messages, update, buffers_after, names)
-    past = past if table.defended else with_still(past, names)
+    past = past if table.defended else mark_untrained(past, names)
     terms = Terms(
         shape,
         table.classes,
         _whitening(table, shape),
         names,
-        "not recorded",
+        UNKNOWN_RULE,
         class_names=None if data is None else data.class_names,
         defences=None if table.defended is None else dict.fromkeys(names, defended_in_words(table.defended)),
     )

@@ -9,8 +9,7 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, EachClient, SuperClient
 from fedglass.attack.images.pixels import BoundedLowResolution, LowResolution
-from fedglass.attack.labels.counts import InterpolatedCounts
-from fedglass.attack.labels.instance_counts import LastLayerCounts
+from fedglass.attack.labels.counts import InterpolatedCounts, LastLayerCounts
 from fedglass.attack.participant import FixOwnImages, FixOwnLabels, SubtractOwnUpdate
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.search import SearchByOwnImages

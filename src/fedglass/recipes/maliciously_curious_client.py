@@ -23,7 +23,7 @@ from fedglass.attack.forward.through import (
 from fedglass.attack.images.latent import NONE, OWN, Latent, decoder_named, located_decoder
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.assigned import AssignedLabels
-from fedglass.attack.labels.instance_counts import LastLayerCounts
+from fedglass.attack.labels.counts import LastLayerCounts
 from fedglass.attack.needs import needs_of
 from fedglass.attack.participant import KeepOwnUpdate, LabelsOfOthers
 from fedglass.attack.parts import Images, Labels

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
-from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.federation.transcript import MEAN_RULE
 from fedglass.recordings.files import contents
 from fedglass.recordings.format import FactSheet, Held, sheet, united
 from fedglass.recordings.reader import Bundle, read_bundle, same
@@ -166,7 +166,7 @@ def _moved(saved: Path, models: Parts, after: Mapping[str, Tensor]) -> dict[str,
 
 
 def _terms(terms: TermsFacts) -> dict[str, Any]:
-    mean = terms.rule == repr(WeightedMean())
+    mean = terms.rule == MEAN_RULE
     return {
         "shape": terms.shape,
         "classes": terms.classes,

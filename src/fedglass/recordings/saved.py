@@ -174,7 +174,7 @@ class Manifest(_Table):
 def facts_of(index: int, past: Round, models: Held, messages: dict[str, Held]) -> RoundFacts:
     """One round of a manifest."""
     people = [ParticipantFacts.of(p) for p in past.participants]
-    return RoundFacts(index=index, models=models, participants=people, messages=messages, kept=list(past.kept))
+    return RoundFacts(index=index, models=models, participants=people, messages=messages, kept=list(past.accepted))
 
 
 # Transcripts and truths on disk: safetensors and JSON, no pickle, every file with its hash in the manifest.
@@ -208,7 +208,7 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
 
 
 def _check_storable(past: Round, index: int) -> None:
-    others = past.sent_their_own([message.client for message in past.messages])
+    others = past.clients_with_own_model([message.client for message in past.messages])
     if others:
         raise UsageError(
             f"A saved transcript has one model for each round, and {others[0]!r} was sent one of its own in round "

@@ -12,8 +12,7 @@ from fedglass.core.errors import DataError, FedglassError, UpdateError
 from fedglass.core.optimisers import OPTIMISERS, Optimiser
 from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtract, weights_of
 from fedglass.core.types import BatchNorm, Training
-from fedglass.federation.transcript import Message, Participant, Round, Start
-from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
 from fedglass.models.fixed import exceeds_precision
 from fedglass.models.names import Names, names_of
 from fedglass.recordings.format import FactSheet, Held, MessageFacts, RoundFacts, best, sheet
@@ -236,10 +235,10 @@ class Reading:
             {name: found[name].to(like.dtype) for name, like in buffers.items() if name in found},
         )
 
-    def _start(self, held: Held) -> Start:
+    def _start(self, held: Held) -> SentModel:
         before, buffers = self._state(held, self.rest)
         self._check_buffers(buffers, held)
-        return Start(before, buffers)
+        return SentModel(before, buffers)
 
     def _check_buffers(self, buffers: Params, held: Held) -> None:
         needed = [
@@ -252,7 +251,7 @@ class Reading:
                 "record the model's whole state_dict."
             )
 
-    def _message(self, message: MessageFacts, common: Start, begun: Held) -> Message:
+    def _message(self, message: MessageFacts, common: SentModel, begun: Held) -> Message:
         assert message.received is not None, "messages that were not seen are left out"
         own = None if message.sent is None else self._start(message.sent)
         start = common if own is None else own
@@ -277,7 +276,7 @@ class Reading:
                     "which the model is: record the message in the model's own type, or as an update."
                 )
 
-    def _added(self, held: Held, start: Start) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _added(self, held: Held, start: SentModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What a message or an aggregate adds to the weights, and the buffers after it."""
         if held.form == "update":
             added, statistics = self._state(held, {name: torch.zeros_like(w) for name, w in start.before.items()})
@@ -286,7 +285,7 @@ class Reading:
         return subtract(after, start.before), statistics
 
     def _aggregate(
-        self, past: RoundFacts, start: Start
+        self, past: RoundFacts, start: SentModel
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
         """What the rule made, or the next round's start; nobody is behind it where neither was recorded."""
         following = self.bundle.rounds.get(past.index + 1)
@@ -309,8 +308,8 @@ def rule_in_words(bundle: Bundle, index: int) -> str:
     """The aggregation rule as a transcript prints it."""
     rule = best(sheet(bundle.rounds[index].facts), "rule", best(bundle.facts, "rule"))
     if rule is None:
-        return "not recorded"
+        return UNKNOWN_RULE
     options = rule.get("options") or {}
     if rule["name"].lower() in MEANS and not options:
-        return repr(WeightedMean())
+        return MEAN_RULE
     return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})"

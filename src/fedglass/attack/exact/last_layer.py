@@ -41,8 +41,7 @@ from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
 from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import spectrum, with_ones
 from fedglass.attack.exact.verify import message_of
-from fedglass.attack.labels.counts import is_clipped, round_to_sum, unsmoothed
-from fedglass.attack.labels.instance_counts import InstanceCounts
+from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.types import Observation

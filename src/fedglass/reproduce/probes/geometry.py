@@ -18,8 +18,8 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Training
 from fedglass.fl.local import Batch, MeanGradient, Step, path, schedule
 from fedglass.models.network import Network
-from fedglass.reproduce.compare import Curve
-from fedglass.reproduce.cost import Load
+from fedglass.reproduce.charts import Curve
+from fedglass.reproduce.cost import Workload
 
 # How much of the gradients of a local training lies in one plane [Zhu, Yao, Blaschko, 2023, Sec. 5.1].
 
@@ -199,5 +199,5 @@ class Geometry:
         measures = {"min_share": min(shares), "cosine_before": cosines[0], "cosine_best": max(cosines)}
         return Finding({"extra": {"measures": measures, "curves": [asdict(curve) for curve in curves]}})
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return (load.steps + self.points) * load.gradient(load.examples)
