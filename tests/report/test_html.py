@@ -1,4 +1,4 @@
-"""The page says what the records say, is complete in itself, and lets nothing through unescaped."""
+"""The page says what the records say, is self-contained, and lets nothing through unescaped."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_reconstructions_without_a_truth_are_shown(tmp_path: Path, make_case: Ca
     text = page(tmp_path).text
     assert "What the attacks found" in text
     assert "recovered label 3" in text
-    assert "refused, outside the audit directory" in text
+    assert "refused, not a regular file inside the audit directory" in text
     html = write_report(tmp_path).read_text()
     for path in shown:
         # At the top and again in its case.
@@ -345,7 +345,7 @@ def test_a_refined_image_is_shown_beside_the_raw_one_with_both_scores_and_energi
         "energy of the raw images",
         "0.125",
         "energy of the refined images",
-        "imagination",
+        "is invented",
     ):
         assert words in found.text
     assert found.text.count("energy reached") == 4  # those that were not refined

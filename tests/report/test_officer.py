@@ -13,7 +13,7 @@ from fedglass.report.charts import Dot, interval_plot
 from fedglass.report.glossary import TERMS, Glossary, doubts_by_question, merged
 from fedglass.report.html import audit_page, ended
 from fedglass.report.page import short_names
-from fedglass.report.sections import whose_images
+from fedglass.report.sections import images_by_owner
 from fedglass.report.threat import HEIGHT, WIDTH, drawing, threat_section
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
@@ -76,9 +76,9 @@ def test_one_threat_model_with_what_differs_in_a_table(tmp_path: Path, make_case
     assert html.count('class="threat"') == 1
     assert box.count("<svg") == 2
     assert box.count("3 x 32 x 32") == 1  # a fact that both share
-    assert "In what they differ" not in box
+    assert "Differences between them" not in box
     oracle = make_case(tmp_path, "inverting_gradients", 1, 0, **PEER)
-    differs = section(written(tmp_path, oracle), "threat").split("In what they differ")[1]
+    differs = section(written(tmp_path, oracle), "threat").split("Differences between them")[1]
     assert "the true labels" in differs
     assert "unknown" in differs
 
@@ -95,13 +95,13 @@ def test_whose_images_came_back_by_any_attack(tmp_path: Path, make_case: Make) -
     gate = Gate()
     one = make_case(tmp_path, "dlg", 0, 0, metrics={"psnr": [30.0, 9.0, 9.0, 9.0]}, **PEER)
     other = make_case(tmp_path, "idlg", 0, 0, metrics={"psnr": [31.0, 9.0, 9.0, 40.0]}, **PEER)
-    found = whose_images([one, other], gate, short_names([one, other]))
+    found = images_by_owner([one, other], gate, short_names([one, other]))
     assert found is not None
     assert found.rows == [
         ["peer 3", "any of the 4 participants", "2 of 4", "client 0: 1 of 2, client 1: 0 of 1, client 2: 1 of 1"]
     ]
     old = one.model_copy(update={"owners": []})
-    assert whose_images([old], gate, short_names([old])) is None
+    assert images_by_owner([old], gate, short_names([old])) is None
 
 
 def test_short_names_are_told_apart(tmp_path: Path, make_case: Make) -> None:
@@ -129,7 +129,7 @@ def test_a_doubt_is_explained_once_and_labelled_at_each_case(tmp_path: Path, mak
     html = written(tmp_path, *records)
     assert html.count("than the images that the search found") == 1
     assert "(energy 0.01) than the images that the search found (0.1 to 0.3)" in html
-    assert section(html, "evidence").count('href="#doubt-search-failed">optimiser failed</a>') == 3
+    assert section(html, "evidence").count('href="#doubt-search-failed">search failed</a>') == 3
 
 
 def test_doubts_stand_under_their_questions_the_serious_first(tmp_path: Path, make_case: Make) -> None:

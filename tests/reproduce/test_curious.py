@@ -17,7 +17,7 @@ from fedglass.attack.refine.restoration import MedianFilter
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import flatten
@@ -25,7 +25,6 @@ from fedglass.core.types import Training
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import Knows
 from fedglass.metrics.images import psnr
-from fedglass.metrics.matching import match
 from fedglass.reproduce.cases import check_options, method_titles
 from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Setup, paper_of, peer_setup
@@ -42,8 +41,8 @@ from fedglass.reproduce.probes.peer import (
     enlarged,
     reduced,
     repeated,
-    share_back,
 )
+from fedglass.reproduce.probes.probe import match_images
 from fedglass.reproduce.probes.reconstruct import SearchUnknowns
 from fedglass.reproduce.tables import Request, choose_rows, table
 from fedglass.verdict.directory import Strips
@@ -85,7 +84,7 @@ def round_(population: Population) -> Target:
     ).target()
 
 
-def measures(found: Finding) -> dict[str, float]:
+def measures(found: ProbeResult) -> dict[str, float]:
     known: dict[str, float] = found.record["extra"]["measures"]
     return known
 
@@ -182,9 +181,9 @@ def test_what_is_measured_on_the_true_images_themselves(round_: Target) -> None:
     truth = round_.known_truth
     order = torch.tensor([4, 2, 0, 5, 1, 3])
     shuffled = truth.images[order]
-    assert share_back(shuffled, truth, match(shuffled, truth.images)) == 1.0
+    assert match_images(shuffled, truth).share_back() == 1.0
     grey = torch.full_like(truth.images, 0.5)
-    assert share_back(grey, truth, match(grey, truth.images)) == 0.0
+    assert match_images(grey, truth).share_back() == 0.0
 
 
 def test_small_images_are_found_again_in_their_enlargement() -> None:
@@ -200,9 +199,9 @@ def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target) -> None:
     heard: list[Target] = []
 
     class Ear(PeerImages):
-        def measure(self, target: Target, seed: int, progress: object) -> Finding:
+        def measure(self, target: Target, seed: int, progress: object) -> ProbeResult:
             heard.append(target)
-            return Finding({})
+            return ProbeResult({})
 
     WrongRate(Ear(short()), 4.0).measure(round_, 0, no_progress)
     seen, scaled = round_.observation, heard[0].observation

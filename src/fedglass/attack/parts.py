@@ -219,7 +219,7 @@ class Refinement:
 class Refine(Protocol):
     """Improves images without the message."""
 
-    def refine(self, refinement: Refinement, /) -> Tensor:
+    def refine(self, refinement: Refinement) -> Tensor:
         """Return the improved images.  # (n, c, h, w), pixels before whitening"""
         ...
 
@@ -238,7 +238,7 @@ class Learned(Protocol):
     An audit compares its result with that of the same model for another image, and with that of an untrained model.
     """
 
-    def refine(self, refinement: Refinement, /) -> Tensor: ...
+    def refine(self, refinement: Refinement) -> Tensor: ...
 
     def untrained(self) -> Refine:
         """Return the same refinement with a model that has learned nothing."""

@@ -87,7 +87,7 @@ def _eye(x: float, y: float) -> str:
 
 
 def _note(x: float, y: float, text: str) -> str:
-    return f'<text class="told" x="{x:.0f}" y="{y:.0f}">{text}</text>'
+    return f'<text class="hint" x="{x:.0f}" y="{y:.0f}">{text}</text>'
 
 
 MOST_ROUNDS = 12

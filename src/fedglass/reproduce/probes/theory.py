@@ -31,7 +31,7 @@ from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.parts import Progress
 from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import best_guess
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params, flatten
@@ -45,9 +45,9 @@ from fedglass.federation.transcript import Round, Transcript
 from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.fl.local import GradientFn, MeanGradient
-from fedglass.metrics.matching import Matching, match
 from fedglass.reproduce.charts import LogPlot
 from fedglass.reproduce.cost import SECOND_ORDER, Workload
+from fedglass.reproduce.probes.probe import match_images
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Theorem1:
         if len(self.audited) < 2 or self.audited[0] != 0 or list(self.audited) != sorted(set(self.audited)):
             raise UsageError(f"The rounds of Theorem 1 must ascend from 0, at least two of them, got {self.audited}.")
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, truth = target.observation, target.known_truth
         training = seen.knows.training
         if training is None or training.local_steps(1) != 1:
@@ -269,13 +269,10 @@ class Theorem1:
         view = PeerView(len(federation.clients) - 1, index)
         seen = view.see(transcript, Knows(labels=True), federation.truths([index])).observation
         done = progress_part(progress, self.audited.index(index), len(self.audited))
-        found = self.reader.run(seen, seed, done).images.detach().cpu().clamp(0, 1)
-        partner = match(found, truth.images).partner[: len(truth.private.labels)]
+        images = match_images(self.reader.run(seen, seed, done).images, truth).ordered
         step = flatten(past.step)
         reached = objective(federation.model, past.after, seen, truth)
-        return _AttackedRound(
-            index, flatten(past.before), -step / federation.training.lr, reached, Matching(partner).apply(found)
-        )
+        return _AttackedRound(index, flatten(past.before), -step / federation.training.lr, reached, images)
 
     def _federated(self, seen: Observation, training: Training) -> FederationSizes:
         sizes = seen.knows.sizes or (seen.knows.examples,)
@@ -302,7 +299,7 @@ def _finding(
     truth: Truth,
     guess: float,
     measured: dict[str, float],
-) -> Finding:
+) -> ProbeResult:
     """The table's figures, each round's terms, and the drawing."""
     private = truth.private.images
     pixels = private[0].numel()
@@ -334,4 +331,4 @@ def _finding(
         for r, e, b in zip(reads, errors, bounds, strict=True)
     ]
     drawn = LogPlot("RMSE", "round", {name: line for name, line in points.items() if line})
-    return Finding({"extra": {"measures": measures, "rounds": rounds, "lines": [asdict(drawn)]}})
+    return ProbeResult({"extra": {"measures": measures, "rounds": rounds, "lines": [asdict(drawn)]}})
