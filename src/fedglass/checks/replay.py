@@ -22,7 +22,7 @@ from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.data.dataset import CIFAR10, CIFAR100, FEMNIST
-from fedglass.fl.local import Batch, schedule, train
+from fedglass.fl.local import LocalBatch, schedule, train
 from fedglass.fl.release import Outgoing, Protection
 from fedglass.models.network import Network
 
@@ -372,12 +372,12 @@ def message_of(declared: Declared, order: int, draw: int | None = None) -> list[
     return total
 
 
-def batches_of(part: Part, order: int = 0, place: int = 0) -> Iterable[Batch]:
+def batches_of(part: Part, order: int = 0, place: int = 0) -> Iterable[LocalBatch]:
     """Return the recorded batches, or a draw of those that the declared training of the part at `place` makes."""
     if part.order is None:
         return schedule(part.training, len(part.labels), stream(order, "replay", place))
     each = len(part.training.batches(len(part.labels)))
-    return [Batch(i // each, torch.tensor(rows), i % each) for i, rows in enumerate(part.order)]
+    return [LocalBatch(i // each, torch.tensor(rows), i % each) for i, rows in enumerate(part.order)]
 
 
 def _others(declared: Declared) -> Iterator[tuple[str, Declared]]:

@@ -87,8 +87,8 @@ def maliciously_curious_client(
             else AssignedLabels(other_labels, forward, Cosine())
         )
         attack = Attack(assigned, (Stage(forward, Pixels(), objective, solver),))
-        others: AnyAttack = BestOf(attack, KeepOwnUpdate()) if own == "as_sent" else attack
-        return BestOf(others, GuessAccepted(choice, mean=mean))
+        reading: AnyAttack = BestOf(attack, KeepOwnUpdate()) if own == "as_sent" else attack
+        return BestOf(reading, GuessAccepted(choice, mean=mean))
 
     names = supposed if rule == "any" else [rule]
     return BestOf(tuple((name, supposing(*supposed[name])) for name in names), GuessRule(finalists=2))
