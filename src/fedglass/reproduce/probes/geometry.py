@@ -16,7 +16,7 @@ from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
-from fedglass.fl.local import Batch, MeanGradient, Step, path, schedule
+from fedglass.fl.local import LocalBatch, MeanGradient, Step, path, schedule
 from fedglass.models.network import Network
 from fedglass.reproduce.charts import Curve
 from fedglass.reproduce.cost import Workload
@@ -29,7 +29,7 @@ def local_path(
     before: Sequence[Tensor],
     inputs: Tensor,
     labels: Tensor,
-    batches: Iterable[Batch],
+    batches: Iterable[LocalBatch],
     training: Training,
 ) -> Iterator[list[Tensor]]:
     """The weights w_0 .. w_T of a local training on whitened inputs."""
