@@ -9,7 +9,7 @@ from pathlib import Path
 from fedglass.attack.best_of import AnyAttack
 from fedglass.audit.audit import Job, Result, rehearse, run
 from fedglass.audit.cases import AuditProgress
-from fedglass.audit.play import play
+from fedglass.audit.play import play_case
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated
@@ -124,7 +124,7 @@ def run_and_report(
 ) -> Result:
     """Run a job and leave its page beside its records."""
     if workers > 1 and executor is None:
-        start_fork_server(play.__module__)  # imports while the clients train
+        start_fork_server(play_case.__module__)  # imports while the clients train
     chosen = executor_for(workers) if executor is None else executor
     result = run(job, directory, executor=chosen, device=device_named(device), progress=progress)
     write_report(directory)

@@ -13,7 +13,7 @@ import torch
 
 from fedglass.audit.audit import Job, run
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import infos_of
+from fedglass.audit.target import target_infos
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import AggregateView, ServerView, View
@@ -73,5 +73,5 @@ class Nameless:
 
 
 def test_a_view_need_not_have_a_short_name() -> None:
-    (info,) = infos_of("ours", [Nameless(ServerView())], (), lambda index: ())
-    assert (info.words, info.name, info.standpoint) == ("ours: somebody sees something", "", "")
+    (info,) = target_infos("ours", [Nameless(ServerView())], (), lambda index: ())
+    assert (info.text, info.name, info.standpoint) == ("ours: somebody sees something", "", "")

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedglass.attack.best_of import with_training
 from fedglass.attack.parts import no_progress
-from fedglass.audit.public import Public, accuracy, after
+from fedglass.audit.public import Public, accuracy, model_after
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target, target_of
 from fedglass.core.errors import DataError, ModelError, UsageError
@@ -120,7 +120,7 @@ class PlayedFederation:
         for index, past in enumerate(federation.play(course.rounds + PATIENCE)):
             if (index + 1) % MARKED == 0 or index + 1 >= course.rounds:
                 utility[f"{ACCURACY} after {index + 1}"] = accuracy(
-                    after(federation.model, past), federation.whitening, test
+                    model_after(federation.model, past), federation.whitening, test
                 )
             if index + 1 >= course.rounds and (not setup.sizes or _readable(federation, past)):
                 break

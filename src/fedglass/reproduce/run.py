@@ -11,8 +11,8 @@ from torch import nn
 
 from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import Work, play_unfinished
-from fedglass.audit.public import accuracy, sample
-from fedglass.audit.target import Said
+from fedglass.audit.public import accuracy, sample_examples
+from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 from fedglass.execution.client_training import client_trainer
@@ -59,7 +59,7 @@ def cases_without_network(cases: Sequence[TrialCase], directory: Path) -> list[T
 
 
 def trained_network(
-    trial: Trial, directory: Path, progress: Said, answers: TrainClients = train_sequentially
+    trial: Trial, directory: Path, progress: RoundProgress, answers: TrainClients = train_sequentially
 ) -> TrainedNetwork | None:
     """The network after the trial's warm-up, which is trained here where it has no file yet; none without a warm-up."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
@@ -72,7 +72,7 @@ def trained_network(
             model = warm_up_network(setup, population, seed, progress, done, weights, answers)
             write_bytes(directory, f"{TRAINED}/{path.name}", save(model.state_dict()))
         data = population.dataset()
-        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample(data, seed))
+        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample_examples(data, seed))
     return TrainedNetwork(str(path), share)
 
 
@@ -80,7 +80,7 @@ def warm_up_network(
     setup: Setup,
     population: Population,
     seed: int,
-    progress: Said,
+    progress: RoundProgress,
     done: int = 0,
     weights: str | None = None,
     answers: TrainClients = train_sequentially,

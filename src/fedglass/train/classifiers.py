@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedglass.audit.public import accuracy, sample
+from fedglass.audit.public import accuracy, sample_examples
 from fedglass.core import optimisers
 from fedglass.core.errors import AuditError, DataError, UsageError
 from fedglass.core.files import make_folder, write_atomic
@@ -322,7 +322,7 @@ def name_of(target: float) -> str:
 
 def percentage(model: nn.Module, test: Dataset, seed: int) -> float:
     """The accuracy in percent, rounded so that 29 of 100 images reach a target of 29."""
-    return round(100 * accuracy(model, test.whitening, sample(test, seed)), 9)
+    return round(100 * accuracy(model, test.whitening, sample_examples(test, seed)), 9)
 
 
 def steps_per_epoch(data: Dataset, options: ClassifierOptions) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -198,7 +198,7 @@ class Divergence:
     sweep: Sweep
     draws: int = 24
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, truth = target.observation, target.known_truth
         network = Network(seen.model.double(), {k: v.double() for k, v in seen.buffers.items()}, BatchNorm.FROZEN)
         before = [seen.before[name].double() for name in network.names]
@@ -232,7 +232,7 @@ class Divergence:
         return DOUBLE * (self.draws * steps + 3 * load.examples * load.gradient(1))
 
 
-def _finding(sweep: Sweep, found: Sequence[Scatter], size: float) -> Finding:
+def _finding(sweep: Sweep, found: Sequence[Scatter], size: float) -> ProbeResult:
     """Exponents of both means, what the lemma's constant comes out as, and the drawing."""
     lemma = [place.factor * size for place in sweep.places]
     norms = [each.mean_of_norms for each in found]
@@ -254,4 +254,4 @@ def _finding(sweep: Sweep, found: Sequence[Scatter], size: float) -> Finding:
         measures["share"] = statistics.fmean(m / n for m, n in zip(of_mean, norms, strict=True))
         points = {"‖E[δ]‖": list(zip(sweep.values, of_mean, strict=True)), **points}
     lines = LogPlot("distance of the updates", sweep.axis, points)
-    return Finding({"extra": {"measures": measures, "lines": [asdict(lines)]}})
+    return ProbeResult({"extra": {"measures": measures, "lines": [asdict(lines)]}})
