@@ -16,7 +16,7 @@ from fedglass.checks.noise import without_noise
 from fedglass.checks.replay import replayed_update
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params
-from fedglass.federation.views import AggregateView, Seen, ServerView, Together
+from fedglass.federation.views import AggregateView, ServerView, Together, ViewResult
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
@@ -124,7 +124,7 @@ def test_a_wrong_number_of_examples_in_a_later_round_is_told(folder: Path) -> No
     first = targets(job(folder, "true"))[0]
     assert Kind.WRONG_COUNT not in [each.kind for each in first.doubts]
     later = first.joint_targets[0].observation
-    seen = Seen(replace(later, knows=replace(later.knows, examples=9)), first.behind)
+    seen = ViewResult(replace(later, knows=replace(later.knows, examples=9)), first.behind)
     (wrong,) = coverage_doubts(seen, first.truth, ())
     assert wrong == doubt(Kind.WRONG_COUNT, stated=9, true=1)
     assert joint_doubts([first, replace(first.joint_targets[0], doubts=(wrong,))]) == (wrong,)
