@@ -13,11 +13,12 @@ from scipy.stats import binom, kstest, laplace, norm
 from torch import Tensor
 
 from fedglass.checks import residual_tests
-from fedglass.checks.residual import SPREAD, NoiseResidual, refutations, rounding_of, spread_of
+from fedglass.checks.residual import NoiseResidual, refutations, rounding_of, spread_of
 from fedglass.checks.rounding_cells import Law, cell, draw_in_cell, normal_scores
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import flatten, subtract, unflatten
+from fedglass.core.thresholds import REPLAY_SPREAD
 
 STD = 0.01
 FIRST = "0.weight"
@@ -388,7 +389,7 @@ def test_the_width_of_cells_tells_whether_rounding_hides_the_noise() -> None:
 
 def test_replays_that_differ_are_measured_in_deviations() -> None:
     replays = [drawn(SMALL, stream(0, i), 1e-6) for i in range(5)]
-    assert spread_of(replays, STD) < SPREAD < spread_of(replays, 1e-6)
+    assert spread_of(replays, STD) < REPLAY_SPREAD < spread_of(replays, 1e-6)
     assert spread_of(replays[:2], 1.0) == pytest.approx(
         max(float(t.abs().max()) for t in subtract(replays[0], replays[1]).values())
     )

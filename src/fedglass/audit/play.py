@@ -103,7 +103,7 @@ def _known(work: Work) -> dict[str, Any]:
 
 
 def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
-    named, more = target.behind[:NAMED], len(target.behind) - NAMED
+    named, more = target.contributors[:NAMED], len(target.contributors) - NAMED
     knows = describe_knowledge(without_unused_oracles(target.observation.knows, probe))
     learned = describe_learned(probe)
     return {
@@ -113,8 +113,8 @@ def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
         "defences": None if target.defences is None else list(target.defences),
         "behaviours": list(target.behaviours),
         "participants": list(target.participants),
-        "accepted": list(target.kept),
-        "contributors": list(target.behind),
+        "accepted": list(target.accepted),
+        "contributors": list(target.contributors),
         "swept": dict(target.swept),
     }
 

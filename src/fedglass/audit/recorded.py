@@ -141,9 +141,9 @@ class Recorded:
     def _further(self, view: View, target: Target) -> int:
         """Return how many further messages come from the same examples, also of other clients that have them."""
         attendance = self.attendance or self.transcript.participants_by_round
-        twins = () if self.truths is None else self.truths.clients_sharing_images(target.behind)
+        twins = () if self.truths is None else self.truths.clients_sharing_images(target.contributors)
         of_twins = sum(name in present for present in attendance.rounds.values() for name in twins)
-        return further_rounds(view, target.behind, attendance, self.views) + of_twins
+        return further_rounds(view, target.contributors, attendance, self.views) + of_twins
 
     def _single(self, view: View) -> Target:
         """Return the target of one view with its claim: files may have been edited, so that it is checked."""
@@ -211,7 +211,7 @@ class Recorded:
         return {
             f"as of {client} in round {self.naming.round(i)}": update
             for (i, client), update in {**updates, **self.unaudited_updates}.items()
-            if (i, client) != (index, target.behind[0])
+            if (i, client) != (index, target.contributors[0])
         }
 
     def threat(self) -> list[Section]:
@@ -220,7 +220,7 @@ class Recorded:
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
         lines = [f"A {type(model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         lines += list(self._untrained())
-        more = [] if self.public is None else [self.public.words]
+        more = [] if self.public is None else [self.public.sentence]
         sections = [Section(f"Recording{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
         return [*sections, Section("Contradictions", self.contradiction_texts())] if self.contradictions else sections
 

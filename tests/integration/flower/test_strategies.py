@@ -245,12 +245,12 @@ def test_the_same_of_the_older_api(tmp_path: Path) -> None:
     common, clients = parameters(0.0), [SimpleNamespace(node_id=node) for node in (70, 80, 90)]
     sent = (common, parameters(1.0), parameters(0.0))
     calls = [(c, SimpleNamespace(parameters=p, config={})) for c, p in zip(clients, sent, strict=True)]
-    recorder.calling(1, calls, flower.FedAvg())
+    recorder.sending_fit(1, calls, flower.FedAvg())
     results = [
         (c, SimpleNamespace(parameters=parameters(2.0), metrics={"partition-id": i}, num_examples=1))
         for i, c in enumerate(clients)
     ]
-    recorder.fitted(1, results, flower.FedAvg())
+    recorder.received_fit(1, results, flower.FedAvg())
 
     messages = read_bundle(tmp_path / "bundle").rounds[1].messages
 
