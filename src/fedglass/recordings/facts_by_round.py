@@ -109,8 +109,8 @@ def unaudited_updates(reader: TranscriptReader, selection: Selection) -> dict[tu
 def divergent_aliases(bundle: Bundle, ref: FileRef, model: nn.Module) -> Iterator[str]:
     """Yield second names of tensors of the model that were sent alone, or with other values than the first name.
 
-    Attacks read the first name. A defence that iterates over the parameters, of which torch names each once, leaves
-    out the second.
+    Attacks read the first name. torch names each parameter once, so that a defence that iterates over the
+    parameters leaves out the second name.
     """
     first_names: dict[int, str] = {}
     aliases: dict[str, str] = {}
