@@ -19,9 +19,9 @@ import numpy as np
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.recorders.client import copy_training, folder_name
 from fedglass.recorders.flower_strategy import layers_of, privacy_spent, requested_defences, rule_of
-from fedglass.recorders.read import sizes_of_extras
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
+from fedglass.recordings.sizes import sizes_of_extras
 
 log = logging.getLogger("fedglass")
 NAME_METRIC = "partition-id"

@@ -26,10 +26,10 @@ from torch import Tensor
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.recorders.client import ClientRecorder, UserFacts, copy_training, folder_name
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import sizes_of_extras
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.files import Form
 from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
+from fedglass.recordings.sizes import sizes_of_extras
 
 log = logging.getLogger("fedglass")
 SITE_FILTERS = "task_result_filters"
