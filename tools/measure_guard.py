@@ -28,8 +28,8 @@ from fedglass.defend.dpsgd import DPSGD
 from fedglass.fl.local import schedule, train
 from fedglass.fl.release import Outgoing
 from fedglass.guard import Guard
+from fedglass.guard.checks import one_run
 from fedglass.guard.outbound import Outbound, Protected
-from fedglass.guard.quick_attack import one_run
 from fedglass.guard.report import Clock
 from fedglass.guard.runners import InlineRunner
 from fedglass.models.network import Network

@@ -281,7 +281,7 @@ def test_a_view_that_a_rule_leaves_nothing_to_see_fails_alone(
     first, second = run(Job([source], attacks, metrics=("psnr",)), tmp_path).searches
     assert (first.status, second.status) == ("failed", "done")
     assert "accepted no update of the round but that of 'client 0' itself" in str(first.error)
-    assert (second.client, second.kept) == ("client 0", ["client 0"])
+    assert (second.client, second.accepted) == ("client 0", ["client 0"])
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def test_a_round_whose_updates_were_all_rejected_keeps_the_model_and_the_audit_g
     assert [r.status for r in (peer, aggregate, server, later)] == ["failed", "failed", "done", "done"]
     assert "The rule rejected all updates of the round and left the model as it was" in str(peer.error)
     assert "The rule rejected all updates of round 0" in str(aggregate.error)
-    assert (server.kept, later.kept) == ([], ["client 0", "client 1"])
+    assert (server.accepted, later.accepted) == ([], ["client 0", "client 1"])
     assert "Round 1: none of 2 updates got through the aggregation rule; the model stayed." in audit_page(
         tmp_path, [server, later]
     )

@@ -111,7 +111,8 @@ def test_identity_is_kept_where_the_nearest_true_image_is(target: Target) -> Non
     # Matched as the raw ones were: the first refined picture belongs to the first truth, and shows the second.
     scores = score(images, images, ["psnr"])
     kept = [
-        refinement_controls(attack(Faithful()), target.observation, f, truth, scores, 0).kept for f in (swapped, same)
+        refinement_controls(attack(Faithful()), target.observation, f, truth, scores, 0).identity_preserved
+        for f in (swapped, same)
     ]
     assert kept == [(False, False), (True, True)]
 

@@ -74,4 +74,4 @@ class Nameless:
 
 def test_a_view_need_not_have_a_short_name() -> None:
     (info,) = target_infos("ours", [Nameless(ServerView())], (), lambda index: ())
-    assert (info.words, info.name, info.standpoint) == ("ours: somebody sees something", "", "")
+    assert (info.text, info.name, info.standpoint) == ("ours: somebody sees something", "", "")

@@ -8,7 +8,7 @@ import torch
 
 from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge, Training, Whitening
-from fedglass.guard.decoys import dead_leaves, decoy_images
+from fedglass.guard.checks import dead_leaves, decoy_images
 
 SHAPE, CLASSES = (1, 8, 8), 4
 KNOWS = Knowledge(SHAPE, CLASSES, 2, Whitening((0.5,), (0.25,)), training=Training(lr=0.1))

@@ -68,7 +68,7 @@ def test_the_first_and_the_last_round_are_looked_at(folder: Path) -> None:
     (source,) = sources(job(folder))
     expected = [ServerView(client, index) for index in (1, 3) for client in (0, 1)]
     assert list(source.views) == expected
-    assert source.infos()[-1].words == "b: the server sees the update of client 1 in round 3"
+    assert source.infos()[-1].text == "b: the server sees the update of client 1 in round 3"
 
 
 def in_turn(folder: Path, present: dict[int, tuple[str, ...]], unsent: tuple[int, ...] = ()) -> None:
@@ -300,7 +300,7 @@ def test_numbers_that_nobody_told_are_not_known_to_the_adversary(tmp_path: Path)
     with pytest.raises(UsageError, match=r"number of examples behind the message.*give recording\.examples"):
         job(tmp_path)
     (source,) = sources(job(tmp_path, "examples = 3"))
-    assert source.infos()[0].words.endswith("the update of a in round 0")
+    assert source.infos()[0].text.endswith("the update of a in round 0")
     (seen,) = source.rehearse()
     assert seen.observation.knows.examples == 3
 
@@ -554,7 +554,7 @@ def test_clients_that_have_the_same_picture_tell_of_the_same_data(tmp_path: Path
         writer.truth(name, images, labels)
     writer.truth("b", *examples(1, 1))
     found = targets(job(tmp_path, 'truth = "b-truth"\nrounds = "all"'))
-    assert [(*target.behind, target.further) for target in found] == [("a", 1), ("b", 0), ("c", 1)]
+    assert [(*target.contributors, target.further) for target in found] == [("a", 1), ("b", 0), ("c", 1)]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -565,7 +565,7 @@ def test_rounds_and_clients_keep_the_numbers_and_names_of_the_federation(first: 
     (source,) = sources(made)
     assert list(source.transcript.rounds) == [first, first + 1]
     assert [info.round for info in source.infos()] == [first, first, first + 1, first + 1]
-    assert source.infos()[1].words == f"b: the server sees the update of client 1 in round {first}"
+    assert source.infos()[1].text == f"b: the server sees the update of client 1 in round {first}"
     assert source.infos()[1].name == "b: server, client 1"
     assert [info.spec for info in source.infos()][:3] == [
         "ServerView(client=0, round=0)",
@@ -574,4 +574,4 @@ def test_rounds_and_clients_keep_the_numbers_and_names_of_the_federation(first: 
     ]
     together = job(tmp_path, 'truth = "b-truth"', "together = true").sources[0].infos()[0]
     assert together.spec.startswith("Together(views=(ServerView(client=0, round=0), ServerView(client=0, round=1)")
-    assert f"rounds {first}, {first + 1} together" in together.words
+    assert f"rounds {first}, {first + 1} together" in together.text

@@ -124,7 +124,7 @@ def test_a_wrong_number_of_examples_in_a_later_round_is_told(folder: Path) -> No
     first = targets(job(folder, "true"))[0]
     assert Kind.WRONG_COUNT not in [each.kind for each in first.doubts]
     later = first.joint_targets[0].observation
-    seen = ViewResult(replace(later, knows=replace(later.knows, examples=9)), first.behind)
+    seen = ViewResult(replace(later, knows=replace(later.knows, examples=9)), first.contributors)
     (wrong,) = coverage_doubts(seen, first.truth, ())
     assert wrong == doubt(Kind.WRONG_COUNT, stated=9, true=1)
     assert joint_doubts([first, replace(first.joint_targets[0], doubts=(wrong,))]) == (wrong,)

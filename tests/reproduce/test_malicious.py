@@ -179,7 +179,7 @@ def test_where_the_rule_lets_nobody_else_through_a_later_round_is_seen(populatio
     setup = small(FederationRun(1, Krum()), (4, 4, 4, 4, 4))
     for index in range(8):
         target = played(setup, population, index)
-        assert target.behind != (federation_of_run(setup, population, index, 0).clients[0].name,)
+        assert target.contributors != (federation_of_run(setup, population, index, 0).clients[0].name,)
         assert len(target.known_truth.private.labels) == 4
 
 

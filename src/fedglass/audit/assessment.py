@@ -194,7 +194,7 @@ class RefinementControls:
     """The scores of the controls by name, metric and image, and which refined pictures kept their identity."""
 
     values: Mapping[str, Figures] = field(default_factory=dict)
-    kept: tuple[bool, ...] = ()
+    identity_preserved: tuple[bool, ...] = ()
 
 
 def refinement_controls(
@@ -215,7 +215,7 @@ def refinement_controls(
             ANOTHER: _another(parts, observation, reconstruction, private, partners, names, seed),
             UNTRAINED: score(drawn, private, names, Matching(partners)).values,
         },
-        _kept(
+        _identity_preserved(
             in_pixel_range(reconstruction.raw, observation),
             in_pixel_range(reconstruction.images, observation),
             truth,
@@ -270,7 +270,7 @@ def other_picture(raw: Tensor, observation: Observation) -> Tensor:
     return observation.knows.high + observation.knows.low - raw
 
 
-def _kept(raw: Tensor, shown: Tensor, truth: Truth, partners: Sequence[int | None]) -> tuple[bool, ...]:
+def _identity_preserved(raw: Tensor, shown: Tensor, truth: Truth, partners: Sequence[int | None]) -> tuple[bool, ...]:
     """Return which refined pictures are nearest to their true image, or to that of the raw picture."""
     private = truth.private.images
     candidates = torch.cat([truth.images, *decoys(private)])
@@ -324,7 +324,7 @@ def assess(context: ScoringContext, *, played: bool = True) -> Assessment:
     control = refinement_controls(context.attack, observation, reconstruction, truth, truth_scores.scores, context.seed)
     blends = blends_of(truth_scores.shown, truth.private.images)
     scores = ImageScores(
-        truth_scores.scores.values, raw, blind.values, blind.names, control.values, control.kept, blends
+        truth_scores.scores.values, raw, blind.values, blind.names, control.values, control.identity_preserved, blends
     )
     versions = [images for images in (reconstruction.images, reconstruction.raw) if images is not None]
     transformed = shown_transformed(torch.cat(versions), truth.private.images)

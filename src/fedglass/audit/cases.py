@@ -101,7 +101,7 @@ def enumerate_cases(
                     suffix = f" (repeat {repeat + 1})" if repeat else ""
                     yield Case(
                         digest(__version__, identity, *identities)[:32],
-                        f"{name}: {info.words}{suffix}",
+                        f"{name}: {info.text}{suffix}",
                         probe,
                         case_seed,
                         TargetPlace(i, j),
@@ -110,7 +110,7 @@ def enumerate_cases(
 
 
 def _facts(name: str, probe: MessageProbe, info: TargetInfo, repeat: int) -> dict[str, Any]:
-    facts = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.words}
+    facts = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.text}
     facts |= {"view_name": info.name, "standpoint": info.standpoint}
     return {**facts, "round": info.round, "repeat": repeat}
 

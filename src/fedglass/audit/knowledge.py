@@ -1,4 +1,4 @@
-"""What an adversary knows, in plain words for the report and the command line."""
+"""Sentences about what an adversary sees and knows, for the report and the command line."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _oracle(labels: object, text: str) -> KnownFact:
 
 def sights_of(source: Source) -> list[Sight]:
     """Return the views of a source that will be attacked, and what the adversary knows in each."""
-    seen = zip(source.infos(), source.rehearse(), strict=True)
-    return [Sight(info.words, info.standpoint, describe_knowledge(view.observation.knows)) for info, view in seen]
+    views = zip(source.infos(), source.rehearse(), strict=True)
+    return [Sight(info.text, info.standpoint, describe_knowledge(view.observation.knows)) for info, view in views]
 
 
 def adversary_sections(sights: Sequence[Sight], more: Sequence[str], source: str) -> list[Section]:
@@ -80,14 +80,14 @@ def _lines(facts: Facts) -> list[str]:
 
 
 def describe_learned(attack: object) -> str:
-    """What the networks have learned from that draw an attack's images; empty where none does.
+    """Return what the networks that draw an attack's images have learned from; empty where none does.
 
     >>> from fedglass.recipes import recipe
     >>> describe_learned(recipe("maliciously_curious_client_published"))
     'an autoencoder that the adversary has trained on its own examples'
     """
-    found = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, GeneratesImages))
-    return "; ".join(found)
+    sources = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, GeneratesImages))
+    return "; ".join(sources)
 
 
 def _clients(knows: Knowledge) -> str:
@@ -97,7 +97,7 @@ def _clients(knows: Knowledge) -> str:
 
 
 def _each(knows: Knowledge) -> str:
-    """How many examples each of several clients has, where that is known."""
+    """Return the number of examples of each of several clients, where it is known."""
     if knows.sizes is None:
         return ""
     low, high = min(knows.sizes), max(knows.sizes)
@@ -105,7 +105,7 @@ def _each(knows: Knowledge) -> str:
 
 
 def describe_training(training: Training) -> str:
-    """A client's training in one phrase.
+    """Return a client's training as one phrase.
 
     >>> describe_training(Training(lr=0.1))
     'one SGD step on all examples at learning rate 0.1 (FedSGD)'
@@ -122,24 +122,24 @@ def describe_training(training: Training) -> str:
 
 
 def describe_optimiser(optimiser: object) -> str:
-    """Its name, and its options where they are not the default.
+    """Return the name of an optimiser, and its options where they are not the default.
 
     >>> describe_optimiser(SGD(momentum=0.9, nesterov=True))
     'SGD (momentum 0.9, nesterov)'
     """
-    given: dict[str, object] = {}
+    changed: dict[str, object] = {}
     if is_dataclass(optimiser):
-        given = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
-    words = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in given.items()]
-    return type(optimiser).__name__ + (f" ({', '.join(words)})" if words else "")
+        changed = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
+    options = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in changed.items()]
+    return type(optimiser).__name__ + (f" ({', '.join(options)})" if options else "")
 
 
 def _particulars(training: Training) -> str:
-    """What else is not the default."""
-    said = {
+    """Return what else of a training is not the default."""
+    applies_by_text = {
         "batches in file order": not training.shuffle,
         f"gradients clipped at norm {training.clip or 0:g}": training.clip is not None,
         f"labels smoothed by {training.label_smoothing:g}": training.label_smoothing > 0,
         "normalised with batch statistics": training.batch_norm is BatchNorm.BATCH,
     }
-    return "".join(f", {words}" for words, applies in said.items() if applies)
+    return "".join(f", {text}" for text, applies in applies_by_text.items() if applies)

@@ -74,10 +74,10 @@ class Public:
         return replace(public, identity=identity)
 
     @property
-    def words(self) -> str:
+    def sentence(self) -> str:
         plural = "" if self.images == 1 else "s"
-        whose = "of its own set" if self.identity else "that no client has"
-        return f"For blind guesses and the candidate game it has {self.images} image{plural} {whose}."
+        origin = "of its own set" if self.identity else "that no client has"
+        return f"For blind guesses and the candidate game it has {self.images} image{plural} {origin}."
 
 
 JUDGED = 1000

@@ -146,9 +146,9 @@ class Recorded:
     def _further(self, view: View, found: Target) -> int:
         """Also what others have sent that have the same examples: a client under two names, or a picture of many."""
         attendance = self.everywhere or self.transcript.participants_by_round
-        twins = () if self.truths is None else self.truths.clients_sharing_images(found.behind)
+        twins = () if self.truths is None else self.truths.clients_sharing_images(found.contributors)
         others = sum(name in present for present in attendance.rounds.values() for name in twins)
-        return further_rounds(view, found.behind, attendance, self.views) + others
+        return further_rounds(view, found.contributors, attendance, self.views) + others
 
     def _single(self, view: View) -> Target:
         """Return the target of one view with its claim: files may have been edited, so that it is checked."""
@@ -213,7 +213,7 @@ class Recorded:
         return {
             f"as of {client} in round {self.naming.round(i)}": update
             for (i, client), update in {**seen, **self.aside}.items()
-            if (i, client) != (own, found.behind[0])
+            if (i, client) != (own, found.contributors[0])
         }
 
     def threat(self) -> list[Section]:
@@ -222,7 +222,7 @@ class Recorded:
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
         lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         lines += list(self._untrained())
-        more = [] if self.public is None else [self.public.words]
+        more = [] if self.public is None else [self.public.sentence]
         sections = [Section(f"Recording{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
         return [*sections, Section("Contradictions", self.doubted())] if self.doubts else sections
 

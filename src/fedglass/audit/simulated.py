@@ -179,7 +179,7 @@ class Simulated:
             *(merge_by_client(self.protection()) or ["No defence."]),
             *f.terms.behaviours,
         ]
-        more = [] if self.public is None else [self.public.words]
+        more = [] if self.public is None else [self.public.sentence]
         return [Section(f"Federation{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
 
 

@@ -70,10 +70,10 @@ class Target:
     """Accuracies of the model that the federation trained."""
     defences: tuple[str, ...] | None = None
     """Sentences about what protects the message, and what that promises; None where it is not known."""
-    behind: tuple[str, ...] = ()
+    contributors: tuple[str, ...] = ()
     """The anonymity set: the clients whose examples are in the message, without the adversary's own."""
     participants: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
     """The clients whose updates got through the aggregation rule in that round."""
     behaviours: tuple[str, ...] = ()
     """Sentences about what poisoners do."""
@@ -165,9 +165,9 @@ class TargetInfo:
     """The view as printed, from which a case's seed is drawn."""
     identity: str
     """The identity of the view: a part of a case's key."""
-    words: str
+    text: str
     round: int
-    """As in `words`: a simulation counts from 1, a recorded federation has numbers of its own."""
+    """As in `text`: a simulation counts from 1, a recorded federation has its own numbers."""
     name: str = ""
     """The view in short; empty where it has no short name."""
     standpoint: str = ""
@@ -263,7 +263,7 @@ def _crowd(view: PeerView, clients: Sequence[str], present: ParticipantsOfRound)
 
 
 def further_rounds(
-    view: View, behind: Sequence[str], attendance: ParticipantsByRound, views: Sequence[View] = ()
+    view: View, clients: Sequence[str], attendance: ParticipantsByRound, views: Sequence[View] = ()
 ) -> int:
     """Return the number of further rounds with any of these clients, whose examples stay the same.
 
@@ -273,7 +273,7 @@ def further_rounds(
     audited_by = [view, *(other for other in views if isinstance(other, Together) and view in other.views)]
     audited = {index for by in audited_by for index in by.rounds()}
     rounds = (present for index, present in attendance.rounds.items() if index not in audited)
-    return sum(not set(behind).isdisjoint(present) for present in rounds)
+    return sum(not set(clients).isdisjoint(present) for present in rounds)
 
 
 def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:
@@ -286,9 +286,9 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         None if truths is None else truths.truth_of(view_result.clients, view.rounds()[-1], view_result.own_client),
         class_names=terms.class_names,
         defences=None if protected is None else tuple(merge_by_client(protected)),
-        behind=view_result.clients,
+        contributors=view_result.clients,
         participants=tuple(p.name for p in round_.participants),
-        kept=round_.accepted,
+        accepted=round_.accepted,
         behaviours=(*terms.behaviours, *_come_back(round_, view.rounds()[-1])),
     )
 
