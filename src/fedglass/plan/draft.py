@@ -109,7 +109,7 @@ def draft(
             opened[0],
             sources,
             selection,
-            contradictions=tuple(sources[0].doubted()),
+            contradictions=tuple(sources[0].contradiction_texts()),
             skipped=skipped,
         )
     except FedglassError as error:
