@@ -139,7 +139,7 @@ class Baseline:
 
 @dataclass(frozen=True, eq=False)
 class Recreation:
-    """How the rows of a table are run."""
+    """The way to run the rows of a table."""
 
     experiment: Callable[[Row, str, Request], Experiment]
     """Make an experiment from a row, a method and the user's request."""
