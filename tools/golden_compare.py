@@ -33,7 +33,7 @@ FIELDS = {
     "reason": ("reasons",),
     "view": ("standpoint",),
     "method": ("method",),
-    "client": ("client", "participants", "kept", "behind", "owners", "owner"),
+    "client": ("client", "participants", "accepted", "contributors", "kept", "behind", "owners", "owner"),
     "value": ("*",),
 }
 """What a row renames -> the fields that have such values."""

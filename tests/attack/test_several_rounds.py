@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.labels.given import known
+from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.stages import labels_of_rounds, with_mean_update
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import assign, squared_distances
@@ -100,7 +100,7 @@ def test_labels_on_which_all_rounds_agree_are_taken(toy: Any) -> None:
 
         def bind(self, observation: Any, generator: torch.Generator) -> Any:
             first = next(iter(observation.update.values())).flatten()[0]
-            return known((first.abs() > 0.5).long().reshape(1))
+            return fixed_labels((first.abs() > 0.5).long().reshape(1))
 
     seen, _ = observe(noisy(toy, 0.001), Together((ServerView(0, 0), ServerView(0, 1))), Knows())
 

@@ -13,7 +13,7 @@ import torch
 
 from fedglass.audit.audit import Job, run
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import infos_of
+from fedglass.audit.target import target_infos
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import AggregateView, ServerView, View
@@ -37,7 +37,7 @@ def test_names_and_owners(
     attacks = {"inverting_gradients": recipe("inverting_gradients", iterations=2)}
     source = Simulated(make_federation(clients=3, examples=2), views=(view,), name="ours")
     (record,) = run(Job([source], attacks, metrics=("psnr",)), tmp_path).searches
-    assert (record.view_name, record.standpoint, record.behind) == (name, standpoint, behind)
+    assert (record.view_name, record.standpoint, record.contributors) == (name, standpoint, behind)
     assert record.owners == [client for client in behind for _ in range(2)]
     assert len(record.owners) == len(record.metrics["psnr"])
     assert record.finished is not None
@@ -73,5 +73,5 @@ class Nameless:
 
 
 def test_a_view_need_not_have_a_short_name() -> None:
-    (info,) = infos_of("ours", [Nameless(ServerView())], (), lambda index: ())
-    assert (info.words, info.name, info.standpoint) == ("ours: somebody sees something", "", "")
+    (info,) = target_infos("ours", [Nameless(ServerView())], (), lambda index: ())
+    assert (info.text, info.name, info.standpoint) == ("ours: somebody sees something", "", "")

@@ -57,7 +57,7 @@ def test_from_init_to_check(fedglass: Run, tmp_path: Path) -> None:
     assert checked.exit_code == 0
     words = " ".join(checked.output.split())  # the terminal breaks lines where it likes
     assert "is sound" in words
-    assert "does not know the labels" in words
+    assert "labels: not known" in words
 
 
 def test_init_does_not_overwrite_unless_told(fedglass: Run, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_killed_audit_continues_where_it_was(fedglass: Run, write_plan: Callab
     survived = RecordFile(out / RECORDS).read()
     assert 1 <= len(survived) < 6 * 4
     with (out / RECORDS).open("ab") as file:
-        file.write(b'{"schema_version":2,"key":"torn')  # as if the kill had come in the middle of a line
+        file.write(b'{"schema_version":3,"key":"torn')  # as if the kill had come in the middle of a line
 
     assert fedglass("audit", plan, "-o", out, "--workers", 1).exit_code == 0
     history = RecordFile(out / RECORDS).history()

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion import folder as diffusers
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
 from fedglass.diffusion.folder import CONFIG, SCHEDULER, WEIGHTS, check_shape, digest_of, load_folder, save_folder
 from fedglass.diffusion.stored import Stored, stored
@@ -122,7 +121,7 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path) -> None:
         load_folder(folder / CONFIG)
     good = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(good[:-100])
-    with pytest.raises(UsageError, match="can not be read as safetensors"):
+    with pytest.raises(UsageError, match="cannot be read as safetensors"):
         load_folder(folder)
     weights = load_file_of(good, folder)
     weights["first.bias"][0] = float("nan")
@@ -157,7 +156,7 @@ def test_other_images_than_the_models_are_refused(folder: Path) -> None:
 
 def test_without_diffusers_the_error_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edited(folder, CONFIG, _class_name="UNet2DModel", sample_size=8, in_channels=1)
-    monkeypatch.setattr(diffusers, "installed", lambda: False)
+    monkeypatch.setattr("fedglass.diffusion.folder.diffusers_installed", lambda: False)
     with pytest.raises(UsageError, match=r"pip install fedglass\[diffusion\]"):
         load_folder(folder)
 

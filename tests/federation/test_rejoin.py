@@ -89,7 +89,7 @@ def test_views_and_truths_still_know_who_it_is(toy: Any) -> None:
     made = federation(toy, 1)
     (target,) = Simulated(made, 2, (ServerView(0, 1),)).targets(lambda done, total: None)
     found = target.target()
-    assert found.behind == ("client 0",)
+    assert found.contributors == ("client 0",)
     assert found.behaviours == (
         "Client 0 shouts once, and comes back under a new name when one of its updates was rejected.",
         "Round 2: the server knew client 0 as 'newcomer 1', under which it had come back after rejections.",

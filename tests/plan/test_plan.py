@@ -331,8 +331,9 @@ def test_the_threat_model_names_every_assumption() -> None:
     said = "\n".join(line for s in threat_model(compile_plan(parse_plan(text), Path())) for line in (s.title, *s.lines))
     for words in (
         "2 client(s)",
-        "does not know the clients' learning rate",
-        "ORACLE",
+        "training: not known",
+        "labels: ORACLE: the true labels",
+        "The server sees the update of each client by itself.",
         "PSNR above 20 dB",
         "No defence",
     ):

@@ -93,7 +93,7 @@ def test_a_poison_is_told_and_never_as_a_defence(tmp_path: Path) -> None:
         assert record.defences is not None
         assert not any("Flip" in line for line in record.defences)
         assert record.behaviours[0] == "Client 1 sends its update with the sign flipped, times 2."
-        assert record.participants == record.kept == [f"client {i}" for i in range(4)]
+        assert record.participants == record.accepted == [f"client {i}" for i in range(4)]
     first = next(record for record in records if "client 0, a participant" in record.view)
     assert first.client == "client 1, client 2, client 3"
     assert first.defences == ["Client 1: Defended by Clip(norm=1.0).", "Client 2, client 3: No defence."]

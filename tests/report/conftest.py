@@ -14,7 +14,7 @@ from PIL import Image
 from fedglass.verdict.directory import RecordFile, claim
 from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Certificate, Game, Picture, Record
+from fedglass.verdict.records import Certificate, Game, KnownFact, Picture, Record
 from fedglass.verdict.summary import summarise
 
 PLAN = """[federation]
@@ -35,7 +35,7 @@ DOUBTS = {
     "idlg": doubt(Kind.METRICS_DISAGREE, how="PSNR and SSIM rank the images in opposite order"),
     "inverting_gradients": doubt(Kind.ORACLE_USED, facts=["the true labels"]),
 }
-KNOWS = {
+FACTS = {
     "input shape": "3 x 32 x 32",
     "classes": "10",
     "examples": "4 examples stand behind the message",
@@ -43,6 +43,7 @@ KNOWS = {
     "training": "one step of SGD with learning rate 0.1 (FedSGD)",
     "labels": "unknown",
 }
+KNOWS = {name: KnownFact(text=text) for name, text in FACTS.items()}
 
 
 def _original(number: int) -> NDArray[np.float64]:
@@ -103,7 +104,7 @@ def case(directory: Path, attack: str, client: int, repeat: int, **changes: Any)
         "energy_blind": 0.75,
         "trace": [c * (1 + 0.1 * repeat) for c in curve],
         "doubts": [DOUBTS[attack]] if attack in DOUBTS else [],
-        "knows": {**KNOWS, "labels": "the true labels (oracle)"} if oracle else KNOWS,
+        "knows": {**KNOWS, "labels": KnownFact(text="the true labels", oracle=True)} if oracle else KNOWS,
         "oracle": oracle,
         "seconds": 12.5,
         "iterations": 1000,

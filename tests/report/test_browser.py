@@ -16,7 +16,7 @@ import pytest
 from fedglass.report.html import write_report
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
-from fedglass.verdict.records import Certificate, Game, Record
+from fedglass.verdict.records import Certificate, Game, KnownFact, Record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -123,7 +123,15 @@ def test_it_fits_every_width_with_everything_open(
     long = "unbroken" * 30
     said = [doubt(Kind.NOT_AS_DECLARED, found=long), doubt(Kind.OTHER_DOMAIN)]
     record = make_case(
-        audit_directory, long, 0, 0, key="long", view=long, attack_repr=long, doubts=said, knows={long: long}
+        audit_directory,
+        long,
+        0,
+        0,
+        key="long",
+        view=long,
+        attack_repr=long,
+        doubts=said,
+        knows={long: KnownFact(text=long)},
     )
     told = {"view": long, "doubts": said}
     evidence = [

@@ -100,7 +100,7 @@ def test_a_game_is_told_in_one_sentence_with_a_chart_and_both_rates(four: dict[s
         "Given this message and 1,000 similar images, an adversary names the one that was trained on in 90.6 % of the "
         "cases; images that were not trained on in 0 %."
     ) in text
-    assert "European data-protection authorities call success in this singling out" in text
+    assert "European data-protection authorities call success singling out" in text
     assert "Article 29 Working Party, Opinion 05/2014" in text
     assert "90.6 % (75.6 % to 98.6 %)" in text
     assert "0 % (0 % to 10 %)" in text
@@ -121,7 +121,7 @@ def test_games_that_were_not_played_or_decide_nothing_say_why(
     )
     part = section(page(tmp_path, *unplayed, other), "games")
     text = text_of(part)
-    assert text.count("there are 3 other examples, and it needs at least 200") == 1
+    assert text.count("needs at least 200 other examples, and there are 3") == 1
     assert "the server sees client 0's update, round 1; the server sees client 1's update, round 1" in text
     assert 'href="#doubt-no-control">no control</a>' in part
     assert "images that were not trained on" not in text
@@ -152,7 +152,7 @@ def test_a_certificate_states_all_its_figures_and_assumptions(four: dict[str, Pa
         "holds for 1 round; at the planned 4 rounds it is 4.5 %",
         "Gaussian noise, and how far each record moves the message.",
         "4.38 at delta 1e-05",
-        "69 % among 2, 34 % among 10, 7 % among 100, 1.66 % among 1,000 candidates; shown, never deciding",
+        "69 % among 2, 34 % among 10, 7 % among 100, 1.66 % among 1,000 candidates; for information only",
         "11.2 dB for an adversary without a prior. It does not bound an adversary with a prior",
         "noise tested: the message is consistent with it",
         "training by construction: fedglass itself does this",
@@ -182,10 +182,13 @@ def test_a_certificate_with_little_to_say_says_only_that(make_evidence: Make) ->
     [
         ({"planned": None, "success_planned": None}, "holds for 1 round"),
         ({"success_planned": None}, "holds for 1 round; nothing bounds the planned 4 rounds"),
-        ({"accounting": "composed_gaussian"}, "Shuffled batches are not Poisson samples, so sampling gains nothing."),
+        ({"accounting": "composed_gaussian"}, "Shuffled batches are not Poisson samples, so sampling adds no privacy."),
         ({"accounting": "pld"}, "privacy-loss distribution of DP-SGD on Poisson samples."),
-        ({"accounting": "poisson_not_counted"}, "What Poisson samples gain is not counted: pip install fedglass[pld]."),
-        ({"accounting": "identical"}, "no noise; the message is bit for bit the same whatever the record is."),
+        (
+            {"accounting": "poisson_not_counted"},
+            "The gain of Poisson sampling is not computed: pip install fedglass[pld].",
+        ),
+        ({"accounting": "identical"}, "no noise; the message is bit-identical for every record."),
     ],
 )
 def test_how_long_and_by_what_a_certificate_holds(
@@ -216,7 +219,7 @@ def test_without_a_certificate_one_sentence_says_why(
     html = page(tmp_path, *records)
     part = section(html, "certificates")
     text = text_of(part)
-    assert text.count("These running statistics leave the client next to the update") == 1
+    assert text.count("These running statistics are sent with the update") == 1
     assert "nothing adds noise" not in text  # one reason is enough, the others are among the doubts
     assert "nothing adds noise" in text_of(section(html, "doubts"))
     assert "No certificate was computed for this message." in text
@@ -258,14 +261,14 @@ def test_exact_attacks_say_by_which_method_they_read_or_why_they_did_not(
     text = text_of(section(html, "figures"))
     assert "4 images read by division; verified: it explains the message." in text
     assert "4 images read by spear; not verified." in text
-    assert "No closed form reads this message: division: no dense layer sees the images." in text
+    assert "No exact method can read this message: division: no dense layer sees the images." in text
     assert "read by division; verified: it explains the message" in text_of(section(html, "worst"))
     assert "PSNR is missing" not in verdict_box(html)
 
 
 def test_what_is_not_an_attack_is_not_listed_among_the_attacks(four: dict[str, Path]) -> None:
     html = write_report(four["exposed"]).read_text()
-    assert "Attacks played: idlg." in text_of(section(html, "threat"))
+    assert "Attacks: idlg." in text_of(section(html, "threat"))
     assert "singling_out" not in section(html, "figures")
     cases = section(html, "evidence")
     assert all(name in cases for name in ("idlg", "singling_out", "certificate", "29 of 32 records named"))

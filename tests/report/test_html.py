@@ -1,4 +1,4 @@
-"""The page says what the records say, is complete in itself, and lets nothing through unescaped."""
+"""The page says what the records say, is self-contained, and lets nothing through unescaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
-from fedglass.verdict.records import Certificate, Game, Picture, Record
+from fedglass.verdict.records import Certificate, Game, KnownFact, Picture, Record
 from fedglass.verdict.summary import summarise
 
 NASTY = "<script>alert(1)</script>"
@@ -129,7 +129,7 @@ def test_everything_is_escaped(
         view=NASTY,
         doubts=[doubt(Kind.NOT_REPLAYED, why=NASTY), doubt(Kind.NO_EXACT_METHOD, reasons=NASTY)],
         method=NASTY,
-        knows={NASTY: NASTY + " oracle"},
+        knows={NASTY: KnownFact(text=NASTY, oracle=True)},
         versions={NASTY: NASTY},
         utility={NASTY: 0.5},
         defences=[NASTY],
@@ -145,7 +145,7 @@ def test_everything_is_escaped(
     for item in (record.model_copy(update={"client": NASTY}), failed, bound, none, played, idle):
         RecordFile(directory / "records.jsonl").append(item)
     (directory / "plan.toml").write_text(NASTY)
-    (directory / "audit.json").write_text('{"schema_version": 2, "plan_digest": "<script>"}')
+    (directory / "audit.json").write_text('{"schema_version": 3, "plan_digest": "<script>"}')
     found = page(directory)
     assert "script" not in found.tags
     assert found.text.count(NASTY) > 40
@@ -224,7 +224,7 @@ def test_reconstructions_without_a_truth_are_shown(tmp_path: Path, make_case: Ca
     text = page(tmp_path).text
     assert "What the attacks found" in text
     assert "recovered label 3" in text
-    assert "refused, outside the audit directory" in text
+    assert "refused, not a regular file inside the audit directory" in text
     html = write_report(tmp_path).read_text()
     for path in shown:
         # At the top and again in its case.
@@ -305,12 +305,12 @@ def test_the_defences_are_named_and_told_apart(tmp_path: Path, make_case: Callab
 def test_the_page_says_whose_updates_got_through_and_who_poisoned(audit_directory: Path) -> None:
     told: dict[str, object] = {
         "participants": ["client 0", "client 1", "<b>client 2</b>"],
-        "kept": ["client 1"],
+        "accepted": ["client 1"],
         "behaviours": ["<b>client 2</b> sends its update with the sign flipped, times 1."],
         "defences": [],
     }
     page = rewritten(audit_directory, told)
-    assert "Round 1: 1 of 3 updates got through the aggregation rule (client 1); not those of client 0" in page
+    assert "Round 1: the aggregation rule accepted 1 of 3 updates (client 1) and rejected those of client 0" in page
     assert "&lt;b&gt;client 2&lt;/b&gt; sends its update with the sign flipped" in page
     assert "<b>client 2</b>" not in page
     assert "Defended by" not in page
@@ -345,7 +345,7 @@ def test_a_refined_image_is_shown_beside_the_raw_one_with_both_scores_and_energi
         "energy of the raw images",
         "0.125",
         "energy of the refined images",
-        "imagination",
+        "is invented",
     ):
         assert words in found.text
     assert found.text.count("energy reached") == 4  # those that were not refined

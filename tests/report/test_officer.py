@@ -13,12 +13,13 @@ from fedglass.report.charts import Dot, interval_plot
 from fedglass.report.glossary import TERMS, Glossary, doubts_by_question, merged
 from fedglass.report.html import audit_page, ended
 from fedglass.report.page import short_names
-from fedglass.report.sections import whose_images
-from fedglass.report.threat import HEIGHT, STANDPOINTS, WIDTH, drawing, threat_model
+from fedglass.report.sections import images_by_owner
+from fedglass.report.threat import HEIGHT, WIDTH, drawing, threat_section
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Record
+from fedglass.verdict.threat import STANDPOINTS
 
 Make = Callable[..., Record]
 PEOPLE = ["client 0", "client 1", "client 2", "client 3"]
@@ -27,12 +28,12 @@ PEER = {
     "view_name": "peer 3",
     "standpoint": "peer",
     "participants": PEOPLE,
-    "kept": PEOPLE,
-    "behind": PEOPLE[:3],
+    "accepted": PEOPLE,
+    "contributors": PEOPLE[:3],
     "owners": ["client 0", "client 0", "client 1", "client 2"],
 }
-SERVER = {"view_name": "server, client 0", "standpoint": "server", "participants": PEOPLE, "behind": ["client 0"]}
-SUM = {"view": "the aggregate", "view_name": "aggregate", "standpoint": "aggregate", "behind": PEOPLE}
+SERVER = {"view_name": "server, client 0", "standpoint": "server", "participants": PEOPLE, "contributors": ["client 0"]}
+SUM = {"view": "the aggregate", "view_name": "aggregate", "standpoint": "aggregate", "contributors": PEOPLE}
 
 
 def written(directory: Path, *records: Record) -> str:
@@ -75,32 +76,32 @@ def test_one_threat_model_with_what_differs_in_a_table(tmp_path: Path, make_case
     assert html.count('class="threat"') == 1
     assert box.count("<svg") == 2
     assert box.count("3 x 32 x 32") == 1  # a fact that both share
-    assert "In what they differ" not in box
+    assert "Differences between them" not in box
     oracle = make_case(tmp_path, "inverting_gradients", 1, 0, **PEER)
-    differs = section(written(tmp_path, oracle), "threat").split("In what they differ")[1]
+    differs = section(written(tmp_path, oracle), "threat").split("Differences between them")[1]
     assert "the true labels" in differs
     assert "unknown" in differs
 
 
 def test_who_could_do_it_and_who_is_behind(tmp_path: Path, make_case: Make) -> None:
     records = [make_case(tmp_path, "dlg", 0, 0, **PEER), make_case(tmp_path, "dlg", 1, 0, **SUM)]
-    peer, aggregate = threat_model(records, short_names(records)).adversaries
+    peer, aggregate = threat_section(records, short_names(records)).adversaries
     assert "Any of the 4 participants could do this" in peer.lines[0]
-    assert "the images of 3 others, 4 images in all" in peer.lines[1]
-    assert "the images of 4 clients, 4 images in all" in aggregate.lines[0]
+    assert "images of 3 other clients, 4 images in all" in peer.lines[1]
+    assert "images of 4 clients, 4 images in all" in aggregate.lines[0]
 
 
 def test_whose_images_came_back_by_any_attack(tmp_path: Path, make_case: Make) -> None:
     gate = Gate()
     one = make_case(tmp_path, "dlg", 0, 0, metrics={"psnr": [30.0, 9.0, 9.0, 9.0]}, **PEER)
     other = make_case(tmp_path, "idlg", 0, 0, metrics={"psnr": [31.0, 9.0, 9.0, 40.0]}, **PEER)
-    found = whose_images([one, other], gate, short_names([one, other]))
+    found = images_by_owner([one, other], gate, short_names([one, other]))
     assert found is not None
     assert found.rows == [
         ["peer 3", "any of the 4 participants", "2 of 4", "client 0: 1 of 2, client 1: 0 of 1, client 2: 1 of 1"]
     ]
     old = one.model_copy(update={"owners": []})
-    assert whose_images([old], gate, short_names([old])) is None
+    assert images_by_owner([old], gate, short_names([old])) is None
 
 
 def test_short_names_are_told_apart(tmp_path: Path, make_case: Make) -> None:
@@ -108,7 +109,7 @@ def test_short_names_are_told_apart(tmp_path: Path, make_case: Make) -> None:
         return make_case(tmp_path, "dlg", 0, 0, view=view, view_name=name, round=number, **more)
 
     cases = [named("a", "peer 1"), named("b", "peer 1", 2), named("c", "x"), named("d", "x"), named("e", "")]
-    together = named("f", "aggregate", standpoint="aggregate", behind=["p", "q", "r", "s"])
+    together = named("f", "aggregate", standpoint="aggregate", contributors=["p", "q", "r", "s"])
     assert short_names([*cases, together]) == {
         "a": "peer 1, round 1",
         "b": "peer 1, round 2",
@@ -126,9 +127,9 @@ def test_a_doubt_is_explained_once_and_labelled_at_each_case(tmp_path: Path, mak
         for n, told in enumerate(figures)
     ]
     html = written(tmp_path, *records)
-    assert html.count("the search failed") == 1
-    assert "(energy 0.01) than what the search found (0.1 to 0.3)" in html
-    assert section(html, "evidence").count('href="#doubt-search-failed">optimiser failed</a>') == 3
+    assert html.count("than the images that the search found") == 1
+    assert "(energy 0.01) than the images that the search found (0.1 to 0.3)" in html
+    assert section(html, "evidence").count('href="#doubt-search-failed">search failed</a>') == 3
 
 
 def test_doubts_stand_under_their_questions_the_serious_first(tmp_path: Path, make_case: Make) -> None:
@@ -136,8 +137,8 @@ def test_doubts_stand_under_their_questions_the_serious_first(tmp_path: Path, ma
     records = [make_case(tmp_path, "dlg", 0, 0, doubts=[doubt(kind) for kind in said], metrics={})]
     asked = doubts_by_question(records, Gate())
     assert [(question, [group.flag.kind for group in groups]) for question, groups in asked] == [
-        ("Is the message what it is said to be?", [Kind.ZERO_UPDATE]),
-        ("Is the protection what it is said to be?", [Kind.NO_NOISE, Kind.DECLARATION_TRUSTED]),
+        ("Is the message what was declared?", [Kind.ZERO_UPDATE]),
+        ("Is the protection as declared, and is it strong enough?", [Kind.NO_NOISE, Kind.DECLARATION_TRUSTED]),
         ("Does the message single out its records?", [Kind.LOW_POWER, Kind.NO_CONTROL]),
         ("What do the pictures show?", [Kind.NO_TRUTH]),
     ]

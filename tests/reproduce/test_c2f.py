@@ -309,7 +309,7 @@ def test_a_table_is_recreated_on_the_command_line(tmp_path: Path, monkeypatch: p
         (["c2f-table1", "--weights", "transfer"], "--weights must be NAME=FILE with a file or folder that exists"),
         (["c2f-figure9", "--weights", f"30={__file__}"], "Unknown network for --weights '30'"),
         (["c2f-table1", "--weights", f"transfer={__file__}"], "No row of c2f-table1 takes a trained network"),
-        (["c2f-figure9", "--weights", f"25={__file__}"], "can not be read as safetensors"),
+        (["c2f-figure9", "--weights", f"25={__file__}"], "cannot be read as safetensors"),
         (["c2f-figure13", "--data", "cifar10=photos"], "these are CIFAR-10's, but the rows chosen need CelebA-HQ's"),
         (["dlfa-table1", "--restarts", "2"], "the attacks of dlfa-table1 are not restarted"),
         (["c2f-figure9", "--rows", "2"], "need trained networks: give them as --weights 25=FILE"),

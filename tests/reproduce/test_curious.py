@@ -17,7 +17,7 @@ from fedglass.attack.refine.restoration import MedianFilter
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import flatten
@@ -84,7 +84,7 @@ def round_(population: Population) -> Target:
     ).target()
 
 
-def measures(found: Finding) -> dict[str, float]:
+def measures(found: ProbeResult) -> dict[str, float]:
     known: dict[str, float] = found.record["extra"]["measures"]
     return known
 
@@ -199,9 +199,9 @@ def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target) -> None:
     heard: list[Target] = []
 
     class Ear(PeerImages):
-        def measure(self, target: Target, seed: int, progress: object) -> Finding:
+        def measure(self, target: Target, seed: int, progress: object) -> ProbeResult:
             heard.append(target)
-            return Finding({})
+            return ProbeResult({})
 
     WrongRate(Ear(short()), 4.0).measure(round_, 0, no_progress)
     seen, scaled = round_.observation, heard[0].observation

@@ -10,7 +10,7 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import no_progress
-from fedglass.audit.cases import Silent
+from fedglass.audit.cases import NoProgress
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive
@@ -179,7 +179,7 @@ def test_where_the_rule_lets_nobody_else_through_a_later_round_is_seen(populatio
     setup = small(FederationRun(1, Krum()), (4, 4, 4, 4, 4))
     for index in range(8):
         target = played(setup, population, index)
-        assert target.behind != (federation_of_run(setup, population, index, 0).clients[0].name,)
+        assert target.contributors != (federation_of_run(setup, population, index, 0).clients[0].name,)
         assert len(target.known_truth.private.labels) == 4
 
 
@@ -205,7 +205,7 @@ def test_a_figure_is_run_compared_and_drawn(tmp_path: Path) -> None:
     of, request = table("malicious-rounds"), Request(iterations=2)
     found = populations(["mnist"], [], None, 0)
     planned = cells(of, of.rows[:2], ["ours"], 2, found, request, 0)
-    records = run(planned[:1], tmp_path, executor_for(1), Silent())
+    records = run(planned[:1], tmp_path, executor_for(1), NoProgress())
     assert [record.status for record in records.values()] == ["done", "done"]
     (line,) = compare_cells(of, planned[:1], records)
     assert f"({NO_BETTER}" in line.measured["rmse"], "two iterations read nothing"
@@ -218,7 +218,7 @@ def test_what_came_back_is_told_where_rmse_is_high(tmp_path: Path) -> None:
     """A picture in another contrast is no better than a guess by RMSE, and shows the image."""
     of = table("malicious-rounds")
     planned = cells(of, of.rows[:1], ["ours"], 1, populations(["mnist"], [], None, 0), Request(iterations=1), 0)
-    (record,) = run(planned, tmp_path, executor_for(1), Silent()).values()
+    (record,) = run(planned, tmp_path, executor_for(1), NoProgress()).values()
 
     def told(**measures: float) -> str:
         changed = record.model_copy(update={"extra": {**record.extra, "measures": measures}})
@@ -233,11 +233,11 @@ def test_what_came_back_is_told_where_rmse_is_high(tmp_path: Path) -> None:
 def test_accuracies_are_drawn_along_the_rounds(tmp_path: Path) -> None:
     of, request = table("malicious-table1"), Request(rounds=11, images=10)
     planned = cells(of, of.rows[:1], ["passive", "flip"], 1, populations(["mnist"], [], None, 0), request, 0)
-    records = run(planned, tmp_path, executor_for(1), Silent())
+    records = run(planned, tmp_path, executor_for(1), NoProgress())
     (chart,) = charts_of(of, planned, records)
     assert (chart.note, chart.svg.count("<polyline")) == ("MNIST", 2)
     assert chart.svg.count("<circle") >= 4, "after 10 and after 11 rounds"
-    assert run(planned, tmp_path, executor_for(1), Silent()).keys() == records.keys()
+    assert run(planned, tmp_path, executor_for(1), NoProgress()).keys() == records.keys()
 
 
 def test_the_papers_own_data_are_split(shared_data: Path) -> None:

@@ -18,7 +18,7 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import no_progress
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import Cosine
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
@@ -43,16 +43,16 @@ def message() -> Target:
     ).target()
 
 
-def reconstruct(message: Target, attack: Attack, threshold: float = 20.0) -> Finding:
+def reconstruct(message: Target, attack: Attack, threshold: float = 20.0) -> ProbeResult:
     return Reconstruct(attack, threshold, ByPsnr()).measure(message, 3, no_progress)
 
 
-def measures(found: Finding) -> dict[str, float]:
+def measures(found: ProbeResult) -> dict[str, float]:
     known: dict[str, float] = found.record["extra"]["measures"]
     return known
 
 
-def strips(found: Finding) -> Strips:
+def strips(found: ProbeResult) -> Strips:
     assert isinstance(found.evidence, Strips)
     return found.evidence
 

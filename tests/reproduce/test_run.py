@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedglass.audit.cases import Case
-from fedglass.audit.play import unfinished
+from fedglass.audit.play import unfinished_cases
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.execution.executor import InProcess
@@ -83,7 +83,7 @@ def test_records_hold_what_the_table_shows(
 def test_nothing_finished_is_run_again(recreated: tuple[Path, list[Cell], dict[str, Record], Heard]) -> None:
     directory, asked, records, _ = recreated
     heard = Heard()
-    assert unfinished(cases_of(asked), directory) == []
+    assert unfinished_cases(cases_of(asked), directory) == []
     assert run(asked, directory, InProcess(), heard) == records
     assert (heard.plan, heard.ran) == ((2, 2), [])
 
@@ -134,7 +134,7 @@ def test_failures_are_recorded_shown_and_tried_again(tmp_path: Path) -> None:
         error="it broke",
     )
     RecordFile(tmp_path / RECORDS).append(record)
-    assert [c.key for c in unfinished(cases_of([broken]), tmp_path)] == [case.key]
+    assert [c.key for c in unfinished_cases(cases_of([broken]), tmp_path)] == [case.key]
     found = compare_cells(table("sme-figure6"), [broken], {case.key: record})
     assert (found[0].done, found[0].failed, found[0].measured["psnr"]) == (0, 1, "-")
     path = write_recreation(tmp_path, figure("sme-figure6"), table("sme-figure6"), [broken], {case.key: record}, "")

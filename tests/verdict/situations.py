@@ -687,7 +687,7 @@ def _situations() -> Iterator[Situation]:
         doubt=NOT_SO,
     )
     contrast = simulated(model=grouped, examples=black_and_white())
-    yield row("group normalisation, black and white", LEAK, contrast, attack(tv=0.03), Kind.SHOWN_OTHERWISE)
+    yield row("group normalisation, black and white", LEAK, contrast, attack(tv=0.03), Kind.TRANSFORMED_MATCH)
     yield row("attack that looks at the last layers alone", LEAK, simulated(), last_layers(attack(400)))
     yield from _over_rounds()
     yield from _statistics()

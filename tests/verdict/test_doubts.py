@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from scipy.stats import spearmanr
 
-from fedglass.verdict.doubts import Doubt, Kind, doubt
-from fedglass.verdict.flags import doubts_of, flags_of, rank_correlation
+from fedglass.verdict.doubts import Doubt, Kind, Question, doubt
+from fedglass.verdict.flags import doubts_of, flag, flags_of, rank_correlation
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Record
-from fedglass.verdict.texts import ALLOWED, LIMITS, PROTECT, TABLE, Question, flag
+from fedglass.verdict.texts import ALLOWED, LIMITS, PROTECT, QUESTIONS, TABLE
 
 ENERGIES = {"energy": 0.5, "energy_truth": 0.01, "energy_blind": 0.8}
 
@@ -43,7 +43,7 @@ def kinds(record: Record, gate: Gate | None = None) -> list[Kind]:
 
 def test_every_kind_has_one_row_and_every_question_is_asked() -> None:
     assert set(TABLE) == set(Kind)
-    assert {row.question for row in TABLE.values()} == set(Question)
+    assert {row.question for row in TABLE.values()} == set(QUESTIONS) == set(Question)
     titles = [row.title for row in TABLE.values()]
     assert len(set(titles)) == len(titles)
 
@@ -52,8 +52,8 @@ def test_every_kind_has_one_row_and_every_question_is_asked() -> None:
 def test_every_sentence_is_whole_with_and_without_its_details(kind: Kind) -> None:
     names = re.findall(r"(?<!\{)\{(\w+)\}", TABLE[kind].text + TABLE[kind].step)
     told = flag(doubt(kind, **dict.fromkeys(names, 0.123456)))
-    assert told.whole.count("0.123") == len(names)
-    assert "0.123456" not in told.whole
+    assert told.advice.count("0.123") == len(names)
+    assert "0.123456" not in told.advice
     for found in (told, flag(doubt(kind))):
         assert found.text
         assert not re.search(r"\{[a-z_]+\}|\(\s*\)\.\.", found.text)
@@ -103,7 +103,7 @@ def test_energies_say_why_nothing_was_found(energies: dict[str, Any], kind: Kind
 
 def test_a_search_without_an_energy_is_told_in_words() -> None:
     (found,) = flags_of(make(10.0, **{**ENERGIES, "energy": None}), Gate())
-    assert "what the search found (not finite)" in found.text
+    assert "the images that the search found (not finite)" in found.text
 
 
 def test_wrong_labels_are_named_as_a_cause() -> None:
@@ -127,14 +127,14 @@ def test_what_is_partly_recognisable_is_told_for_any_gate() -> None:
 
 
 def test_what_pictures_show_besides_their_scores() -> None:
-    assert kinds(make(10.0, 30.0, shown_otherwise=[True, True])) == [Kind.SHOWN_OTHERWISE]
-    assert doubts_of(make(10.0, 30.0, shown_otherwise=[True, True]), Gate())[0].details == {"images": 1}
+    assert kinds(make(10.0, 30.0, transformed_match=[True, True])) == [Kind.TRANSFORMED_MATCH]
+    assert doubts_of(make(10.0, 30.0, transformed_match=[True, True]), Gate())[0].details == {"images": 1}
     assert Kind.BLEND in kinds(make(25.0, 24.0, blends=[[0, 1], [0, 1]]))
     assert Kind.NO_BETTER_THAN_GUESS not in kinds(make(25.0, 24.0, blends=[[0, 1], [0, 1]]))
 
 
 def test_a_guess_that_does_as_well_is_named() -> None:
-    guessed = make(21.0, blind={"psnr": [21.5]}, blind_by={"psnr": ["mean of public images"]})
+    guessed = make(21.0, blind={"psnr": [21.5]}, blind_guess={"psnr": ["mean of public images"]})
     (found,) = [each for each in flags_of(guessed, Gate()) if each.kind is Kind.NO_BETTER_THAN_GUESS]
     assert "(mean of public images)" in found.text
 

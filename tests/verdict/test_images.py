@@ -25,7 +25,7 @@ def test_a_refined_image_must_beat_every_control() -> None:
 
 
 def test_a_refined_image_must_show_what_the_raw_one_shows() -> None:
-    scores = ImageScores(REFINED, RAW, controls={"a": {"psnr": [1.0] * 3}}, kept=[True, False, False])
+    scores = ImageScores(REFINED, RAW, controls={"a": {"psnr": [1.0] * 3}}, identity_preserved=[True, False, False])
     assert scores.values("psnr", PSNR) == [25.0, 22.0, 15.0]
     # The second is recovered by its raw image: nothing is made up about that.
     assert scores.imagined("psnr", PSNR, 20.0) == [False, False, True]

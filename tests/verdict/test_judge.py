@@ -14,11 +14,11 @@ from scipy.stats import binom
 from fedglass.bounds.success import gdp_success
 from fedglass.core.errors import UsageError
 from fedglass.verdict.doubts import Doubt, Kind, doubt
-from fedglass.verdict.flags import with_refutations
+from fedglass.verdict.flags import flag, with_refutations
 from fedglass.verdict.gate import RARE, Gate
 from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.texts import ALLOWED, LIMITS, PROTECT, TABLE, flag
+from fedglass.verdict.texts import ALLOWED, LIMITS, PROTECT, TABLE
 
 VIEW = "the server sees client 0's update"
 TRUSTING = Gate(trust_declared=True)
@@ -241,9 +241,9 @@ def test_images_that_are_in_several_messages_are_told_to_count_in_each() -> None
         return attack(*[30.0] * len(owners), owners=owners, labels_true=labels)
 
     again = [several(["a", "b"], [1, 2]), several(["a"], [1])]
-    assert "counts in each" in judge(again, Gate()).sentence
+    assert "counts once in each" in judge(again, Gate()).sentence
     others = [several(["a", "b"], [1, 2]), several(["a"], [3])]  # of another federation
-    assert "counts in each" not in judge(others, Gate()).sentence
+    assert "counts once in each" not in judge(others, Gate()).sentence
 
 
 # Without the true examples
@@ -275,7 +275,7 @@ def test_images_that_explain_the_message_and_are_not_the_truth_are_a_leak_that_n
     allowed = attack(25.0, 9.0, 9.0, 9.0)
     verdict = judge([other], Gate(max_share=0.5))
     assert (verdict.state, verdict.exit_code) == ("leak", 1)
-    assert "the truth is wrong, or the network sees less" in verdict.caveat
+    assert "the truth is wrong, or the network sees only a part" in verdict.caveat
     assert state(allowed, gate=Gate(max_share=0.5)) == ("leak", 0)
     assert state(allowed, other, gate=Gate(max_share=0.5)) == ("leak", 1)
 

@@ -142,7 +142,7 @@ def test_a_long_torn_tail_is_cut(tmp_path: Path) -> None:
     assert [r.key for r in file.read()] == ["a", "c"]
 
 
-@pytest.mark.parametrize("broken", [b"{", b"", b"\xff\xfe", b"[1]", b'{"schema_version": 2}', b"[" * 9999])
+@pytest.mark.parametrize("broken", [b"{", b"", b"\xff\xfe", b"[1]", b'{"schema_version": 3}', b"[" * 9999])
 def test_a_broken_line_is_named(tmp_path: Path, broken: bytes) -> None:
     file = RecordFile(tmp_path / "records.jsonl")
     file.path.write_bytes(make("a").line() + broken + b"\n" + make("b").line())
@@ -231,26 +231,27 @@ def test_claim_is_for_one_plan(tmp_path: Path) -> None:
 
 def test_claim_refuses_records_of_unknown_origin(tmp_path: Path) -> None:
     RecordFile(tmp_path / "records.jsonl").append(make())
-    with pytest.raises(UsageError, match="whose"):
+    with pytest.raises(UsageError, match="the plan of these records is unknown"):
         claim(tmp_path, "d1")
 
 
-def old_directory(directory: Path) -> dict[str, bytes]:
-    """A directory as version 1 left it, and what is in it."""
-    old = {**json.loads(make("a").line()), "schema_version": 1, "flags": [], "absence": None}
+def old_directory(directory: Path, version: int) -> dict[str, bytes]:
+    """A directory as an older version left it, and what is in it."""
+    old = {**json.loads(make("a").line()), "schema_version": version, "flags": [], "absence": None}
     (directory / "records.jsonl").write_text(json.dumps(old) + "\n")
-    (directory / "audit.json").write_text(json.dumps({"schema_version": 1, "plan_digest": "d1"}))
+    (directory / "audit.json").write_text(json.dumps({"schema_version": version, "plan_digest": "d1"}))
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_a_directory_of_another_version_is_refused_in_one_sentence_and_stays(tmp_path: Path) -> None:
-    before = old_directory(tmp_path)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_directory_of_another_version_is_refused_in_one_sentence_and_stays(tmp_path: Path, version: int) -> None:
+    before = old_directory(tmp_path, version)
     for look in (RecordFile(tmp_path / "records.jsonl").read, lambda: claim(tmp_path, "d1")):
         with pytest.raises(UsageError) as refusal:
             look()
         assert str(refusal.value) == (
-            f"Another version of fedglass wrote {tmp_path} (schema 1, this one writes 2): choose another directory "
-            "with -o. Its files stay as they are."
+            f"{tmp_path} was written by another version of fedglass (record schema {version}, expected 3): audit into "
+            "another directory, or read it with that version; its files stay as they are."
         )
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -163,7 +163,7 @@ def test_a_damaged_summary(tmp_path: Path, content: str) -> None:
 
 def test_a_summary_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"schema_version": 1}')
-    with pytest.raises(UsageError, match="Another version of fedglass wrote"):
+    with pytest.raises(UsageError, match="written by another version of fedglass"):
         read_summary(tmp_path / "summary.json")
 
 

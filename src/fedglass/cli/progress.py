@@ -17,13 +17,13 @@ from fedglass.audit.cases import Case
 from fedglass.cli.options import Bars, plain
 from fedglass.core.scale import scale_of
 from fedglass.verdict.directory import RECORDS, REPORT, SUMMARY
+from fedglass.verdict.flags import flag as flag_of
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Group
-from fedglass.verdict.texts import flag as flag_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,7 +145,7 @@ class Silent:
 
     def line(self, text: str) -> None: ...
 
-    def moved(self, step: int, steps: int, loss: float) -> None: ...
+    def moved(self, step: int, share: float, loss: float) -> None: ...
 
     def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None: ...
 
@@ -161,11 +161,10 @@ class TrainingScreen(Bars):
     def line(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
-    def moved(self, step: int, steps: int, loss: float) -> None:
+    def moved(self, step: int, share: float, loss: float) -> None:
         if self.task is None:
-            self.task = self.bars.add_task("", total=steps)
-        said = f"step {step} of {steps}, loss {loss:.3f}{self.tested}"
-        self.bars.update(self.task, completed=step, total=steps, description=said)
+            self.task = self.bars.add_task("", total=1.0)
+        self.bars.update(self.task, completed=share, description=f"step {step}, loss {loss:.3f}{self.tested}")
 
     def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None:
         self.tested = f", test accuracy {accuracy:.1f} %"

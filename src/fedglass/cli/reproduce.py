@@ -295,7 +295,7 @@ def _run(
 ) -> None:
     from contextlib import nullcontext
 
-    from fedglass.audit.cases import Silent
+    from fedglass.audit.cases import NoProgress
     from fedglass.cli.progress import Screen
     from fedglass.cli.reproduced import answer_of, answer_of_plan, measures_in_words, say_before, say_plan, say_table
     from fedglass.execution.machine import device_named
@@ -312,7 +312,7 @@ def _run(
             say_plan(of, cells, place)
         output.answer(answer_of_plan(asked, of, cells, place, count, absent))
         return
-    with nullcontext(Silent()) if output.quiet else Screen("runs", measures_in_words) as screen:
+    with nullcontext(NoProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
         records = run(cells, place, executor, screen)
     found = compare_cells(of, cells, records)
     page = write_recreation(place, asked, of, cells, records, _command())

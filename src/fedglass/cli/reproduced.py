@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fedglass.audit.play import unfinished
+from fedglass.audit.play import unfinished_cases
 from fedglass.cli.reproduce import of_printed, of_table
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
@@ -24,7 +24,7 @@ from fedglass.verdict.records import Record
 def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str] = ()) -> None:
     """What is going to be run, on what, and what it will cost, on stderr."""
     console = Console(stderr=True, highlight=False)
-    todo = unfinished(cases_of(cells), directory)
+    todo = unfinished_cases(cases_of(cells), directory)
     console.print(Text(f"{asked.name}: {asked.title}", style="bold"), soft_wrap=True)
     for words in describe_data(cells):
         console.print(Text(words, style="yellow" if words.startswith("STAND-IN") else ""), soft_wrap=True)
@@ -36,7 +36,7 @@ def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: i
 def say_plan(of: Table, cells: Sequence[Cell], directory: Path) -> None:
     """What a dry run tells in place of the table: what is done, would be reduced, and averaged over, on stderr."""
     console = Console(stderr=True, highlight=False)
-    whole, todo = len({case.key for case in cases_of(cells)}), len(unfinished(cases_of(cells), directory))
+    whole, todo = len({case.key for case in cases_of(cells)}), len(unfinished_cases(cases_of(cells), directory))
     if whole > todo:
         console.print(Text(f"{whole - todo} of {whole} runs are done already.", style="dim"), soft_wrap=True)
     for words in remarks(of, cells, {}):
@@ -70,7 +70,7 @@ def answer_of_plan(
     asked: Figure, of: Table, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str]
 ) -> dict[str, Any]:
     """What a dry run answers with `--json`."""
-    whole, todo = len({case.key for case in cases_of(cells)}), unfinished(cases_of(cells), directory)
+    whole, todo = len({case.key for case in cases_of(cells)}), unfinished_cases(cases_of(cells), directory)
     return {
         **_asked(asked, of, cells),
         "runs": {"planned": whole, "done": whole - len(todo)},

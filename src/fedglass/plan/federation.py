@@ -28,7 +28,7 @@ from fedglass.federation.views import AggregateView, ServerView, View
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
 from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
-from fedglass.models.fixed import matching, with_fixed
+from fedglass.models.fixed import matching_parameters, with_fixed
 from fedglass.models.init import Initialisation, by_name
 from fedglass.models.init import located as initialisation_at
 from fedglass.plan.code import code_named
@@ -104,7 +104,7 @@ def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
 
 def _model(table: FederationTable, data: Dataset, init: Initialisation, seed: int) -> nn.Module:
     model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=seed)
-    return with_fixed(model, matching(model, table.untrained)) if table.untrained else model
+    return with_fixed(model, matching_parameters(model, table.untrained)) if table.untrained else model
 
 
 def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Protection) -> list[Client]:

@@ -9,8 +9,7 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, EachClient, SuperClient
 from fedglass.attack.images.pixels import BoundedLowResolution, LowResolution
-from fedglass.attack.labels.counts import InterpolatedCounts
-from fedglass.attack.labels.instance_counts import LastLayerCounts
+from fedglass.attack.labels.counts import InterpolatedCounts, LastLayerCounts
 from fedglass.attack.participant import FixOwnImages, FixOwnLabels, SubtractOwnUpdate
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.search import SearchByOwnImages
@@ -39,17 +38,17 @@ def curious_client(
     iterations: int = 100,
     budget_mib: float = SUPER_CLIENT_BUDGET_MIB,
 ) -> AnyAttack:
-    """The paper's super-client with another search: cosine distance, total variation, signed Adam, pixel bounds.
+    """Return the paper's super-client with another search: cosine distance, total variation, signed Adam, pixel bounds.
 
-    `own` says what becomes of a participant's own images: `subtract` takes its known update out of the message,
-    `fixed` holds them at what they are, `along` reconstructs them with the others, as the paper does. With the prior
-    full resolution (`factor = 1`) came out ahead of enlarged images in trials at 32 and 64 pixels.
+    `own` decides about a participant's own images: `subtract` subtracts its known update from the message, `fixed`
+    holds them fixed, `along` reconstructs them with the others, as the paper does. With the prior, full resolution
+    (`factor = 1`) was better than enlarged images in trials at 32 and 64 pixels.
     """
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
     images, objective = BoundedLowResolution(factor), Cosine() + tv * TotalVariation()
     alone = Attack(labels, (Stage(SuperClient(budget_mib), images, objective, solver),))
-    beside = Stage(SuperClient(budget_mib), FixOwnImages(images), objective, solver)
-    fixed = Attack(FixOwnLabels(labels), (beside,))
+    with_own_images = Stage(SuperClient(budget_mib), FixOwnImages(images), objective, solver)
+    fixed = Attack(FixOwnLabels(labels), (with_own_images,))
     ways: dict[str, AnyAttack] = {"subtract": BestOf(alone, SubtractOwnUpdate()), "fixed": fixed, "along": alone}
     if own not in ways:
         raise unknown_name("own", own, ways)
@@ -69,12 +68,12 @@ def curious_client_published(
     budget_mib: float = SUPER_CLIENT_BUDGET_MIB,
     grouped: bool = False,
 ) -> Attack:
-    """All images behind the step, the adversary's own among them, enlarged from 1/factor; last iterate, no prior.
+    """Search all images behind the step, also the adversary's own, enlarged from 1/factor; last iterate, no prior.
 
-    The release is told the true labels (`labels = "oracle"`), where the paper has them inverted analytically: its
-    networks have no bias in the last layer, which that needs, so that here they are counted from the weights.
-    `grouped` simulates each client with what is its own, the upper bound of Appendix F. ORACLE: it needs
-    `labels = "oracle"`, which tells whose labels are whose.
+    The release uses the true labels (`labels = "oracle"`), where the paper inverts them analytically: its networks have
+    no bias in the last layer, which that needs, so here they are counted from the weights. `grouped` simulates each
+    client with its own examples, the upper bound of Appendix F. ORACLE: it needs `labels = "oracle"`, which assigns the
+    labels to clients.
     """
     forward = EachClient(budget_mib) if grouped else SuperClient(budget_mib)
     return _published(forward, labels, factor, iterations)
@@ -89,7 +88,7 @@ def curious_client_published(
 def curious_client_search(
     labels: Labels = LAST_LAYER, factor: int = 4, iterations: int = 100, trial: int = 30, zooms: int = 2
 ) -> BestOf[AnyAttack]:
-    """Trials of `trial` iterations of the published attack, whose squared error depends on the rate; then ours."""
+    """Find the rate by trials of the published attack (its squared error depends on the rate), then run ours."""
     probe = _published(SuperClient(), labels, factor, trial)
     return BestOf(curious_client(labels, iterations=iterations), SearchByOwnImages(probe, zooms=zooms))
 

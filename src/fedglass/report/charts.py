@@ -42,7 +42,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps values to pixels, linearly or by their logarithm."""
+    """A map from values to pixels, linear or logarithmic."""
 
     low: float
     high: float
@@ -51,7 +51,7 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """The pixel of a value; values beyond the axis are drawn at its end.
+        """Return the pixel of a value; values beyond the axis are drawn at its end.
 
         >>> Axis(0, 10, 100, 200).at(5), Axis(1, 100, 0, 50, log=True).at(10)
         (150.0, 25.0)
@@ -66,23 +66,23 @@ class Axis:
 
 
 def interval_plot(title: str, dots: Sequence[Dot], threshold: float | None, higher_leaks: bool) -> Markup:
-    """A dot and its 95 % interval a row; the side on which images count as recovered is shaded."""
+    """Draw one row for each dot with its 95 % interval, and shade the side of recovered images."""
     values = [v for d in dots for v in (d.mean, d.low, d.high) if v is not None]
     axis = _linear([*values, *([] if threshold is None else [threshold])], EDGE, WIDTH - EDGE)
     bottom, bands = ROW * len(dots), _bands(len(dots))
     parts = _x_axis(axis, bands, bottom)
     if threshold is not None:
         x = axis.at(threshold)
-        left, right = (x, WIDTH - EDGE) if higher_leaks else (EDGE, x)
-        parts.insert(0, f'<rect class="zone" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{bottom}"/>')
-        parts += [_line("limit", x, top, x, end) for top, end in bands]
+        start, end = (x, WIDTH - EDGE) if higher_leaks else (EDGE, x)
+        parts.insert(0, f'<rect class="zone" x="{start:.1f}" y="0" width="{end - start:.1f}" height="{bottom}"/>')
+        parts += [_line("limit", x, top, x, low) for top, low in bands]
     for row, dot in enumerate(dots):
         parts += _dot_row(dot, axis, 13 + ROW * row)
     return _svg(title, parts, bottom + 20)
 
 
 def strip_chart(title: str, strips: Sequence[Strip], x_title: str) -> Markup:
-    """Rows of values on one axis, to see whether one kind lies beyond another."""
+    """Draw rows of values on one axis, to compare their ranges."""
     axis = _linear([value for strip in strips for value in strip.values] or [0.0], EDGE, WIDTH - EDGE)
     bottom, bands = ROW * len(strips), _bands(len(strips))
     parts = _x_axis(axis, bands, bottom)
@@ -102,21 +102,21 @@ def energy_chart(
     blind: Sequence[float] = (),
     iterations: int | None = None,
 ) -> Markup:
-    """Energy over the iterations, on a log scale; dashed that of the true data, dotted of a blind guess."""
+    """Draw the energy over the iterations on a log scale; dashed: the true data, dotted: a blind guess."""
     shown = [curve for curve in curves if len(curve)][:SHOWN]
     levels = [*sorted(set(truth))[:SHOWN], *sorted(set(blind))[:SHOWN]]
-    top, bottom, left = 8, 168, 46
+    top, bottom, start = 8, 168, 46
     y = _energy_axis([v for curve in shown for v in curve] + levels, bottom, top)
-    parts = _y_grid(y, left)
+    parts = _y_grid(y, start)
     last = iterations if iterations is not None else max((len(c) - 1 for c in shown), default=1)
-    parts += _x_axis(Axis(0, max(last, 1), left, WIDTH - EDGE), [(top, bottom)], bottom)
+    parts += _x_axis(Axis(0, max(last, 1), start, WIDTH - EDGE), [(top, bottom)], bottom)
     for kind, values in (("blind", blind), ("truth", truth)):
-        parts += [_line(kind, left, y.at(v), WIDTH - EDGE, y.at(v)) for v in sorted(set(values))[:SHOWN]]
+        parts += [_line(kind, start, y.at(v), WIDTH - EDGE, y.at(v)) for v in sorted(set(values))[:SHOWN]]
     for number, curve in enumerate(shown):
-        x = Axis(0, max(len(curve) - 1, 1), left, WIDTH - EDGE)
+        x = Axis(0, max(len(curve) - 1, 1), start, WIDTH - EDGE)
         points = " ".join(f"{x.at(i):.1f},{y.at(v):.1f}" for i, v in enumerate(curve))
         parts.append(f'<polyline class="curve c{number % 4}" points="{points}"/>')
-    parts.append(_text("tick", (left + WIDTH) / 2, bottom + 32, "iteration", "middle"))
+    parts.append(_text("tick", (start + WIDTH) / 2, bottom + 32, "iteration", "middle"))
     return _svg(title, parts, bottom + 38)
 
 
@@ -128,16 +128,16 @@ def trade_off(
     *,
     log: bool = False,
 ) -> Markup:
-    """One quantity against another, the points of a series joined from left to right; with `log` both logarithmic.
+    """Draw one quantity against another and join the points of a series; with `log` both axes are logarithmic.
 
-    A single series is named at its line; several have a key below, where their names can not hide each other.
+    A single series is named at its line. Several series have a key below, where their names cannot hide each other.
     """
-    top, bottom, left = 22, 190, 46
+    top, bottom, start = 22, 190, 46
     everything = [point for points in series.values() for point in points]
     scaled = _logarithmic if log else _linear
-    x = scaled([p[0] for p in everything], left, WIDTH - EDGE)
+    x = scaled([p[0] for p in everything], start, WIDTH - EDGE)
     y = scaled([p[1] for p in everything], bottom, top)
-    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, left), *_x_axis(x, [(top, bottom)], bottom)]
+    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, start), *_x_axis(x, [(top, bottom)], bottom)]
     for number, (label, points) in enumerate(series.items()):
         places = [(x.at(a), y.at(b)) for a, b in sorted(points)]
         joined = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
@@ -147,20 +147,20 @@ def trade_off(
             # At the higher end, where the line runs away below the text.
             (a, b), anchor = (places[0], "start") if places[0][1] < places[-1][1] else (places[-1], "end")
             parts.append(_text("name", a, b - 8, _clip(label, 30), anchor, full=label))
-    parts.append(_text("tick", (left + WIDTH) / 2, bottom + 32, x_title, "middle"))
+    parts.append(_text("tick", (start + WIDTH) / 2, bottom + 32, x_title, "middle"))
     below = list(series) if len(series) > 1 else []
-    return _svg(title, parts + _key(below, left, bottom + 52), bottom + 38 + KEY * len(below))
+    return _svg(title, parts + _key(below, start, bottom + 52), bottom + 38 + KEY * len(below))
 
 
 def line_chart(title: str, values: Sequence[float], last: float, x_title: str, reach: Sequence[float] = ()) -> Markup:
-    """Values at equal distances along an axis from 0 to `last`; the vertical axis covers `reach` too."""
-    top, bottom, left = 8, 168, 46
-    x, y = Axis(0, last, left, WIDTH - EDGE), _linear([*values, *reach], bottom, top)
+    """Draw values at equal distances along an axis from 0 to `last`; the vertical axis also covers `reach`."""
+    top, bottom, start = 8, 168, 46
+    x, y = Axis(0, last, start, WIDTH - EDGE), _linear([*values, *reach], bottom, top)
     step = last / max(len(values) - 1, 1)
     points = " ".join(f"{x.at(i * step):.1f},{y.at(v):.1f}" for i, v in enumerate(values))
     curve = f'<polyline class="curve c0" points="{points}"/>'
-    named = _text("tick", (left + WIDTH) / 2, bottom + 32, x_title, "middle")
-    return _svg(title, [*_y_grid(y, left), *_x_axis(x, [(top, bottom)], bottom), curve, named], bottom + 38)
+    named = _text("tick", (start + WIDTH) / 2, bottom + 32, x_title, "middle")
+    return _svg(title, [*_y_grid(y, start), *_x_axis(x, [(top, bottom)], bottom), curve, named], bottom + 38)
 
 
 def sweep_chart(
@@ -171,25 +171,25 @@ def sweep_chart(
     x_title: str,
     y_title: str,
 ) -> Markup:
-    """Values over a swept number, whose places stand at equal distances; dotted what a blind guess reaches.
+    """Draw values over a swept number at equal distances; a dotted line is the blind guess.
 
-    None where nothing was measured there. The guess comes last in the key.
+    None stands for a place without a measurement. The guess comes last in the key.
     """
-    top, bottom, left = 22, 190, 46
-    known = [value for values in (*series.values(), blind) for value in values if value is not None]
-    x, y = Axis(-0.4, len(places) - 0.6, left, WIDTH - EDGE), _linear(known, bottom, top)
-    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, left), _line("axis", left, bottom, WIDTH, bottom)]
+    top, bottom, start = 22, 190, 46
+    measured = [value for values in (*series.values(), blind) for value in values if value is not None]
+    x, y = Axis(-0.4, len(places) - 0.6, start, WIDTH - EDGE), _linear(measured, bottom, top)
+    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, start), _line("axis", start, bottom, WIDTH, bottom)]
     parts += [_text("tick", x.at(i), bottom + 15, f"{place:g}", "middle") for i, place in enumerate(places)]
     parts += [_polyline("blind", _placed(blind, x, y))]
     for number, values in enumerate(series.values()):
         dots = _placed(values, x, y)
         parts.append(_polyline(f"curve {_colour(number)}", dots))
         parts += [f'<circle class="dot c{number % 4}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in dots]
-    parts.append(_text("tick", (left + WIDTH) / 2, bottom + 32, x_title, "middle"))
+    parts.append(_text("tick", (start + WIDTH) / 2, bottom + 32, x_title, "middle"))
     below = bottom + 52 + KEY * len(series)
-    guess = [_line("blind", left, below - 4, left + 12, below - 4)]
-    guess.append(_text("name", left + 18, below, "best blind guess", "start"))
-    return _svg(title, [*parts, *_key(list(series), left, bottom + 52), *guess], below + 8)
+    guess = [_line("blind", start, below - 4, start + 12, below - 4)]
+    guess.append(_text("name", start + 18, below, "best blind guess", "start"))
+    return _svg(title, [*parts, *_key(list(series), start, bottom + 52), *guess], below + 8)
 
 
 def _placed(values: Sequence[float | None], x: Axis, y: Axis) -> list[tuple[float, float]]:
@@ -201,7 +201,7 @@ def _polyline(kind: str, dots: Sequence[tuple[float, float]]) -> str:
 
 
 def _colour(number: int) -> str:
-    """The classes of a series' line: four colours, then the same ones dashed.
+    """Return the CSS classes of a series' line: four colours, then the same ones dashed.
 
     >>> _colour(1), _colour(5)
     ('c1', 'c1 again')
@@ -209,18 +209,18 @@ def _colour(number: int) -> str:
     return f"c{number % 4}" + (" again" if number >= 4 else "")
 
 
-def _key(names: Sequence[str], left: float, top: float) -> list[str]:
-    """A piece of each series' line and its name, one below the other."""
+def _key(names: Sequence[str], start: float, top: float) -> list[str]:
+    """Draw the key: a piece of each series' line with its name, one below the other."""
     parts = []
     for number, name in enumerate(names):
         y = top + KEY * number
-        parts.append(_line(f"curve {_colour(number)}", left, y - 4, left + 12, y - 4))
-        parts.append(_text("name", left + 18, y, _clip(name, 44), "start", full=name))
+        parts.append(_line(f"curve {_colour(number)}", start, y - 4, start + 12, y - 4))
+        parts.append(_text("name", start + 18, y, _clip(name, 44), "start", full=name))
     return parts
 
 
 def _bands(rows: int) -> list[tuple[float, float]]:
-    """Where upright lines run in rows: through the dots alone, since a line through a name cannot be read."""
+    """Return the vertical ranges of grid lines in rows: next to the dots, so that no line crosses a name."""
     return [(ROW * row + 18.0, ROW * row + ROW - 2.0) for row in range(rows)]
 
 
@@ -237,7 +237,7 @@ def _dot_row(dot: Dot, axis: Axis, y: float) -> list[str]:
 
 
 def _x_axis(axis: Axis, bands: Sequence[tuple[float, float]], bottom: float) -> list[str]:
-    """Ticks below, and a line above each of them in every band."""
+    """Draw ticks below, and a line above each of them in every band."""
     parts = [_line("axis", axis.start, bottom, axis.end, bottom)]
     for tick in axis.ticks():
         x = axis.at(tick)
@@ -249,22 +249,22 @@ def _x_axis(axis: Axis, bands: Sequence[tuple[float, float]], bottom: float) -> 
     return parts
 
 
-def _y_grid(axis: Axis, left: float) -> list[str]:
+def _y_grid(axis: Axis, start: float) -> list[str]:
     parts = []
     for tick in axis.ticks():
-        parts.append(_line("grid", left, axis.at(tick), WIDTH - EDGE, axis.at(tick)))
-        parts.append(_text("tick", left - 6, axis.at(tick) + 4, _number(tick), "end"))
+        parts.append(_line("grid", start, axis.at(tick), WIDTH - EDGE, axis.at(tick)))
+        parts.append(_text("tick", start - 6, axis.at(tick) + 4, _number(tick), "end"))
     return parts
 
 
 def _energy_axis(values: Sequence[float], bottom: float, top: float) -> Axis:
-    """Logarithmic from the smallest positive value; linear where an energy is negative."""
+    """Return a logarithmic axis from the smallest positive value, or a linear one if an energy is negative."""
     if any(v < 0 for v in values) or not any(v > 0 for v in values):
         return _linear(values or [0.0], bottom, top)
     positive = [v for v in values if v > 0]
     low, high = min(positive), max(positive)
     if len(positive) < len(values):
-        low /= 10  # room below for energies of exactly zero, which a logarithm can not place
+        low /= 10  # room below for energies of exactly zero, which a logarithm cannot place
     return Axis(low / 1.3, high * 1.3, bottom, top, log=True)
 
 
@@ -275,14 +275,14 @@ def _linear(values: Sequence[float], start: float, end: float) -> Axis:
 
 
 def _logarithmic(values: Sequence[float], start: float, end: float) -> Axis:
-    """Of positive values."""
+    """Return a logarithmic axis for positive values."""
     low, high = min(values), max(values)
     margin = max((high / low) ** 0.08, 1.1)
     return Axis(low / margin, high * margin, start, end, log=True)
 
 
 def _steps(low: float, high: float) -> list[float]:
-    """Three to seven round numbers between two values.
+    """Return three to seven round numbers between two values.
 
     >>> _steps(0, 10), _steps(-0.3, 1.1)
     ([0.0, 2.0, 4.0, 6.0, 8.0, 10.0], [0.0, 0.5, 1.0])
@@ -295,7 +295,7 @@ def _steps(low: float, high: float) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten, at most six of them, or round numbers where there are fewer than two.
+    """Return at most six powers of ten, or round numbers if there are fewer than two.
 
     >>> _decades(0.5, 2000)
     [1.0, 10.0, 100.0, 1000.0]

@@ -1,4 +1,8 @@
-"""The certificates of an audit: what bounds the success of any adversary, and under which assumptions."""
+"""The certificates and the candidate games of an audit, as tables and charts of the page.
+
+A certificate bounds the success of any adversary in naming a record. A candidate game shows how often a message really
+names the records that were trained on.
+"""
 
 from __future__ import annotations
 
@@ -11,71 +15,71 @@ from fedglass.report.charts import Strip, strip_chart
 from fedglass.report.glossary import Label, flag_labels, label
 from fedglass.report.page import Cell, Names, Table, by_text, message_name
 from fedglass.report.sections import CHARTS, Figure
-from fedglass.verdict.flags import flags_of
+from fedglass.verdict.flags import flag, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import serious_doubts
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.texts import UNCHECKED, count, flag, percent
+from fedglass.verdict.texts import UNCHECKED, count, percent
 
-KNOWN = {
+BASES = {
     "construction": "by construction: fedglass itself does this",
     "tested": "tested: the message is consistent with it",
-    "declared": "declared: nothing tested it",
+    "declared": "declared: not tested",
 }
-"""How an assumption is known."""
+"""Basis of an assumption -> its text."""
 ACCOUNTINGS = {
     "gaussian": "Gaussian noise, and how far each record moves the message",
     "laplacian": "Laplacian noise, and how far each record moves the message",
     "composed_gaussian": "Gaussian noise of all local steps. Shuffled batches are not Poisson samples, so sampling "
-    "gains nothing",
+    "adds no privacy",
     "pld": "privacy-loss distribution of DP-SGD on Poisson samples",
-    "poisson_not_counted": "Gaussian noise of all local steps. What Poisson samples gain is not counted: pip install "
-    "fedglass[pld]",
-    "identical": "no noise; the message is bit for bit the same whatever the record is",
+    "poisson_not_counted": "Gaussian noise of all local steps. The gain of Poisson sampling is not computed: pip "
+    "install fedglass[pld]",
+    "identical": "no noise; the message is bit-identical for every record",
 }
-"""What a certificate adds up."""
-NO_PRIOR = "It does not bound an adversary with a prior, that is, one that knows what such pictures look like."
+"""Accounting of a certificate -> its text."""
+NO_PRIOR = "It does not bound an adversary that knows what such pictures look like."
 
 
 @dataclass(frozen=True)
-class Stated:
+class CertificateDetails:
     """One certificate in full."""
 
     title: str
     labels: Sequence[Label]
-    """Why it is not enough, or not believed."""
+    """The reasons why it is unreliable or insufficient."""
     facts: Table
     assumptions: Table
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """What the page says of all certificates."""
+    """All certificates of an audit on the page."""
 
     table: Table | None
-    stated: Sequence[Stated]
+    stated: Sequence[CertificateDetails]
     more: int
-    """Certificates that are not stated in full here."""
+    """Number of certificates that are not shown in full here."""
     missing: Sequence[tuple[str, str]]
-    """Messages without one, and why."""
+    """Messages without a certificate, and the reason."""
 
 
 def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> Certificates | None:
-    """Return the certificates, the weakest first; None where no message was checked for one."""
+    """Return the certificates, the weakest first; None if no message was checked."""
     checked = [record for record in records if record.kind == "certificate" and record.status == "done"]
     if not checked:
         return None
     checked.sort(key=gate.allowed, reverse=True)
-    found = [(record, record.certificate) for record in checked if record.certificate is not None]
+    certified = [(record, record.certificate) for record in checked if record.certificate is not None]
     columns = ["message", "success at most", "base rate", "advantage", "rounds", "epsilon"]
-    rows = [_certificate_row(record, certificate, gate, names) for record, certificate in found]
-    stated = [_stated(record, certificate, gate, names) for record, certificate in found[:CHARTS]]
+    rows = [_certificate_row(record, certificate, gate, names) for record, certificate in certified]
+    stated = [_stated(record, certificate, gate, names) for record, certificate in certified[:CHARTS]]
     why = [(_why(record, gate), message_name(record, names)) for record in checked if record.certificate is None]
-    return Certificates(Table(columns, rows) if rows else None, stated, len(found) - len(stated), by_text(why))
+    return Certificates(Table(columns, rows) if rows else None, stated, len(certified) - len(stated), by_text(why))
 
 
 def certificate_facts(certificate: Certificate) -> list[list[Cell | str]]:
-    """Return all figures of a certificate, named."""
+    """Return all figures of a certificate with their names."""
     worst, middle = max(certificate.success, default=1.0), statistics.median(certificate.success or [1.0])
     adversary = [f"{percent(rate)} among {int(size):,}" for size, rate in certificate.adversary.items()]
     clients = None if certificate.client_mu is None else percent(gdp_success(BASE_RATE, certificate.client_mu))
@@ -86,9 +90,9 @@ def certificate_facts(certificate: Certificate) -> list[list[Cell | str]]:
         "all records of a client at once": clients and f"at most {clients}",
         "rounds": _rounds(certificate),
         "epsilon": _epsilon(certificate),
-        "epsilon by itself": _by_epsilon(certificate),
+        "bound by epsilon alone": _by_epsilon(certificate),
         "accounting": ACCOUNTINGS.get(certificate.accounting, certificate.accounting) + ".",
-        "simulated best adversary": f"{', '.join(adversary)} candidates; shown, never deciding" if adversary else None,
+        "simulated best adversary": f"{', '.join(adversary)} candidates; for information only" if adversary else None,
         "expected PSNR": None if psnr is None else f"{psnr:.1f} dB for an adversary without a prior. {NO_PRIOR}",
     }
     return [[name, text] for name, text in rows.items() if text]
@@ -100,7 +104,7 @@ def _success(worst: float, certificate: Certificate) -> str:
 
 
 def _rounds(certificate: Certificate) -> str:
-    """Say how long the bound holds."""
+    """Describe the rounds for which the bound holds."""
     held = f"holds for {count(certificate.rounds, 'round')}"
     if certificate.planned is None:
         return held
@@ -117,19 +121,19 @@ def _epsilon(certificate: Certificate) -> str | None:
 
 
 def _by_epsilon(certificate: Certificate) -> str | None:
-    """Say what (epsilon, delta) alone bounds: it wastes much of the guarantee."""
+    """Describe the bound of (epsilon, delta) alone, which is much weaker."""
     if certificate.epsilon is None or certificate.delta is None:
         return None
     success = eps_delta_success(BASE_RATE, certificate.epsilon, certificate.delta)
-    return f"success at most {percent(success)}, a weaker bound of the same noise"
+    return f"success at most {percent(success)}; a weaker bound for the same noise"
 
 
 def _certificate_row(record: Record, certificate: Certificate, gate: Gate, names: Names) -> list[Cell | str]:
-    labels = [label(flag(each)) for each in serious_doubts(record, gate)]
+    labels = [label(flag(doubt)) for doubt in serious_doubts(record, gate)]
     badge, tone = (labels[0].name, labels[0].tone) if labels else ("certified", "clear")
     return [
         Cell(message_name(record, names), badge=badge, tone=tone),
-        Cell(percent(max(certificate.success, default=1.0)), note=_beside(certificate)),
+        Cell(percent(max(certificate.success, default=1.0)), note=_bound_note(certificate)),
         percent(BASE_RATE),
         "n/a" if certificate.advantage is None else percent(certificate.advantage),
         Cell(str(certificate.rounds), note=_planned(certificate)),
@@ -140,13 +144,13 @@ def _certificate_row(record: Record, certificate: Certificate, gate: Gate, names
     ]
 
 
-def _beside(certificate: Certificate) -> str:
-    """Return what stands with the bound: of how many records it is, and what the best adversary of a game reaches."""
-    told = [f"worst of {count(len(certificate.success), 'record')}"]
+def _bound_note(certificate: Certificate) -> str:
+    """Return the number of records, and the success of the simulated adversary."""
+    notes = [f"worst of {count(len(certificate.success), 'record')}"]
     if certificate.adversary:
         size, rate = max(certificate.adversary.items(), key=lambda item: int(item[0]))
-        told.append(f"simulated adversary {percent(rate)} among {int(size):,}")
-    return "; ".join(told)
+        notes.append(f"simulated adversary {percent(rate)} among {int(size):,}")
+    return "; ".join(notes)
 
 
 def _planned(certificate: Certificate) -> str:
@@ -156,71 +160,70 @@ def _planned(certificate: Certificate) -> str:
     return f"{certificate.planned} planned: {'not bounded' if later is None else percent(later)}"
 
 
-def _stated(record: Record, certificate: Certificate, gate: Gate, names: Names) -> Stated:
-    labels = [label(flag(each)) for each in serious_doubts(record, gate)]
-    assumptions = [[name, KNOWN.get(how, how)] for name, how in certificate.assumptions.items()]
-    told = Table(["assumption", "how it is known"], assumptions)
-    return Stated(message_name(record, names), labels, Table(["", ""], certificate_facts(certificate)), told)
+def _stated(record: Record, certificate: Certificate, gate: Gate, names: Names) -> CertificateDetails:
+    labels = [label(flag(doubt)) for doubt in serious_doubts(record, gate)]
+    assumptions = [[name, BASES.get(how, how)] for name, how in certificate.assumptions.items()]
+    table = Table(["assumption", "basis"], assumptions)
+    return CertificateDetails(
+        message_name(record, names), labels, Table(["", ""], certificate_facts(certificate)), table
+    )
 
 
 def _why(record: Record, gate: Gate) -> str:
-    """Return the one sentence why there is no certificate."""
+    """Return the reason why there is no certificate."""
     doubts = serious_doubts(record, gate)
     return flag(doubts[0]).text if doubts else UNCHECKED.format(messages="this message")
 
 
-# The candidate games of an audit: does a message name the records that were trained on?
-
-
 @dataclass(frozen=True)
 class SinglingOut:
-    """What the page says of all games."""
+    """All candidate games of an audit on the page."""
 
     table: Table | None
     figures: Sequence[Figure]
     unplayed: Sequence[tuple[str, str]]
-    """Messages without a game, and why."""
+    """Messages without a game, and the reason."""
 
 
 def games_of(records: Sequence[Record], gate: Gate, names: Names) -> SinglingOut | None:
-    """Return the games, the one that names most first; None where no record is about one."""
-    asked = [record for record in records if record.kind == "game" and record.status == "done"]
-    if not asked:
+    """Return the games, the one that names most first; None if the audit has none."""
+    game_records = [record for record in records if record.kind == "game" and record.status == "done"]
+    if not game_records:
         return None
-    games = [(record, record.game) for record in asked if record.game is not None]
+    games = [(record, record.game) for record in game_records if record.game is not None]
     games.sort(key=lambda pair: (not gate.exposes(pair[0]), -pair[1].low, -pair[1].top1))
     columns = ["message", "named, used in training", "named, not used (control)", "candidates"]
     rows = [_game_row(record, game, gate, names) for record, game in games]
     figures = [_figure(record, game, gate, names) for record, game in games[:CHARTS]]
     unplayed = [
-        (" ".join(flag.whole for flag in flags_of(record, gate)), message_name(record, names))
-        for record in asked
+        (" ".join(flag.advice for flag in flags_of(record, gate)), message_name(record, names))
+        for record in game_records
         if record.game is None
     ]
     return SinglingOut(Table(columns, rows) if rows else None, figures, by_text(unplayed))
 
 
 def sentence(game: Game) -> str:
-    """Return what a game shows, for a reader who does not know the field.
+    """Describe the result of a game for a reader who does not know the field.
 
     >>> sentence(Game(records=32, candidates=1000, top1=0.9, low=0.75, high=0.97, control="held_out", control_top1=0.0))
     'Given this message and 1,000 similar images, an adversary names the one that was trained on in 90 % of the cases; \
 images that were not trained on in 0 %.'
     """
-    said = (
+    text = (
         f"Given this message and {game.candidates:,} similar images, an adversary names the one that was trained on in "
         f"{percent(game.top1)} of the cases"
     )
     if game.control_top1 is None:
-        return f"{said}."
-    return f"{said}; images that were not trained on in {percent(game.control_top1)}."
+        return f"{text}."
+    return f"{text}; images that were not trained on in {percent(game.control_top1)}."
 
 
 def game_facts(game: Game) -> list[list[Cell | str]]:
-    """Return how a game was played."""
+    """Return the settings of a game with their names."""
     rows = {
         "statistic": game.statistic,
-        "public gradients": f"{game.public}, with {game.directions} common directions left out" if game.public else "",
+        "public gradients": f"{game.public}, with {game.directions} common directions removed" if game.public else "",
         "control": game.control.replace("_", " "),
     }
     return [[name, text] for name, text in rows.items() if text]

@@ -1,4 +1,4 @@
-"""The words of the page that a reader may not know, explained at its end and linked where they first appear."""
+"""The explanations of a page: every doubt once, and a glossary that is linked where a term first appears."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from dataclasses import dataclass, field
 from markupsafe import Markup, escape
 from pydantic import JsonValue
 
-from fedglass.verdict.doubts import Doubt, Kind
-from fedglass.verdict.flags import ORDER, doubts_of, flags_of
+from fedglass.verdict.doubts import Doubt, Kind, Question, Severity
+from fedglass.verdict.flags import NAMED, ORDER, Flag, doubts_of, flag, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Record
-from fedglass.verdict.texts import NAMED, Flag, Question, Severity, count, flag
-
-# Every doubt explained once: cases carry its name alone, which leads to the explanation.
-
+from fedglass.verdict.texts import QUESTIONS, count
 
 TONES: dict[Severity, str] = {"serious": "leak", "warning": "inconclusive", "info": ""}
 
 
 @dataclass(frozen=True)
 class Label:
-    """A doubt at a case: its name, its colour, and where it is explained."""
+    """A doubt at a case: its name, its colour, and the address of its explanation."""
 
     name: str
     tone: str
@@ -32,7 +29,7 @@ class Label:
 
 @dataclass(frozen=True)
 class FlagGroup:
-    """A doubt, what it means, and how many cases carry it."""
+    """A doubt with its explanation and the number of cases that have it."""
 
     flag: Flag
     label: Label
@@ -42,23 +39,23 @@ class FlagGroup:
 
 def doubts_by_question(records: Sequence[Record], gate: Gate) -> list[tuple[str, list[FlagGroup]]]:
     """Return the doubts of all records under their questions, the serious ones first, each explained once."""
-    found: dict[Kind, list[tuple[Doubt, Record]]] = {}
+    pairs_by_kind: dict[Kind, list[tuple[Doubt, Record]]] = {}
     for record in records:
-        for each in doubts_of(record, gate):
-            found.setdefault(each.kind, []).append((each, record))
-    groups = sorted((_group(pairs, len(records)) for pairs in found.values()), key=_severity)
-    asked = [(question, [group for group in groups if group.flag.question is question]) for question in Question]
-    return [(question.value, chosen) for question, chosen in asked if chosen]
+        for doubt in doubts_of(record, gate):
+            pairs_by_kind.setdefault(doubt.kind, []).append((doubt, record))
+    groups = sorted((_group(pairs, len(records)) for pairs in pairs_by_kind.values()), key=_severity)
+    by_question = [(question, [group for group in groups if group.flag.question is question]) for question in Question]
+    return [(QUESTIONS[question], chosen) for question, chosen in by_question if chosen]
 
 
 def flag_labels(record: Record, gate: Gate) -> list[Label]:
     """Return the doubts of one record."""
-    return [label(each) for each in flags_of(record, gate)]
+    return list(map(label, flags_of(record, gate)))
 
 
-def label(each: Flag) -> Label:
+def label(doubt: Flag) -> Label:
     """Return a doubt as cases show it."""
-    return Label(each.name, TONES[each.severity], anchor(each.kind))
+    return Label(doubt.name, TONES[doubt.severity], anchor(doubt.kind))
 
 
 def anchor(kind: str) -> str:
@@ -71,21 +68,21 @@ def _severity(group: FlagGroup) -> int:
 
 
 def _group(pairs: Sequence[tuple[Doubt, Record]], total: int) -> FlagGroup:
-    together = flag(merged([each for each, _ in pairs]))
+    together = flag(merged([doubt for doubt, _ in pairs]))
     cases = f"{len({record.key for _, record in pairs})} of {count(total, 'case')}"
     return FlagGroup(together, label(together), cases, list(dict.fromkeys(record.attack for _, record in pairs)))
 
 
 def merged(doubts: Sequence[Doubt]) -> Doubt:
-    """Return doubts of one kind as one, with the range of each figure and all names.
+    """Return doubts of one kind as one doubt, with the range of each figure and all names.
 
     >>> from fedglass.verdict.doubts import doubt
     >>> merged([doubt(Kind.WRONG_LABELS, labels=1), doubt(Kind.WRONG_LABELS, labels=3)]).details
     {'labels': '1 to 3'}
     """
-    names = dict.fromkeys(name for each in doubts for name in each.details)
-    told = {name: [each.details[name] for each in doubts if name in each.details] for name in names}
-    return Doubt(kind=doubts[0].kind, details={name: _together(values) for name, values in told.items()})
+    names = dict.fromkeys(name for doubt in doubts for name in doubt.details)
+    details = {name: _together([doubt.details[name] for doubt in doubts if name in doubt.details]) for name in names}
+    return Doubt(kind=doubts[0].kind, details=details)
 
 
 def _together(values: Sequence[JsonValue]) -> JsonValue:
@@ -95,7 +92,7 @@ def _together(values: Sequence[JsonValue]) -> JsonValue:
         low, high = min(numbers), max(numbers)
         return low if low == high else f"{low:.3g} to {high:.3g}"
     if all(isinstance(value, list) for value in values):
-        return list(dict.fromkeys(str(each) for value in values if isinstance(value, list) for each in value))
+        return list(dict.fromkeys(str(name) for value in values if isinstance(value, list) for name in value))
     texts = list(dict.fromkeys(str(value) for value in values))
     more = [f"({len(texts) - NAMED} more.)"] if len(texts) > NAMED else []
     return (" " if texts[0].endswith(".") else "; ").join([*texts[:NAMED], *more])
@@ -103,14 +100,14 @@ def _together(values: Sequence[JsonValue]) -> JsonValue:
 
 @dataclass(frozen=True)
 class Term:
-    """A word and what it means."""
+    """A term and its meaning."""
 
     name: str
     meaning: str
     metric: str = ""
-    """The metric that it names: explained only where that was asked for."""
+    """The metric that it names; it is explained only if the audit has this metric."""
     also: tuple[str, ...] = ()
-    """Other forms of the word."""
+    """Other forms of the term."""
 
     @property
     def anchor(self) -> str:
@@ -121,7 +118,7 @@ TERMS = (
     Term(
         "PSNR",
         "Peak signal-to-noise ratio: how small the differences between the pixels of two images are, in decibels (dB). "
-        "Higher is more alike; around 20 dB a person recognises most of what is shown, an exact copy has 100 dB here.",
+        "Higher is more alike; around 20 dB a person recognises most of an image. An exact copy has 100 dB here.",
         "psnr",
     ),
     Term(
@@ -132,8 +129,8 @@ TERMS = (
     ),
     Term(
         "RMSE",
-        "Root mean squared error: how far apart the pixels of two images are on average, on a scale on which black is "
-        "0 and white is 1. Lower is more alike.",
+        "Root mean squared error: how far apart the pixels of two images are on average, where black is 0 and white "
+        "is 1. Lower is more alike.",
         "rmse",
     ),
     Term(
@@ -144,18 +141,18 @@ TERMS = (
     ),
     Term(
         "update",
-        "What a client sends after training on its private data: by how much each weight of the model changed. "
-        "The attacks work back from it to the data.",
+        "What a client sends after training on its private data: the change of each weight of the model. The attacks "
+        "reconstruct the data from it.",
         also=("updates",),
     ),
     Term(
         "secure aggregation",
-        "A protocol by which the server learns the sum of the clients' updates and none of them alone.",
+        "A protocol that gives the server only the sum of the clients' updates, and none of them alone.",
     ),
     Term(
         "gate",
-        "The limits that the plan sets: which score counts as recovered, which share of the images may be recovered, "
-        "how often a message may name its records, and which success a certificate may allow.",
+        "The limits of the plan: the score from which an image counts as recovered, the share of images that may be "
+        "recovered, how often a message may name its records, and the success that a certificate may allow.",
     ),
     Term(
         "inconclusive",
@@ -163,7 +160,7 @@ TERMS = (
     ),
     Term(
         "singling out",
-        "Telling from a message which record was trained on, among others like it. European data-protection "
+        "Finding out from a message which of several similar records was trained on. European data-protection "
         "authorities name it first among three ways in which anonymisation fails (Article 29 Working Party, "
         "Opinion 05/2014).",
         also=("singles out", "single out", "singled out"),
@@ -176,20 +173,20 @@ TERMS = (
     ),
     Term(
         "control",
-        "The same game for records that were not trained on. Where it names these as well, it shows likeness and not "
+        "The same game for records that were not trained on. If it names these as well, it shows similarity and not "
         "training.",
     ),
     Term(
         "certificate",
-        "A proven upper bound on the success of any adversary in naming a record, under assumptions that are listed "
-        "and tested where they can be.",
+        "A proven upper bound on the success of any adversary in naming a record, under listed assumptions, "
+        "which are tested if possible.",
         also=("certificates",),
     ),
     Term("base rate", "The success in naming a record without the message: one in 1,000."),
     Term(
         "advantage",
-        "How much better than a coin the best test tells whether a record was used: its share of hits minus its share "
-        "of false alarms. 0 % is a blind guess.",
+        "The share of hits minus the share of false alarms of the best test that says whether a record was used. 0 % "
+        "is a blind guess.",
     ),
     Term(
         "epsilon",
@@ -202,13 +199,13 @@ TERMS = (
     ),
     Term(
         "energy",
-        "How badly an image explains the message, in the eyes of one attack, which looks for the lowest. Energies of "
-        "different attacks cannot be compared.",
+        "How badly an image explains the message, as one attack measures it. The attack looks for the lowest energy. "
+        "Energies of different attacks cannot be compared.",
         also=("energies",),
     ),
     Term(
         "oracle",
-        "Knowledge that a real adversary would not be given, such as the true labels. Figures that used it decide "
+        "Knowledge that a real adversary does not have, such as the true labels. Figures that depend on it decide "
         "nothing.",
     ),
 )
@@ -216,33 +213,33 @@ TERMS = (
 
 @dataclass
 class Glossary:
-    """Links each word the first time that the page uses it. One for each page, since it remembers what was linked."""
+    """Links for the terms of one page: each term is linked the first time that the page uses it."""
 
     terms: Sequence[Term]
     _linked: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, metrics: Iterable[str]) -> Glossary:
-        """With those metrics that the audit has."""
-        known = set(metrics)
-        return cls([term for term in TERMS if not term.metric or term.metric in known])
+        """Return a glossary with the metrics of the audit."""
+        names = set(metrics)
+        return cls([term for term in TERMS if not term.metric or term.metric in names])
 
     def link(self, text: str) -> Markup:
-        """The text, escaped, with words linked that were not met before.
+        """Return the escaped text with links for the terms that were not linked before.
 
         >>> Glossary.of([]).link("the gate <b> and the gate")
         Markup('the <a class="term" href="#term-gate">gate</a> &lt;b&gt; and the gate')
         """
-        found = str(escape(text))
+        html = str(escape(text))
         for term in self.terms:
             if term.name not in self._linked:
-                found, times = _pattern(term).subn(_linked(term), found, count=1)
+                html, times = _pattern(term).subn(_linked(term), html, count=1)
                 self._linked |= {term.name} if times else set()
-        return Markup(found)
+        return Markup(html)
 
 
 def _pattern(term: Term) -> re.Pattern[str]:
-    """The word or one of its forms as text: not a part of another word, and not inside a tag that is already there."""
+    """Return a pattern for the term or one of its forms: not a part of another word, and not inside a tag."""
     forms = "|".join(sorted(map(re.escape, (term.name, *term.also)), key=len, reverse=True))
     return re.compile(rf"(?<![\w&#/\"=.-])({forms})(?![\w-]|\.\w)(?![^<]*(?:>|</a>))", re.IGNORECASE)
 

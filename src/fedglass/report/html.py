@@ -16,8 +16,8 @@ from fedglass.report import evidence as singling_out
 from fedglass.report import sections
 from fedglass.report.glossary import Glossary, Label, doubts_by_question, flag_labels
 from fedglass.report.page import Album, Cell, Names, Pair, Table, message_name, render, short_names, write_page
-from fedglass.report.sections import Scales, exact_lines, read_exactly, sweep_figures, whose_images
-from fedglass.report.threat import threat_model
+from fedglass.report.sections import Scales, exact_lines, images_by_owner, read_exactly, sweep_figures
+from fedglass.report.threat import threat_section
 from fedglass.verdict.directory import PLAN, RECORDS, REPORT, SUMMARY, RecordFile, claimed_digest
 from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate, attacks_in
@@ -27,14 +27,11 @@ from fedglass.verdict.records import Picture, Record
 from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_summary, scales_of
 from fedglass.verdict.texts import count, percent
 
-# What stands above the page: the audit's title and its date.
-
-
 LONGEST_PLAN = 2**20
 
 
 def plan_text(directory: Path) -> str | None:
-    """The plan as it was kept beside the records, or None."""
+    """Return the plan that is stored with the records, or None."""
     try:
         with open_file(directory / PLAN) as file:
             return file.read(LONGEST_PLAN).decode("utf-8", errors="replace")
@@ -43,7 +40,7 @@ def plan_text(directory: Path) -> str | None:
 
 
 def title_of(plan: str | None) -> str:
-    """The plan's title; empty where it has none, or is no plan.
+    """Return the plan's title; empty if it has none, or is not a plan.
 
     >>> title_of('title = "Pilot"'), title_of("<oops>"), title_of(None)
     ('Pilot', '', '')
@@ -56,35 +53,32 @@ def title_of(plan: str | None) -> str:
 
 
 def ended(directory: Path, records: Sequence[Record]) -> str:
-    """When the last case ended, or by older records when their file was written.
+    """Return the end of the last case, or the time of the record file.
 
-    The page itself has no date, so that it can be made again.
+    The page itself has no date, so that the same records give the same page.
     """
-    known = [when for record in records if (when := _instant(record.finished)) is not None]
-    when = max(known) if known else datetime.fromtimestamp((directory / RECORDS).stat().st_mtime, UTC)
+    ends = [when for record in records if (when := _instant(record.finished)) is not None]
+    when = max(ends) if ends else datetime.fromtimestamp((directory / RECORDS).stat().st_mtime, UTC)
     return when.strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _instant(text: str | None) -> datetime | None:
     try:
-        found = datetime.fromisoformat(text or "")
-        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+        when = datetime.fromisoformat(text or "")
+        return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         return None
 
 
-# An audit directory as every form of report reads it: records and the gate alone, so that nothing needs torch.
-
-
 def records_of(directory: Path) -> list[Record]:
-    """The records of an audit directory, with what they say of each other, or that it is none."""
+    """Return the records of an audit directory, with refuted certificates marked; refuse another directory."""
     if not (directory / RECORDS).is_file():
         raise UsageError(f"{directory} is not an audit directory (no {RECORDS}): run `fedglass audit` first.")
     return with_refutations(RecordFile(directory / RECORDS).read())
 
 
 def judged_by(directory: Path, done: int) -> tuple[Gate, int | None, Mapping[str, Scale]]:
-    """The gate that the audit was judged by, how many planned cases are missing (None: unknown), and the scales."""
+    """Return the audit's gate, the number of missing planned cases (None: unknown), and the scales."""
     if not (directory / SUMMARY).is_file():
         return Gate(), None, {}
     summary = read_summary(directory / SUMMARY)
@@ -92,7 +86,7 @@ def judged_by(directory: Path, done: int) -> tuple[Gate, int | None, Mapping[str
 
 
 WORST = 12
-FILM = "the way of the refinement"
+FILM = "steps of the refinement"
 
 
 @dataclass(frozen=True)
@@ -117,13 +111,13 @@ def write_report(directory: Path, output: Path | None = None) -> Path:
 
 
 def audit_page(directory: Path, records: Sequence[Record]) -> str:
-    """The page as text."""
-    gate, missing, told = judged_by(directory, len(records))
-    scales, names, attacks = scales_of(records, told), short_names(records), attacks_in(records)
+    """Return the page as text."""
+    gate, missing, stored_scales = judged_by(directory, len(records))
+    scales, names, attacks = scales_of(records, stored_scales), short_names(records), attacks_in(records)
     verdict, groups = judge(records, gate, missing), by_attack(records, gate)
     views, album = by_view(records, gate), Album(directory)
     worst = _worst(records, gate, scales, album, names)
-    found, more_found = _found(records, album, names)
+    unscored, more_unscored = _all_unscored(records, album, names)
     energies, more_energies = sections.energy_figures(records, groups, names)
     utility, utility_plot = sections.utility_table(views or groups, gate, names)
     plan = plan_text(directory)
@@ -137,13 +131,13 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         facts=_facts(records, gate),
         gate=gate,
         worst=worst,
-        found=found,
-        more_found=more_found,
+        unscored=unscored,
+        more_unscored=more_unscored,
         games=singling_out.games_of(records, gate, names),
         certificates=certificates.certificates_of(records, gate, names),
         exact=exact_lines(attacks, gate, names),
-        threat=threat_model(attacks or records, names),
-        whose=whose_images(records, gate, names),
+        threat=threat_section(attacks or records, names),
+        owners=images_by_owner(records, gate, names),
         table=sections.figures_table(groups, gate, scales, names),
         view_table=sections.figures_table(views, gate, scales, names) if views else None,
         starred=any(i.resampled == "images" for g in [*groups, *views] for i in g.metrics.values()),
@@ -181,32 +175,32 @@ def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
     if near:
         facts.append(("partly recognisable", count(near, "image")))
     if not gate.inconclusive_fails:
-        facts.append(("an inconclusive audit", "passes: inconclusive_fails = false"))
+        facts.append(("an inconclusive audit", "exits with 0: inconclusive_fails = false"))
     return facts
 
 
 def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names) -> list[Pair]:
-    """Every private image once, with the reconstruction that came closest, the most leaked first."""
+    """Return every private image once with its closest reconstruction, the most leaked first."""
     pairs: list[Pair] = []
-    seen: set[bytes | str] = set()
+    shown: set[bytes | str] = set()
     for case in rank(records, gate):
         if case.picture is None or len(pairs) == WORST:
             continue
         original = album.content(case.picture.original) or case.picture.original
-        if original not in seen:
-            seen.add(original)
-            pairs.append(_pair(case, case.picture, gate, scales, album, _seen(case, names)))
+        if original not in shown:
+            shown.add(original)
+            pairs.append(_pair(case, case.picture, gate, scales, album, _origin(case, names)))
     return pairs
 
 
-def _seen(case: Case, names: Names) -> list[str]:
-    """By what an image was found, from where and in which round, and whose it is."""
-    whose = case.owner or case.client
-    return [case.attack, message_name(case, names), *([] if whose in names[case.view] else [whose])]
+def _origin(case: Case, names: Names) -> list[str]:
+    """Return the attack, the message and the client of an image."""
+    client = case.owner or case.client
+    return [case.attack, message_name(case, names), *([] if client in names[case.view] else [client])]
 
 
 def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album, lines: Sequence[str]) -> Pair:
-    """One image of a record; `lines` say whose it is."""
+    """Return one image of a record; `lines` name its origin."""
     scores = {name: scales[name].show(value) for name, value in case.scores.items()}
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
     label = [] if picture.label is None else [f"label {picture.label}"]
@@ -232,29 +226,29 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
 
 
 def _guess(case: Case, gate: Gate) -> list[str]:
-    """What the best guess without the message reaches by the gate's metric, and which one that is."""
-    value, name = case.blind.get(gate.metric), case.blind_by.get(gate.metric)
+    """Describe the best guess without the message by the gate's metric."""
+    value, name = case.blind.get(gate.metric), case.blind_guess.get(gate.metric)
     if value is None:
         return []
     return [f"without the message: {gate.scale.show(value)}{f' ({name})' if name else ''}"]
 
 
 def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names) -> list[Evidence]:
-    """Every record in full, the one with the most leaked image first, those without a score last."""
+    """Return every record in full, the one with the most leaked image first, those without a score last."""
     cases: dict[str, list[Case]] = {}
     for case in rank(records, gate):
         cases.setdefault(case.key, []).append(case)
     order = {key: place for place, key in enumerate(cases)}
     ordered = sorted(records, key=lambda record: order.get(record.key, len(order)))
-    found = []
+    evidence = []
     for record in ordered:
         score, tone = _score(record, gate)
         shown = [(c, c.picture) for c in cases.get(record.key, []) if c.picture is not None]
         pairs = [_pair(c, picture, gate, scales, album, _image(c)) for c, picture in shown]
         labels, facts = flag_labels(record, gate), _record_facts(record)
         pairs = pairs or _unscored(record, album)
-        found.append(Evidence(record, message_name(record, names), score, tone, labels, pairs, facts))
-    return found
+        evidence.append(Evidence(record, message_name(record, names), score, tone, labels, pairs, facts))
+    return evidence
 
 
 def _image(case: Case) -> list[str]:
@@ -262,7 +256,7 @@ def _image(case: Case) -> list[str]:
 
 
 def _score(record: Record, gate: Gate) -> tuple[str, str]:
-    """What came of a record in a phrase, and its colour."""
+    """Return the result of a record as a short text, and its colour."""
     if record.status == "failed":
         return "failed", "incomplete"
     if record.game is not None:
@@ -281,8 +275,8 @@ def _score(record: Record, gate: Gate) -> tuple[str, str]:
     return f"{hits} of {len(values)} recovered, best {best}", "leak" if hits else "inconclusive"
 
 
-def _found(records: Sequence[Record], album: Album, names: Names) -> tuple[list[Pair], int]:
-    """The first reconstructions whose true images nobody gave, and how many more there are."""
+def _all_unscored(records: Sequence[Record], album: Album, names: Names) -> tuple[list[Pair], int]:
+    """Return the first reconstructions without a true image, and the number of further ones."""
     number = sum(len(_unscored_paths(record)) for record in records)
     pairs: list[Pair] = []
     for record in records:
@@ -292,7 +286,7 @@ def _found(records: Sequence[Record], album: Album, names: Names) -> tuple[list[
 
 
 def _unscored(record: Record, album: Album, lines: Sequence[str] = (), most: int | None = None) -> list[Pair]:
-    """The reconstructions of a record whose true images nobody gave; `lines` say whose they are."""
+    """Return the reconstructions of a record that have no true image; `lines` name their origin."""
     raw, films = _unscored_paths(record, "pictures_raw"), _unscored_paths(record, "films")
     captions = _unscored_paths(record, "film_captions")
     return [
@@ -314,9 +308,9 @@ def _unscored_paths(record: Record, kind: str = "pictures") -> list[str]:
 
 
 def _means(figures: Mapping[str, Sequence[float | None]]) -> str:
-    """The mean of each metric over the images that have it."""
-    known = {name: [value for value in values if value is not None] for name, values in figures.items()}
-    return ", ".join(f"{name} {sum(values) / len(values):.3g}" for name, values in known.items() if values)
+    """Return the mean of each metric over the images that have it."""
+    measured = {name: [value for value in values if value is not None] for name, values in figures.items()}
+    return ", ".join(f"{name} {sum(values) / len(values):.3g}" for name, values in measured.items() if values)
 
 
 def _record_facts(record: Record) -> Table:
@@ -329,7 +323,7 @@ def _record_facts(record: Record) -> Table:
         "iterations": record.iterations,
         "peak memory (MiB)": record.peak_mib,
     }
-    rows: list[list[Cell | str]] = [["seen", record.view], ["case", record.key], ["seed", str(record.seed)]]
+    rows: list[list[Cell | str]] = [["view", record.view], ["case", record.key], ["seed", str(record.seed)]]
     rows.append(["time", f"{record.seconds:.1f} s"])
     rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
     rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
@@ -337,9 +331,9 @@ def _record_facts(record: Record) -> Table:
     rows += [] if record.certificate is None else certificates.certificate_facts(record.certificate)
     rows += [] if record.game is None else singling_out.game_facts(record.game)
     rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
-    if record.identity_kept:
-        kept = f"{sum(record.identity_kept)} of {len(record.identity_kept)} refined images"
-        rows.append(["still nearest to the same true image", kept])
+    if record.identity_preserved:
+        preserved = f"{sum(record.identity_preserved)} of {len(record.identity_preserved)} refined images"
+        rows.append(["still nearest to the same true image", preserved])
     return Table(["", ""], rows)
 
 

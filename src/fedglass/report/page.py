@@ -1,8 +1,9 @@
-"""What every fedglass page is made of: the template environment and the values its macros take."""
+"""The building blocks of every page: the template environment, the values of its macros, and inlined pictures."""
 
 from __future__ import annotations
 
 import base64
+import errno
 import functools
 import io
 import struct
@@ -23,18 +24,15 @@ from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Case
 from fedglass.verdict.texts import percent
 
-# Pictures as data: URIs, read from inside the audit directory alone and within a budget.
-
-
 LARGEST = 8 * 2**20
-"""Bytes of one picture; a larger one is not a reconstruction of anything an attack can handle."""
+"""Largest picture in bytes; no attack can handle larger images."""
 BUDGET = 32 * 2**20
-"""Bytes of pictures in one page, so that a browser can still open it."""
+"""Bytes of all pictures in one page, so that a browser can still open it."""
 
 
 @dataclass(frozen=True)
-class Inlined:
-    """A picture inside the page, or the reason why it is not there."""
+class InlinePicture:
+    """A picture inside the page, or the reason why it is missing."""
 
     uri: str | None
     alt: str
@@ -45,37 +43,37 @@ class Inlined:
 
 @dataclass
 class Album:
-    """Reads the pictures of one audit directory for one page."""
+    """The pictures of one audit directory for one page; only files inside the directory are read."""
 
     root: Path
     budget: int = BUDGET
-    _seen: dict[str, tuple[bytes, int, int] | str] = field(default_factory=dict)
+    _pictures: dict[str, tuple[bytes, int, int] | str] = field(default_factory=dict)
 
-    def inline(self, path: str, alt: str) -> Inlined:
-        """The picture at a path relative to the root. Whatever is wrong is said in its place."""
-        found = self._load(path)
-        if isinstance(found, str):
-            return Inlined(None, alt, missing=found)
-        data, width, height = found
+    def inline(self, path: str, alt: str) -> InlinePicture:
+        """Return the picture at a path relative to the root, or the reason why it cannot be shown."""
+        loaded = self._load(path)
+        if isinstance(loaded, str):
+            return InlinePicture(None, alt, missing=loaded)
+        data, width, height = loaded
         if len(data) > self.budget:
-            return Inlined(None, alt, missing=f"left out to keep the page small: {path}")
+            return InlinePicture(None, alt, missing=f"left out to keep the page small: {path}")
         self.budget -= len(data)
-        return Inlined(f"data:image/png;base64,{base64.b64encode(data).decode()}", alt, "", width, height)
+        return InlinePicture(f"data:image/png;base64,{base64.b64encode(data).decode()}", alt, "", width, height)
 
     @property
     def holes(self) -> list[str]:
-        """What was asked for so far and can not be shown, each with the reason: `missing: pictures/a_0.png`."""
-        return [found for found in self._seen.values() if isinstance(found, str)]
+        """The pictures that were requested and cannot be shown, with the reason: `missing: pictures/a_0.png`."""
+        return [reason for reason in self._pictures.values() if isinstance(reason, str)]
 
     def content(self, path: str) -> bytes | None:
-        """The bytes of a picture, by which two originals are known to be the same."""
-        found = self._load(path)
-        return None if isinstance(found, str) else found[0]
+        """Return the bytes of a picture, to recognise equal originals."""
+        loaded = self._load(path)
+        return None if isinstance(loaded, str) else loaded[0]
 
     def _load(self, path: str) -> tuple[bytes, int, int] | str:
-        if path not in self._seen:
-            self._seen[path] = _read(self.root, path)
-        return self._seen[path]
+        if path not in self._pictures:
+            self._pictures[path] = _read(self.root, path)
+        return self._pictures[path]
 
 
 def _read(root: Path, path: str) -> tuple[bytes, int, int] | str:
@@ -83,8 +81,10 @@ def _read(root: Path, path: str) -> tuple[bytes, int, int] | str:
         data = read_file(root / path, LARGEST, within=root)
     except FileNotFoundError:
         return f"missing: {path}"
-    except RefusedFile as error:
-        return f"refused, {error.strerror}: {path}"
+    except RefusedFile as error:  # its text names folders of this machine
+        if error.errno == errno.EFBIG:
+            return f"too large: {path}"
+        return f"refused, not a regular file inside the audit directory: {path}"
     except (OSError, ValueError):
         return f"unreadable: {path}"
     size = _png_size(data)
@@ -92,7 +92,7 @@ def _read(root: Path, path: str) -> tuple[bytes, int, int] | str:
 
 
 def _png_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of an undamaged PNG, None of anything else."""
+    """Return width and height of an undamaged PNG, and None for anything else."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -119,12 +119,12 @@ class Cell:
     note: str = ""
     badge: str = ""
     tone: str = ""
-    """Colours the badge: leak, clear, inconclusive, incomplete or nothing."""
+    """Colour of the badge: leak, clear, inconclusive, incomplete or empty."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows; the first cell of a row is its heading. On a phone each row becomes a card."""
+    """A table; the first cell of a row is its heading. On a phone each row becomes a card."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
@@ -133,26 +133,26 @@ class Table:
 
 @dataclass(frozen=True)
 class Pair:
-    """An original (None where nobody has it) beside its reconstruction, and what is written below them."""
+    """An original (None if it is unknown) with its reconstruction, and the text below them."""
 
-    original: Inlined | None
-    reconstruction: Inlined
+    original: InlinePicture | None
+    reconstruction: InlinePicture
     scores: Sequence[str] = field(default_factory=tuple)
     lines: Sequence[str] = field(default_factory=tuple)
     leaked: bool = False
     near: bool = False
-    """Not recovered by the gate's rule, but partly recognisable."""
-    raw: Inlined | None = None
-    """The reconstruction before it was refined, where it was."""
-    film: Inlined | None = None
-    """Pictures on the way of the refinement, side by side."""
+    """Whether it does not count as recovered, but is partly recognisable."""
+    raw: InlinePicture | None = None
+    """The reconstruction before its refinement, if it was refined."""
+    film: InlinePicture | None = None
+    """Intermediate pictures of the refinement side by side."""
     film_caption: str = ""
 
 
-def whole(text: str) -> str:
+def unbroken(text: str) -> str:
     """Return a text with no line break between a number and its unit.
 
-    >>> whole("20 dB in 5 % of cases")
+    >>> unbroken("20 dB in 5 % of cases")
     '20\\xa0dB in 5\\xa0% of cases'
     """
     return text.replace(" dB", "\u00a0dB").replace(" %", "\u00a0%")
@@ -160,8 +160,8 @@ def whole(text: str) -> str:
 
 @functools.cache
 def environment() -> Environment:
-    """Templates with every value escaped and every unknown name an error."""
-    found = Environment(
+    """Return the templates; every value is escaped, and an unknown name is an error."""
+    templates = Environment(
         loader=PackageLoader("fedglass.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -169,17 +169,17 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters["whole"] = whole
-    return found
+    templates.filters["unbroken"] = unbroken
+    return templates
 
 
 def render(template: str, **values: Any) -> str:
-    """A whole page; templates extend `base.html` and use the macros of `macros.html`."""
+    """Return a page; templates extend `base.html` and use the macros of `macros.html`."""
     return environment().get_template(template).render(fedglass_version=__version__, percent=percent, **values)
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Write a page in one step."""
+    """Write a page atomically, and return its path."""
     try:
         write_atomic(path, html)
     except OSError as error:
@@ -187,23 +187,20 @@ def write_page(path: Path, html: str) -> Path:
     return path
 
 
-# Short names of views, for tables and charts in which a sentence would not fit.
-
-
 Names = Mapping[str, str]
-"""The view in words -> its short name."""
+"""View of a record -> its short name, for tables and charts without room for a sentence."""
 
 
 def short_names(records: Sequence[Record]) -> dict[str, str]:
-    """A name for every view of the records, no two of them alike; older records have the words alone."""
-    found = {record.view: record for record in records}
-    short = {view: _short(record) for view, record in found.items()}
-    dated = _told_apart(short, {view: f"{name}, round {found[view].round}" for view, name in short.items()})
-    return _told_apart(dated, {view: view for view in found})
+    """Return a distinct name for every view; a view without a short name keeps its sentence."""
+    record_by_view = {record.view: record for record in records}
+    short = {view: _short(record) for view, record in record_by_view.items()}
+    with_round = {view: f"{name}, round {record_by_view[view].round}" for view, name in short.items()}
+    return _distinct(_distinct(short, with_round), {view: view for view in record_by_view})
 
 
-def _told_apart(names: Names, longer: Names) -> dict[str, str]:
-    """Names, longer where two views would have the same."""
+def _distinct(names: Names, longer: Names) -> dict[str, str]:
+    """Return the names, with the longer name for views that would share one."""
     counts = Counter(names.values())
     return {view: name if counts[name] == 1 else longer[view] for view, name in names.items()}
 
@@ -211,19 +208,19 @@ def _told_apart(names: Names, longer: Names) -> dict[str, str]:
 def _short(record: Record) -> str:
     if not record.view_name:
         return record.view
-    together = record.standpoint == "aggregate" and record.behind
-    return f"{record.view_name} of {len(record.behind)}" if together else record.view_name
+    together = record.standpoint == "aggregate" and record.contributors
+    return f"{record.view_name} of {len(record.contributors)}" if together else record.view_name
 
 
 def some(texts: Sequence[str], limit: int = 6) -> list[str]:
-    """Distinct texts in order, the rest counted.
+    """Return the first distinct texts, and count the others.
 
     >>> some(["a", "b", "a", "c"], limit=2)
     ['a', 'b', 'and 1 more of this kind']
     """
     distinct = list(dict.fromkeys(texts))
-    left = len(distinct) - limit
-    return distinct if left <= 0 else [*distinct[:limit], f"and {left} more of this kind"]
+    more = len(distinct) - limit
+    return distinct if more <= 0 else [*distinct[:limit], f"and {more} more of this kind"]
 
 
 def message_name(record: Record | Case, names: Names) -> str:
@@ -233,12 +230,12 @@ def message_name(record: Record | Case, names: Names) -> str:
 
 
 def by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return each text once, after the names that it holds for.
+    """Return each text once, after the names that it applies to.
 
     >>> by_text([("No noise.", "a"), ("No noise.", "b"), ("Too long.", "c")])
     [('a; b', 'No noise.'), ('c', 'Too long.')]
     """
-    found: dict[str, list[str]] = {}
+    names_by_text: dict[str, list[str]] = {}
     for text, name in pairs:
-        found.setdefault(text, []).append(name)
-    return [("; ".join(some(names)), text) for text, names in found.items()]
+        names_by_text.setdefault(text, []).append(name)
+    return [("; ".join(some(names)), text) for text, names in names_by_text.items()]

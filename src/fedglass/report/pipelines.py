@@ -1,4 +1,8 @@
-"""Each record as a pipeline sees it: a leak, a failed case, one that can not tell, or none of these."""
+"""Reports for pipelines: JUnit XML with one test case for each record, and SARIF with one result for each finding.
+
+In JUnit XML a leak and an exposed record are failures, a failed case is an error, and a message without a certificate
+is skipped. SARIF has a rule for a leak and one for each kind of doubt.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +19,24 @@ from fedglass.report.glossary import anchor
 from fedglass.report.html import judged_by, records_of
 from fedglass.report.page import write_page
 from fedglass.verdict.directory import PLAN
+from fedglass.verdict.doubts import Severity
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict, judge, reads
 from fedglass.verdict.records import Record
-from fedglass.verdict.texts import Severity, count, percent
+from fedglass.verdict.texts import QUESTIONS, count, percent
 
 Kind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
-"""`allowed`: images were recovered, but no larger share of them than the gate allows the attack. `none`: an attack that
-recovered nothing, which by itself proves nothing."""
+"""`allowed`: an attack recovered images, but no larger share than the gate allows. `none`: an attack recovered nothing,
+which by itself proves nothing."""
 
 _FOLDERS = re.compile(r"(?<![\w/:.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:\"']+[/\\])+")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one record, in a word and in a sentence."""
+    """The result of one record: its kind and a sentence."""
 
     record: Record
     kind: Kind
@@ -39,18 +44,18 @@ class Outcome:
 
     @property
     def title(self) -> str:
-        """The case in words."""
+        """The case as text."""
         return f"{self.record.view}, round {self.record.round}, repeat {self.record.repeat + 1}"
 
 
 def outcomes_of(records: Sequence[Record], gate: Gate) -> list[Outcome]:
-    """What came of every record, in their order."""
+    """Return the result of every record, in their order."""
     guilty = {tally.attack for tally in gate.tally(records) if tally.share > gate.max_share and not tally.oracle}
     return [_outcome(record, gate, record.attack in guilty) for record in records]
 
 
 def unfinished(missing: int | None, records: Sequence[Record]) -> str:
-    """Why the records are not all of the audit, without which a report may look like a pass; empty where they are."""
+    """Return why the audit is not complete, so that a report does not look like a pass; empty if it is."""
     if missing is None:
         return "It is not known how many cases were planned: the audit was stopped before its end. Run it again."
     if missing:
@@ -58,10 +63,10 @@ def unfinished(missing: int | None, records: Sequence[Record]) -> str:
     return "" if records else "No case has run."
 
 
-def without_folders(text: str) -> str:
-    """A text in which no file is named by its place on this machine.
+def without_paths(text: str) -> str:
+    """Return a text without the folders of this machine.
 
-    >>> without_folders("no such file: /home/me/data/a.npz; see https://example.org/a/b")
+    >>> without_paths("no such file: /home/me/data/a.npz; see https://example.org/a/b")
     'no such file: a.npz; see https://example.org/a/b'
     """
     return _FOLDERS.sub("", text)
@@ -69,7 +74,7 @@ def without_folders(text: str) -> str:
 
 def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
     if record.status == "failed":
-        return Outcome(record, "failed", f"The case failed: {without_folders(record.error or '')}")
+        return Outcome(record, "failed", f"The case failed: {without_paths(record.error or '')}")
     if is_mute(record):
         return Outcome(record, "inconclusive", serious_text(record, gate))
     if record.kind == "game":
@@ -83,21 +88,21 @@ def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
         return Outcome(record, "leak", f"{record.attack} ({record.method}) read {read}, which explains the message.")
     if hits:
         best = gate.scale.show(gate.scale.best(values))
-        said = f"{record.attack} recovered {hits} of {len(values)} private images ({gate.rule}; best {best})."
+        text = f"{record.attack} recovered {hits} of {len(values)} private images ({gate.rule}; best {best})."
         if record.oracle:
-            return Outcome(record, "none", f"{said} It used oracle knowledge, so this decides nothing.")
+            return Outcome(record, "none", f"{text} It used oracle knowledge, so this decides nothing.")
         allowed = f" The gate allows {percent(gate.max_share)} of an attack's images."
-        return Outcome(record, "leak", said) if guilty else Outcome(record, "allowed", said + allowed)
+        return Outcome(record, "leak", text) if guilty else Outcome(record, "allowed", text + allowed)
     if values and gate.judged(record):
         return Outcome(record, "none", f"{record.attack} recovered no private image ({gate.rule}).")
     return _unscored(record, gate)
 
 
 def _unscored(record: Record, gate: Gate) -> Outcome:
-    """Say why images have no score; an attack that had nothing to score is no gap of the audit."""
+    """Explain why images have no score; an attack without anything to score is not a gap of the audit."""
     why = serious_text(record, gate)
     if gate.judged(record) and not why:
-        return Outcome(record, "none", " ".join(flag.whole for flag in flags_of(record, gate)))
+        return Outcome(record, "none", " ".join(flag.advice for flag in flags_of(record, gate)))
     why = record.skipped_metrics.get(gate.metric, "") or why
     return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
 
@@ -105,10 +110,10 @@ def _unscored(record: Record, gate: Gate) -> Outcome:
 def _game(record: Record, gate: Gate) -> Outcome:
     game = record.game
     if game is None:
-        return Outcome(record, "none", " ".join(flag.whole for flag in flags_of(record, gate)))
+        return Outcome(record, "none", " ".join(flag.advice for flag in flags_of(record, gate)))
     named = round(game.top1 * game.records)
-    said = f"The message names {named} of {count(game.records, 'record')} among {game.candidates:,} candidates."
-    return Outcome(record, "exposed" if gate.exposes(record) else "none", said)
+    text = f"The message names {named} of {count(game.records, 'record')} among {game.candidates:,} candidates."
+    return Outcome(record, "exposed" if gate.exposes(record) else "none", text)
 
 
 def _certificate(record: Record, gate: Gate) -> Outcome:
@@ -121,13 +126,8 @@ def _certificate(record: Record, gate: Gate) -> Outcome:
 
 
 def serious_text(record: Record, gate: Gate) -> str:
-    """Return the serious doubts of a record in words."""
-    return " ".join(f"{flag.name}: {flag.whole}" for flag in flags_of(record, gate) if flag.severity == "serious")
-
-
-# Records as JUnit XML, for pipelines that show tests: one test case a record.
-#
-# A leak and an exposed record are failures, a failed case is an error, and a message without certificate is skipped.
+    """Return the serious doubts of a record as text."""
+    return " ".join(f"{flag.name}: {flag.advice}" for flag in flags_of(record, gate) if flag.severity == "serious")
 
 
 ELEMENTS: dict[Kind, str] = {"leak": "failure", "exposed": "failure", "failed": "error", "inconclusive": "skipped"}
@@ -140,18 +140,18 @@ def write_junit(directory: Path, path: Path) -> Path:
     return write_page(path, junit(outcomes_of(records, gate), gate, unfinished(missing, records)))
 
 
-def junit(outcomes: Sequence[Outcome], gate: Gate, lacking: str = "") -> str:
-    """The document; `lacking` says why the records are not all, which is an error too."""
+def junit(outcomes: Sequence[Outcome], gate: Gate, incomplete: str = "") -> str:
+    """Return the document; `incomplete` says why the audit is not complete, which is an error too."""
     root = Element("testsuites", name="fedglass")
     for attack in dict.fromkeys(outcome.record.attack for outcome in outcomes):
         suite = SubElement(root, "testsuite", name=legal(attack))
         for outcome in outcomes:
             if outcome.record.attack == attack:
                 _case(suite, outcome, gate)
-    if lacking:
+    if incomplete:
         suite = SubElement(root, "testsuite", name="audit")
         case = SubElement(suite, "testcase", classname="fedglass.audit", name="every planned case has run", time="0")
-        SubElement(case, "error", type="incomplete", message=legal(lacking))
+        SubElement(case, "error", type="incomplete", message=legal(incomplete))
     for suite in (*root, root):
         _count(suite)
     indent(root)
@@ -159,7 +159,7 @@ def junit(outcomes: Sequence[Outcome], gate: Gate, lacking: str = "") -> str:
 
 
 def legal(text: str) -> str:
-    """The text with a question mark in place of what XML 1.0 can not hold, escaped or not.
+    """Return the text with a question mark for every character that XML 1.0 does not allow.
 
     >>> legal("a\\x1b[31m\\tb\\ufffe")
     'a?[31m\\tb?'
@@ -170,7 +170,7 @@ def legal(text: str) -> str:
 
 def _case(suite: Element, outcome: Outcome, gate: Gate) -> None:
     record = outcome.record
-    doubts = [f"{flag.severity}: {flag.name}: {flag.whole}" for flag in flags_of(record, gate)]
+    doubts = [f"{flag.severity}: {flag.name}: {flag.advice}" for flag in flags_of(record, gate)]
     case = SubElement(
         suite,
         "testcase",
@@ -179,22 +179,19 @@ def _case(suite: Element, outcome: Outcome, gate: Gate) -> None:
         time=f"{record.seconds:.3f}",
     )
     if outcome.kind in ELEMENTS:
-        said = SubElement(case, ELEMENTS[outcome.kind], type=outcome.kind, message=legal(outcome.sentence))
-        said.text = legal("\n".join(doubts))
+        element = SubElement(case, ELEMENTS[outcome.kind], type=outcome.kind, message=legal(outcome.sentence))
+        element.text = legal("\n".join(doubts))
     elif doubts:
         SubElement(case, "system-out").text = legal("\n".join([outcome.sentence, *doubts]))
 
 
 def _count(suite: Element) -> None:
-    """Write into a suite how many of its cases ended how."""
+    """Write the counts of failures, errors and skipped cases into a suite."""
     cases = list(suite.iter("testcase"))
     suite.set("tests", str(len(cases)))
     for name, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         suite.set(plural, str(sum(case.find(name) is not None for case in cases)))
     suite.set("time", f"{sum(float(case.get('time', '0')) for case in cases):.3f}")
-
-
-# Records as SARIF 2.1.0, for systems that show findings beside the code: a rule for a leak and one for each flag.
 
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -203,24 +200,24 @@ KINDS: dict[Kind, tuple[str, str, str]] = {
     "leak": ("leak", "error", "An attack recovered private images from a message."),
     "exposed": ("exposed", "error", "A message singles out the records that were trained on."),
     "allowed": ("leak-allowed", "warning", "An attack recovered private images, but no more than the gate allows."),
-    "failed": ("case-failed", "error", "A case of the audit could not be played to its end."),
-    "inconclusive": ("inconclusive", "error", "Nothing bounds what a message tells."),
+    "failed": ("case-failed", "error", "A case of the audit failed."),
+    "inconclusive": ("inconclusive", "error", "Nothing bounds what a message reveals."),
 }
-"""Rule, level and description of what is a finding by itself."""
+"""Kind of a result that is a finding by itself -> its rule, level and description."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One result: the rule that it belongs to, and what is said of which record."""
+    """One SARIF result: its rule, its text and its record."""
 
     rule: str
     level: str
     description: str
-    """Of the rule."""
+    """Description of the rule."""
     text: str
     record: Record
     place: str
-    """The case in words."""
+    """The case as text."""
 
 
 def write_sarif(directory: Path, path: Path) -> Path:
@@ -232,7 +229,7 @@ def write_sarif(directory: Path, path: Path) -> Path:
 
 
 def sarif(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> dict[str, Any]:
-    """The log of one run; `missing` counts the planned cases that have not run (None: unknown)."""
+    """Return the log of one run; `missing` counts the planned cases that have not run (None: unknown)."""
     outcomes = outcomes_of(records, gate)
     findings = [finding for outcome in outcomes for finding in _findings(outcome, gate)]
     rules = {finding.rule: finding for finding in reversed(findings)}
@@ -252,25 +249,25 @@ def sarif(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> dic
 
 
 def message(text: str) -> dict[str, str]:
-    """A message of SARIF, in which nothing is a placeholder or a link.
+    """Return a SARIF message with escaped placeholders and links.
 
     >>> message("{0} [here](https://example.org)")["text"]
     '{{0}} \\\\[here\\\\](https://example.org)'
     """
-    plain = without_folders(text).replace("\\", "\\\\").replace("{", "{{").replace("}", "}}")
+    plain = without_paths(text).replace("\\", "\\\\").replace("{", "{{").replace("}", "}}")
     return {"text": plain.replace("[", "\\[").replace("]", "\\]")}
 
 
 def _findings(outcome: Outcome, gate: Gate) -> Iterator[Finding]:
     record, flags = outcome.record, flags_of(outcome.record, gate)
-    # Where a serious doubt says why a case cannot tell, the doubt is the finding.
-    told = outcome.kind == "inconclusive" and any(flag.severity == "serious" for flag in flags)
-    if outcome.kind in KINDS and not told:
+    # A serious doubt that explains an inconclusive case is the finding itself.
+    explained = outcome.kind == "inconclusive" and any(flag.severity == "serious" for flag in flags)
+    if outcome.kind in KINDS and not explained:
         rule, level, description = KINDS[outcome.kind]
         yield Finding(rule, level, description, outcome.sentence, record, outcome.title)
     for flag in flags:
-        description = f"{flag.question.value} Doubt: {flag.name}."
-        yield Finding(anchor(flag.kind), LEVELS[flag.severity], description, flag.whole, record, outcome.title)
+        description = f"{QUESTIONS[flag.question]} Doubt: {flag.name}."
+        yield Finding(anchor(flag.kind), LEVELS[flag.severity], description, flag.advice, record, outcome.title)
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
@@ -284,7 +281,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
 def _result(finding: Finding, index: int) -> dict[str, Any]:
     record = finding.record
     logical = {"name": record.attack, "fullyQualifiedName": f"{record.attack}: {finding.place}"}
-    # The copy in the audit directory: where the user keeps the plan is nobody's business but the user's.
+    # The copy in the audit directory: the place of the user's own file stays private.
     physical = {"artifactLocation": {"uri": PLAN}, "region": {"startLine": 1}}
     return {
         "ruleId": finding.rule,
@@ -296,13 +293,13 @@ def _result(finding: Finding, index: int) -> dict[str, Any]:
     }
 
 
-def _invocation(verdict: Verdict, outcomes: Sequence[Outcome], lacking: str) -> dict[str, Any]:
-    """Whether the audit came to its end, its exit code, and what kept it from it."""
-    troubles = [f"{o.record.attack}: {o.title}. {o.sentence}" for o in outcomes if o.kind == "failed"]
-    troubles += [lacking] if lacking else []
+def _invocation(verdict: Verdict, outcomes: Sequence[Outcome], incomplete: str) -> dict[str, Any]:
+    """Return whether the audit completed, its exit code, and its errors."""
+    errors = [f"{o.record.attack}: {o.title}. {o.sentence}" for o in outcomes if o.kind == "failed"]
+    errors += [incomplete] if incomplete else []
     return {
-        "executionSuccessful": not troubles,
+        "executionSuccessful": not errors,
         "exitCode": verdict.exit_code,
-        "exitCodeDescription": without_folders(verdict.sentence),
-        "toolExecutionNotifications": [{"level": "error", "message": message(text)} for text in troubles],
+        "exitCodeDescription": without_paths(verdict.sentence),
+        "toolExecutionNotifications": [{"level": "error", "message": message(text)} for text in errors],
     }

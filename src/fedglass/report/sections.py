@@ -1,4 +1,7 @@
-"""The parts of an audit's page as plain values, computed from the records alone."""
+"""The sections of an audit's page about attacks: figures, energies, utility, sweeps, exact reads, and owners of images.
+
+Each is a plain value, computed from the records alone.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,25 @@ from fedglass.verdict.summary import Case, Group, Interval
 from fedglass.verdict.texts import count, percent
 
 Scales = Mapping[str, Scale]
-"""How each metric of the records reads."""
+"""Metric -> its scale."""
 
 CHARTS = 12
-"""Charts of one kind in a page, those that leaked most first."""
+"""Largest number of charts of one kind in a page, those that leaked most first."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart and what is written above and below it."""
+    """A chart with its title and note."""
 
     title: str
     svg: Markup
     note: str = ""
     labels: Sequence[Label] = ()
-    """Doubts of what it shows."""
+    """Doubts about the shown figures."""
 
 
 def figures_table(groups: Sequence[Group], gate: Gate, scales: Scales, names: Names) -> Table:
-    """Counts, share recovered and every metric, with intervals."""
+    """Return counts, shares recovered and every metric, with intervals."""
     metrics = metric_names(groups, gate)
     named = "attack" if all(g.view is None for g in groups) else "attack and view"
     titles = [scales[m].title + (" ↑" if scales[m].higher_leaks else " ↓") for m in metrics]
@@ -49,7 +52,7 @@ def figures_table(groups: Sequence[Group], gate: Gate, scales: Scales, names: Na
 
 
 def metric_plots(groups: Sequence[Group], gate: Gate, scales: Scales) -> list[Figure]:
-    """One interval plot per metric, the gate's first."""
+    """Return one interval plot per metric, the gate's first."""
     plots = []
     for metric in metric_names(groups, gate):
         scale, shown = scales[metric], [g for g in groups if metric in g.metrics]
@@ -63,7 +66,7 @@ def metric_plots(groups: Sequence[Group], gate: Gate, scales: Scales) -> list[Fi
 
 
 def energy_figures(records: Sequence[Record], groups: Sequence[Group], names: Names) -> tuple[list[Figure], int]:
-    """Energy curves by attack and view, and how many charts were left out."""
+    """Return energy curves by attack and view, and the number of omitted charts."""
     order = {group.attack: place for place, group in enumerate(groups)}
     parts: dict[tuple[str, str], list[Record]] = {}
     for record in sorted((r for r in records if r.trace), key=lambda r: order.get(r.attack, len(order))):
@@ -73,7 +76,7 @@ def energy_figures(records: Sequence[Record], groups: Sequence[Group], names: Na
 
 
 def utility_table(groups: Sequence[Group], gate: Gate, names: Names) -> tuple[Table | None, Figure | None]:
-    """How good the model is beside what it gave away; a plot where the models differ."""
+    """Return the quality of the model next to the leak, and a plot if the models differ."""
     kinds = list(dict.fromkeys(name for group in groups for name in group.utility))
     if not kinds:
         return None, None
@@ -98,24 +101,24 @@ def utility_table(groups: Sequence[Group], gate: Gate, names: Names) -> tuple[Ta
 
 
 def versions_table(records: Sequence[Record]) -> Table:
-    """Every version that a record was made with; more than one a row means a mixed audit."""
-    found: dict[str, dict[str, None]] = {}
+    """Return the versions of all parts; several in a row mean that versions were mixed."""
+    versions: dict[str, dict[str, None]] = {}
     for record in records:
         for name, version in record.versions.items():
-            found.setdefault(name, {})[version] = None
-    return Table(["part", "version"], [[name, ", ".join(values)] for name, values in found.items()])
+            versions.setdefault(name, {})[version] = None
+    return Table(["part", "version"], [[name, ", ".join(values)] for name, values in versions.items()])
 
 
 def metric_names(groups: Sequence[Group], gate: Gate) -> list[str]:
-    """Every metric that some group has, the gate's first."""
+    """Return every metric of the groups, the gate's first."""
     names = dict.fromkeys(name for group in groups for name in group.metrics)
     return sorted(names, key=lambda name: name != gate.metric)
 
 
 def skipped_metrics(records: Sequence[Record], scales: Scales) -> list[tuple[str, str]]:
-    """Metrics that were left out, and why."""
-    found = dict.fromkeys(item for record in records for item in record.skipped_metrics.items())
-    return [(scales[name].title, why) for name, why in found]
+    """Return the skipped metrics with the reason."""
+    skipped = dict.fromkeys(item for record in records for item in record.skipped_metrics.items())
+    return [(scales[name].title, why) for name, why in skipped]
 
 
 def _figures_row(group: Group, metrics: Sequence[str], scales: Scales, names: Names) -> list[Cell | str]:
@@ -138,25 +141,25 @@ def _share(group: Group) -> Cell:
 
 
 def _mean(group: Group, metric: str, scale: Scale) -> Cell:
-    found = group.metrics.get(metric)
-    if found is None:
+    mean = group.metrics.get(metric)
+    if mean is None:
         return Cell("n/a")
-    if found.low is None or found.high is None:
-        return Cell(scale.show(found.mean), note="one image, no interval")
-    star = "*" if found.resampled == "images" else ""
-    return Cell(scale.show(found.mean), note=f"{found.low:.{scale.digits}f} to {found.high:.{scale.digits}f}{star}")
+    if mean.low is None or mean.high is None:
+        return Cell(scale.show(mean.mean), note="one image, no interval")
+    star = "*" if mean.resampled == "images" else ""
+    return Cell(scale.show(mean.mean), note=f"{mean.low:.{scale.digits}f} to {mean.high:.{scale.digits}f}{star}")
 
 
-def _dot(group: Group, found: Interval, text: str) -> Dot:
-    return Dot(group.attack, text, found.mean, found.low, found.high)
+def _dot(group: Group, mean: Interval, text: str) -> Dot:
+    return Dot(group.attack, text, mean.mean, mean.low, mean.high)
 
 
 def _energy(attack: str, view: str, records: Sequence[Record]) -> Figure:
     truth = [r.energy_truth for r in records if r.energy_truth is not None]
     blind = [r.energy_blind for r in records if r.energy_blind is not None]
-    known = [r.iterations for r in records if r.iterations is not None]
+    iterations = [r.iterations for r in records if r.iterations is not None]
     curves = [r.trace for r in records]
-    svg = energy_chart(f"Energy of {attack}", curves, truth, blind, max(known) if known else None)
+    svg = energy_chart(f"Energy of {attack}", curves, truth, blind, max(iterations) if iterations else None)
     return Figure(attack, svg, view)
 
 
@@ -164,49 +167,42 @@ def _plain(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3g}"
 
 
-# What exact attacks read: they solve equations of the message instead of searching.
-
-
-def read_exactly(found: Record | Case) -> str:
-    """Return by which method something was read, and whether that was verified."""
-    return f"read by {found.method}" + ("; verified: it explains the message" if found.explains else "; not verified")
+def read_exactly(read: Record | Case) -> str:
+    """Return the exact method that read an image, and whether the result was verified."""
+    return f"read by {read.method}" + ("; verified: it explains the message" if read.explains else "; not verified")
 
 
 def exact_lines(records: Sequence[Record], gate: Gate, names: Names) -> list[tuple[str, str]]:
     """Return what exact attacks read from each message, or why they read nothing."""
-    told = [(text, message_name(record, names)) for record in records for text in _told(record, gate)]
-    return by_text(told)
+    return by_text((text, message_name(record, names)) for record in records for text in _exact_texts(record, gate))
 
 
-def _told(record: Record, gate: Gate) -> list[str]:
+def _exact_texts(record: Record, gate: Gate) -> list[str]:
     if record.method:
         return [f"{count(len(record.labels_recovered), 'image')} {read_exactly(record)}."]
     return [flag.text for flag in flags_of(record, gate) if flag.kind is Kind.NO_EXACT_METHOD]
-
-
-# What attacks reach over a number that the plan sweeps, beside the best blind guess.
 
 
 ROUND = "round"
 
 
 def sweep_figures(records: Sequence[Record], gate: Gate, scales: Scales) -> list[Figure]:
-    """One chart for each swept option and metric, the gate's first; without a guess to compare with there is none.
+    """Return one chart for each swept option and metric that has a blind guess, the gate's metric first.
 
-    Rounds are swept wherever an audit looks at several.
+    Rounds count as swept if an audit looks at several.
     """
-    found = []
+    figures = []
     for option in dict.fromkeys((*(name for record in records for name in record.swept), *_rounds(records))):
         chosen = [record for record in records if option in _places(record) and record.status == "done"]
         metrics = dict.fromkeys(name for record in chosen for name in record.metrics if name in record.blind)
         for metric in sorted(metrics, key=lambda name: name != gate.metric):
-            note = _read(chosen, option, gate) if metric == gate.metric else ""
-            found.append(_figure(chosen, option, metric, scales, note))
-    return found
+            note = _recovered_note(chosen, option, gate) if metric == gate.metric else ""
+            figures.append(_figure(chosen, option, metric, scales, note))
+    return figures
 
 
 def _places(record: Record) -> dict[str, float]:
-    """Where a record stands on every axis that may be swept."""
+    """Return the value of a record on every axis that may be swept."""
     return {**record.swept, ROUND: float(record.round)}
 
 
@@ -238,59 +234,58 @@ def _figure(records: Sequence[Record], option: str, metric: str, scales: Scales,
 
 
 def _finite_mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    finite = [value for value in values if value is not None]
+    return statistics.fmean(finite) if finite else None
 
 
-def _read(records: Sequence[Record], option: str, gate: Gate) -> str:
-    """How much is recovered at each value, and how good the model is there, in a sentence."""
-    told = []
+def _recovered_note(records: Sequence[Record], option: str, gate: Gate) -> str:
+    """Return a sentence with the images recovered at each value, and the accuracy of the model there."""
+    texts = []
     for place in sorted({_places(record)[option] for record in records}):
-        here = [record for record in records if _places(record)[option] == place]
-        hits = [hit for record in here for hit in gate.hits(ImageScores.of(record))]
-        accuracy = _finite_mean(record.utility.get(AFTER_ROUND) for record in here) if option == ROUND else None
-        beside = "" if accuracy is None else f" (test accuracy {percent(accuracy)})"
-        told.append(f"{place:g}: {sum(hits)} of {count(len(hits), 'image')}{beside}")
-    return f"Recovered ({gate.rule}) at {'; '.join(told)}."
+        records_there = [record for record in records if _places(record)[option] == place]
+        hits = [hit for record in records_there for hit in gate.hits(ImageScores.of(record))]
+        accuracy = _finite_mean(r.utility.get(AFTER_ROUND) for r in records_there) if option == ROUND else None
+        note = "" if accuracy is None else f" (test accuracy {percent(accuracy)})"
+        texts.append(f"{place:g}: {sum(hits)} of {count(len(hits), 'image')}{note}")
+    return f"Recovered ({gate.rule}) at {'; '.join(texts)}."
 
 
-# Whose images came back, where the records say whose each image is.
+READERS = {"server": "anyone with access to the server", "aggregate": "anyone with access to the server"}
+"""Standpoint -> who can run such an attack."""
 
 
-COULD = {"server": "whoever reads the server", "aggregate": "whoever reads the server"}
-
-
-def whose_images(records: Sequence[Record], gate: Gate, names: Names) -> Table | None:
-    """By view, how many images of each client some attack recovered; None where no record says whose they are."""
+def images_by_owner(records: Sequence[Record], gate: Gate, names: Names) -> Table | None:
+    """Return, for each view, how many images of each client were recovered; None if the owners are unknown."""
     views: dict[str, list[Record]] = {}
     for record in records:
         if record.status == "done" and record.owners and not is_mute(record):
             views.setdefault(record.view, []).append(record)
     rows = [_row(names[view], group, gate) for view, group in views.items()]
-    return Table(["view", "who could do this", "came back", "whose"], rows) if rows else None
+    return Table(["view", "who could do this", "recovered", "by client"], rows) if rows else None
 
 
 def _row(name: str, records: Sequence[Record], gate: Gate) -> list[Cell | str]:
-    owners, came = records[0].owners, _came_back(records, gate)
-    each = [_of(client, owners, came) for client in dict.fromkeys(owners)]
-    return [name, _could(records[0]), f"{len(came)} of {len(owners)}", ", ".join(some(each, 12))]
+    owners, recovered = records[0].owners, _recovered(records, gate)
+    by_client = [_share_of(client, owners, recovered) for client in dict.fromkeys(owners)]
+    return [name, _reader(records[0]), f"{len(recovered)} of {len(owners)}", ", ".join(some(by_client, 12))]
 
 
-def _came_back(records: Sequence[Record], gate: Gate) -> set[int]:
-    """The images that some attack recovered in some repeat."""
+def _recovered(records: Sequence[Record], gate: Gate) -> set[int]:
+    """Return the images that an attack recovered in at least one repeat."""
     return {i for record in records for i, hit in enumerate(gate.hits(ImageScores.of(record))) if hit}
 
 
-def _of(client: str, owners: Sequence[str], came: set[int]) -> str:
-    """
-    >>> _of("a", ["a", "b", "a"], {1, 2})
+def _share_of(client: str, owners: Sequence[str], recovered: set[int]) -> str:
+    """Return how many images of a client were recovered.
+
+    >>> _share_of("a", ["a", "b", "a"], {1, 2})
     'a: 1 of 2'
     """
-    own = [i for i, owner in enumerate(owners) if owner == client]
-    return f"{client}: {len(came.intersection(own))} of {len(own)}"
+    images = [i for i, owner in enumerate(owners) if owner == client]
+    return f"{client}: {len(recovered.intersection(images))} of {len(images)}"
 
 
-def _could(record: Record) -> str:
+def _reader(record: Record) -> str:
     if record.standpoint == "peer" and record.participants:
         return f"any of the {len(record.participants)} participants"
-    return COULD.get(record.standpoint, "not told")
+    return READERS.get(record.standpoint, "unknown")

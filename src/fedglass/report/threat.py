@@ -1,4 +1,4 @@
-"""The one threat model of a page: who sees what, what all of them know, and in what they differ."""
+"""The threat model on a page: a drawing of each adversary, what all adversaries know, and what only some know."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from fedglass.report.page import Cell, Names, Table, some
-from fedglass.verdict.records import Record
+from fedglass.verdict.records import KnownFact, Record
 from fedglass.verdict.texts import count
-
-# Small drawings of who sees what in a federation; their colours come from the page's style sheet.
-
+from fedglass.verdict.threat import STANDPOINTS, UNNAMED, Sight, ThreatModel
 
 WIDTH, HEIGHT = 220, 132
 SERVER = (110.0, 18.0)
 CLIENTS = tuple((x, 112.0) for x in (28.0, 83.0, 137.0, 192.0))
 LOOKED_AT = 0
-"""The client at which the drawing's server looks; also the one that is the drawing's peer."""
+"""The client whose update the drawn server reads; also the client that is the drawn peer."""
 
 
 def drawing(standpoint: str, title: str) -> Markup | None:
-    """The federation with its adversary, and what that sees, marked; None of a standpoint that has no drawing."""
+    """Return the federation with its adversary and what it sees marked; None for a standpoint without a drawing.
+
+    The colours come from the page's style sheet.
+    """
     draw = _DRAWN.get(standpoint)
     if draw is None:
         return None
@@ -31,50 +32,52 @@ def drawing(standpoint: str, title: str) -> Markup | None:
 
 
 def _server() -> str:
-    """Every update reaches the server by itself."""
+    """Draw every update on its own way to the server."""
     wires = [_arrow(x, 100, 110 + (x - 110) * 0.28, 31, number == LOOKED_AT) for number, (x, _) in enumerate(CLIENTS)]
-    return "".join([*wires, *_people(), _box(*SERVER, "server", seen=True), _eye(154, 18), _note(2, 52, "one update")])
+    return "".join(
+        [*wires, *_client_boxes(), _box(*SERVER, "server", marked=True), _eye(154, 18), _note(2, 52, "one update")]
+    )
 
 
 def _aggregate() -> str:
-    """Updates meet before the server."""
+    """Draw updates that are summed before the server."""
     wires = [_arrow(x, 100, 110 + (x - 110) * 0.2, 81, False) for x, _ in CLIENTS]
     middle = (
         '<circle class="part" cx="110" cy="70" r="11"/><text class="sum" x="110" y="75" text-anchor="middle">Σ</text>'
     )
-    parts = [*wires, _arrow(110, 58, 110, 31, True), middle, *_people()]
-    return "".join([*parts, _box(*SERVER, "server", seen=True), _eye(154, 18), _note(118, 50, "only the sum")])
+    parts = [*wires, _arrow(110, 58, 110, 31, True), middle, *_client_boxes()]
+    return "".join([*parts, _box(*SERVER, "server", marked=True), _eye(154, 18), _note(118, 50, "only the sum")])
 
 
 def _peer() -> str:
-    """What the server makes of all updates goes back to every client."""
+    """Draw the global model that goes back to every client."""
     wires = [_arrow(x, 100, 110 + (x - 110) * 0.28, 31, False) for n, (x, _) in enumerate(CLIENTS) if n != LOOKED_AT]
     x, y = CLIENTS[LOOKED_AT]
-    parts = [*wires, _arrow(91, 31, x + 4, 99, True), *_people(peer=LOOKED_AT), _eye(x - 16, y - 25)]
-    return "".join([*parts, _box(*SERVER, "server", seen=False), _note(2, 52, "global model")])
+    parts = [*wires, _arrow(91, 31, x + 4, 99, True), *_client_boxes(peer=LOOKED_AT), _eye(x - 16, y - 25)]
+    return "".join([*parts, _box(*SERVER, "server", marked=False), _note(2, 52, "global model")])
 
 
 _DRAWN: dict[str, Callable[[], str]] = {"server": _server, "aggregate": _aggregate, "peer": _peer}
 
 
-def _people(peer: int | None = None) -> list[str]:
-    return [_box(x, y, "client", seen=n == peer, half=19) for n, (x, y) in enumerate(CLIENTS)]
+def _client_boxes(peer: int | None = None) -> list[str]:
+    return [_box(x, y, "client", marked=n == peer, half=19) for n, (x, y) in enumerate(CLIENTS)]
 
 
-def _box(x: float, y: float, text: str, seen: bool, half: float = 26) -> str:
-    kind = "part adversary" if seen else "part"
+def _box(x: float, y: float, text: str, marked: bool, half: float = 26) -> str:
+    kind = "part adversary" if marked else "part"
     box = f'<rect class="{kind}" x="{x - half:.0f}" y="{y - 11:.0f}" width="{2 * half:.0f}" height="22" rx="4"/>'
     return f'{box}<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle">{text}</text>'
 
 
-def _arrow(x1: float, y1: float, x2: float, y2: float, seen: bool) -> str:
-    """A line with a head at its end."""
+def _arrow(x1: float, y1: float, x2: float, y2: float, marked: bool) -> str:
+    """Draw a line with a head at its end."""
     long = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
     dx, dy = (x2 - x1) / long, (y2 - y1) / long
-    left, right = ((x2 - 6 * dx - side * dy, y2 - 6 * dy + side * dx) for side in (3.5, -3.5))
-    kind = "wire seen" if seen else "wire"
+    head_left, head_right = ((x2 - 6 * dx - side * dy, y2 - 6 * dy + side * dx) for side in (3.5, -3.5))
+    kind = "wire seen" if marked else "wire"
     line = f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2 - 4 * dx:.1f}" y2="{y2 - 4 * dy:.1f}"/>'
-    points = f"{x2:.1f},{y2:.1f} {left[0]:.1f},{left[1]:.1f} {right[0]:.1f},{right[1]:.1f}"
+    points = f"{x2:.1f},{y2:.1f} {head_left[0]:.1f},{head_left[1]:.1f} {head_right[0]:.1f},{head_right[1]:.1f}"
     return f'{line}<polygon class="{kind}" points="{points}"/>'
 
 
@@ -84,168 +87,139 @@ def _eye(x: float, y: float) -> str:
 
 
 def _note(x: float, y: float, text: str) -> str:
-    return f'<text class="told" x="{x:.0f}" y="{y:.0f}">{text}</text>'
+    return f'<text class="hint" x="{x:.0f}" y="{y:.0f}">{text}</text>'
 
 
 MOST_ROUNDS = 12
-"""Rounds of which the page says whose updates got through."""
-STANDPOINTS = {
-    "server": ("The server", "sees the update of each client by itself."),
-    "aggregate": (
-        "The server behind secure aggregation",
-        "sees only what the aggregation rule made of all updates of a round.",
-    ),
-    "peer": (
-        "A peer (one of the clients)",
-        "sees the global model before and after a round, and knows its own images and update.",
-    ),
-}
+"""Rounds that the page describes one by one."""
 
 
 @dataclass(frozen=True)
 class Adversary:
-    """One place from which somebody looks."""
+    """One standpoint, drawn and described."""
 
     who: str
     sees: str
     scene: Markup | None
     views: Sequence[str]
     lines: Sequence[str]
-    """Who could do this, and whose images are behind what is seen."""
+    """Who could do this, and how many images are in the message."""
 
 
 @dataclass(frozen=True)
-class ThreatModel:
-    """What all adversaries of the audit see and know."""
+class ThreatSection:
+    """The threat model as the page shows it."""
 
     adversaries: Sequence[Adversary]
     attacks: Sequence[str]
     common: Table
-    """Facts that all of them were given."""
+    """Facts that all adversaries know."""
     differences: Table | None
-    """Facts that only some were given."""
+    """Facts that only some of them know."""
     defences: Sequence[tuple[str, Sequence[str]]]
-    """What protects the messages, and in which views where those differ."""
+    """The defences of the messages, with the views that have them where views differ."""
     rounds: Sequence[str]
-    """Whose updates got through the aggregation rule, and what poisoners did."""
+    """The updates that the aggregation rule accepted, and what poisoners did."""
 
 
-def threat_model(records: Sequence[Record], names: Names) -> ThreatModel:
-    """The threat model, from the records alone."""
-    common = _common(records)
-    return ThreatModel(
-        adversaries=_adversaries(records, names),
-        attacks=list(dict.fromkeys(record.attack for record in records)),
-        common=Table(["", ""], [_fact(name, words) for name, words in common.items()]),
-        differences=_differences(records, names, common),
+def threat_section(records: Sequence[Record], names: Names) -> ThreatSection:
+    """Return the threat model of the records for the page."""
+    model = ThreatModel([Sight.of(record) for record in records])
+    return ThreatSection(
+        adversaries=[_adversary(standpoint, records, names) for standpoint in model.standpoints],
+        attacks=model.attacks,
+        common=Table(["", ""], [[name.replace("_", " "), _cell(fact)] for name, fact in model.common.items()]),
+        differences=_differences(model, names),
         defences=_defences(records, names),
         rounds=_rounds(records),
     )
 
 
-def _adversaries(records: Sequence[Record], names: Names) -> list[Adversary]:
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(record.standpoint if record.standpoint in STANDPOINTS else "", []).append(record)
-    found = []
-    for standpoint, group in groups.items():
-        who, sees = STANDPOINTS.get(standpoint, ("The adversary", "sees what is listed here."))
-        views = some([names[record.view] for record in group])
-        scene = drawing(standpoint, f"{who} {sees}")
-        found.append(Adversary(who, sees, scene, views, _lines(standpoint, group)))
-    return found
+def _adversary(standpoint: str, records: Sequence[Record], names: Names) -> Adversary:
+    group = [r for r in records if (r.standpoint if r.standpoint in STANDPOINTS else "") == standpoint]
+    who, sees = STANDPOINTS.get(standpoint, UNNAMED)
+    views = some([names[record.view] for record in group])
+    return Adversary(who, sees, drawing(standpoint, f"{who} {sees}"), views, _crowd(standpoint, group))
 
 
-def _lines(standpoint: str, records: Sequence[Record]) -> list[str]:
-    """Who could do this, and among how many an image hides.
+def _crowd(standpoint: str, records: Sequence[Record]) -> list[str]:
+    """Say who could do this, and among how many clients an image hides.
 
-    >>> _lines("server", [])
+    >>> _crowd("server", [])
     []
     """
     if standpoint == "server":
         return []
-    told = [(len(r.participants), len(r.behind), len(r.labels_true)) for r in records if r.behind]
+    sizes = [(len(r.participants), len(r.contributors), len(r.labels_true)) for r in records if r.contributors]
     lines = []
-    for participants, behind, images in dict.fromkeys(told):
-        those = f", {count(images, 'image')} in all" if images else ""
+    for participants, contributors, images in dict.fromkeys(sizes):
+        total = f", {count(images, 'image')} in all" if images else ""
         if standpoint == "peer":
-            lines.append(f"Any of the {participants} participants could do this, with what it is sent anyway.")
-            lines.append(f"Behind the message are the images of {count(behind, 'other')}{those}.")
+            lines.append(f"Any of the {participants} participants could do this with what it receives anyway.")
+            lines.append(f"The message contains images of {count(contributors, 'other client')}{total}.")
         else:
-            lines.append(f"Behind the message are the images of {count(behind, 'client')}{those}.")
+            lines.append(f"The message contains images of {count(contributors, 'client')}{total}.")
     return list(dict.fromkeys(lines))
 
 
-def _differences(records: Sequence[Record], names: Names, common: dict[str, str]) -> Table | None:
-    """A row for each distinct set of facts that not all adversaries share."""
-    columns = list(dict.fromkeys(name for record in records for name in record.knows if name not in common))
+def _differences(model: ThreatModel, names: Names) -> Table | None:
+    """Return a row for each distinct set of facts that not all adversaries know."""
+    columns = model.different_names
     if not columns:
         return None
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(record.knows.get(name, "") for name in columns), []).append(record)
     rows = [
-        [_whose(group, records, names), *(_words(c, w) for c, w in zip(columns, facts, strict=True))]
-        for facts, group in groups.items()
+        [_views_cell(sights, model, names), *(_cell(facts.get(name)) for name in columns)]
+        for sights, facts in model.differences
     ]
     return Table(["view", *(name.replace("_", " ") for name in columns)], rows)
 
 
-def _whose(group: Sequence[Record], records: Sequence[Record], names: Names) -> Cell:
-    """The views of a group, and its attacks where they are not all of the audit's."""
-    views, attacks = dict.fromkeys(r.view for r in group), dict.fromkeys(r.attack for r in group)
-    everywhere = len(views) == len({r.view for r in records}) and len(views) > 1
-    text = "all views" if everywhere else "; ".join(some([names[view] for view in views]))
-    return Cell(text, note="" if len(attacks) == len({r.attack for r in records}) else ", ".join(some(list(attacks))))
+def _views_cell(sights: Sequence[Sight], model: ThreatModel, names: Names) -> Cell:
+    """Return the views of these sights, and their attacks where these are not all of the audit's."""
+    group = ThreatModel(sights)
+    everywhere = len(group.views) == len(model.views) > 1
+    text = "all views" if everywhere else "; ".join(some([names[view] for view in group.views]))
+    return Cell(text, note="" if len(group.attacks) == len(model.attacks) else ", ".join(some(group.attacks)))
+
+
+def _cell(fact: KnownFact | None) -> Cell:
+    """Return a fact, with a badge where no real adversary has it."""
+    if fact is None:
+        return Cell("")
+    return Cell(fact.text, badge="oracle" if fact.oracle else "", tone="inconclusive")
 
 
 def _defences(records: Sequence[Record], names: Names) -> list[tuple[str, Sequence[str]]]:
-    """What protects the messages, and in which views where those differ; nothing where nobody knows."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    """Return the defences of the messages, with their views where these differ; nothing where none is known."""
+    views_by_defences: dict[tuple[str, ...], list[str]] = {}
     for record in records:
         if record.defences is not None:
-            found.setdefault(tuple(record.defences) or ("No defence.",), []).append(names[record.view])
-    together = len(found) == 1 and all(record.defences is not None for record in records)
-    return [("" if together else "; ".join(some(views)), lines) for lines, views in found.items()]
+            views_by_defences.setdefault(tuple(record.defences) or ("No defence.",), []).append(names[record.view])
+    together = len(views_by_defences) == 1 and all(record.defences is not None for record in records)
+    return [("" if together else "; ".join(some(views)), lines) for lines, views in views_by_defences.items()]
 
 
 def _rounds(records: Sequence[Record]) -> list[str]:
-    """Whose updates the aggregation rule let through in each audited round, and what poisoners did there."""
-    rounds = dict.fromkeys((r.round, tuple(r.participants), tuple(r.kept)) for r in records if r.participants)
-    lines = [_got_through(*facts) for facts in sorted(rounds)]
+    """Say which updates the aggregation rule accepted in each audited round, and what poisoners did there."""
+    rounds = dict.fromkeys((r.round, tuple(r.participants), tuple(r.accepted)) for r in records if r.participants)
+    lines = [_accepted(*facts) for facts in sorted(rounds)]
     return some([*lines, *(line for record in records for line in record.behaviours)], MOST_ROUNDS)
 
 
-def _got_through(index: int, participants: Sequence[str], kept: Sequence[str]) -> str:
-    """One round in a sentence.
+def _accepted(index: int, participants: Sequence[str], accepted: Sequence[str]) -> str:
+    """Describe one round.
 
-    >>> _got_through(3, ("a", "b", "c"), ("b",))
-    'Round 3: 1 of 3 updates got through the aggregation rule (b); not those of a, c.'
+    >>> _accepted(3, ("a", "b", "c"), ("b",))
+    'Round 3: the aggregation rule accepted 1 of 3 updates (b) and rejected those of a, c.'
     """
-    lost = [name for name in participants if name not in kept]
-    if not lost:
-        return f"Round {index}: all {len(participants)} updates got through the aggregation rule."
-    if not kept:
-        return f"Round {index}: none of {len(participants)} updates got through the aggregation rule; the model stayed."
-    named = f" ({', '.join(some(kept))})"
+    rejected = [name for name in participants if name not in accepted]
+    if not rejected:
+        return f"Round {index}: the aggregation rule accepted all {len(participants)} updates."
+    if not accepted:
+        return (
+            f"Round {index}: the aggregation rule rejected all {len(participants)} updates; the model did not change."
+        )
     return (
-        f"Round {index}: {len(kept)} of {len(participants)} updates got through the aggregation rule{named}; not those "
-        f"of {', '.join(some(lost))}."
+        f"Round {index}: the aggregation rule accepted {len(accepted)} of {len(participants)} updates "
+        f"({', '.join(some(accepted))}) and rejected those of {', '.join(some(rejected))}."
     )
-
-
-def _common(records: Sequence[Record]) -> dict[str, str]:
-    """Facts that all records share, word for word."""
-    first = records[0].knows if records else {}
-    return {name: words for name, words in first.items() if all(r.knows.get(name) == words for r in records)}
-
-
-def _fact(name: str, words: str) -> tuple[str, Cell]:
-    return name.replace("_", " "), _words(name, words)
-
-
-def _words(name: str, words: str) -> Cell:
-    """A fact, with a badge where no real adversary has it."""
-    oracle = "oracle" in words.lower() or "oracle" in name.lower()
-    plain = words.replace("(oracle)", "").removeprefix("oracle:").strip()
-    return Cell(plain, badge="oracle" if oracle else "", tone="inconclusive")

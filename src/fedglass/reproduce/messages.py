@@ -9,7 +9,7 @@ from torch import nn
 
 from fedglass.attack.best_of import with_training
 from fedglass.attack.parts import no_progress
-from fedglass.audit.public import Public, accuracy, after
+from fedglass.audit.public import Public, accuracy, model_after
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target, target_of
 from fedglass.core.errors import DataError, ModelError, UsageError
@@ -117,7 +117,7 @@ class PlayedFederation:
         for index, round_ in enumerate(federation.play(run.rounds + PATIENCE)):
             if (index + 1) % MARKED == 0 or index + 1 >= run.rounds:
                 utility[f"{ACCURACY} after {index + 1}"] = accuracy(
-                    after(federation.model, round_), federation.whitening, test
+                    model_after(federation.model, round_), federation.whitening, test
                 )
             if index + 1 >= run.rounds and (not setup.sizes or _readable(federation, round_)):
                 break

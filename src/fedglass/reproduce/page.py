@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedglass.report.page import Album, Inlined, render, write_page
+from fedglass.report.page import Album, InlinePicture, render, write_page
 from fedglass.report.page import Cell as TableCell
 from fedglass.report.page import Table as PageTable
 from fedglass.reproduce.cases import Cell
@@ -32,7 +32,7 @@ class Strip:
 
     title: str
     note: str
-    picture: Inlined
+    picture: InlinePicture
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglass.audit.public import sample
+from fedglass.audit.public import sample_examples
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.identity import digest, of_tensor
 from fedglass.core.rng import derive, stream
@@ -148,7 +148,7 @@ class Population:
     def test(self) -> Examples:
         """Return images that no client has; those of embedded stand-ins are among the clients' own."""
         if self.source == KINDS[self.kind].embedded:
-            return sample(self.dataset(), self.seed)
+            return sample_examples(self.dataset(), self.seed)
         data = _read(self.source, "test")
         return Examples(data.images, data.labels)
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import Work, play_unfinished
-from fedglass.audit.public import accuracy, sample
-from fedglass.audit.target import Said
+from fedglass.audit.public import accuracy, sample_examples
+from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
-from fedglass.execution.client_training import answers_of
-from fedglass.execution.executor import Executor, kept
+from fedglass.execution.client_training import client_trainer
+from fedglass.execution.executor import Executor, persistent
 from fedglass.execution.machine import device_named, one_thread
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, Trial, TrialCase, cases_of
@@ -56,7 +56,7 @@ def cases_without_network(cases: Sequence[TrialCase], directory: Path) -> list[T
 
 
 def trained_network(
-    trial: Trial, directory: Path, progress: Said, answers: TrainClients = train_sequentially
+    trial: Trial, directory: Path, progress: RoundProgress, answers: TrainClients = train_sequentially
 ) -> TrainedNetwork | None:
     """Return the network after the trial's warm-up, trained here if it has no file yet; None without a warm-up."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
@@ -69,7 +69,7 @@ def trained_network(
             model = warm_up_network(setup, population, seed, progress, done, weights, answers)
             write_bytes(directory, f"{TRAINED}/{path.name}", save(model.state_dict()))
         data = population.dataset()
-        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample(data, seed))
+        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample_examples(data, seed))
     return TrainedNetwork(str(path), share)
 
 
@@ -77,7 +77,7 @@ def warm_up_network(
     setup: Setup,
     population: Population,
     seed: int,
-    progress: Said,
+    progress: RoundProgress,
     done: int = 0,
     weights: str | None = None,
     answers: TrainClients = train_sequentially,
@@ -124,10 +124,10 @@ def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Au
     cases = cases_of(cells)
     keys = {case.key for case in cases}
 
-    with alone(directory), kept(executor) as ready:
+    with alone(directory), persistent(executor) as ready:
 
         def prepared(todo: Sequence[TrialCase]) -> list[Work]:
-            networks = _networks(todo, directory, progress, answers_of(ready))
+            networks = _networks(todo, directory, progress, client_trainer(ready))
             return [_work(case, networks[network_file(case.subject, directory)]) for case in todo]
 
         play_unfinished(cases, directory, ready, prepared, progress)

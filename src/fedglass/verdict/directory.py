@@ -32,7 +32,7 @@ SUMMARY, REPORT, PICTURES, RECONSTRUCTIONS = "summary.json", "report.html", "pic
 MOST_BYTES = 2**32
 """Of a file in an audit directory: larger ones are not read."""
 IN_A_STRIP, GAP = 16, 2
-"""Images, as in SME's figures, and the white pixels between them."""
+"""Images in a strip, as in SME's figures, and the white pixels between them."""
 Array = NDArray[Any]
 
 
@@ -43,7 +43,7 @@ class RecordFile:
     path: Path
 
     def append(self, record: Record) -> None:
-        """Add one record: a single write of a full line, on disk when this returns."""
+        """Append one record with a single write; it is on disk when this returns."""
         try:
             with locked(self.path) as fd:  # workers may share the file
                 _repair_tail(fd)
@@ -55,11 +55,11 @@ class RecordFile:
             ) from error
 
     def read(self) -> list[Record]:
-        """The latest record of every case, in the order in which the cases first appeared."""
+        """Return the latest record of every case, in the order in which the cases first appeared."""
         return list({record.key: record for record in self.history()}.values())
 
     def history(self) -> list[Record]:
-        """Every record, a failed one before its repetition too; a torn last line is left out."""
+        """Return every record, also a failed one before its repetition, but not a torn last line."""
         try:
             data = read_file(self.path, MOST_BYTES)
         except FileNotFoundError:
@@ -68,10 +68,10 @@ class RecordFile:
             raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error
         *lines, tail = data.split(b"\n")
         records = [self._parse(line, number) for number, line in enumerate(lines, 1)]
-        return [*records, Record.model_validate_json(tail)] if _whole(tail) else records
+        return [*records, Record.model_validate_json(tail)] if _is_complete(tail) else records
 
     def keys_done(self) -> set[str]:
-        """The cases that need not run again."""
+        """Return the keys of the cases that need not run again."""
         return {record.key for record in self.read() if record.status == "done"}
 
     def _parse(self, line: bytes, number: int) -> Record:
@@ -88,25 +88,25 @@ class RecordFile:
 
 
 def claim(directory: Path, digest: str) -> None:
-    """Make the directory this plan's own, or say that it is another's or can not be written."""
+    """Make this plan the owner of the directory; refuse one of another plan, or one that cannot be written."""
     try:
         make_folder(directory)
         _check_owner(directory, digest)
-        # Written even where it is already ours: that is how we learn that we may write.
+        # Written even if it is already ours: this tests that we may write.
         write_atomic(directory / CLAIM, json.dumps({"schema_version": SCHEMA, "plan_digest": digest}) + "\n")
     except OSError as error:
         raise unwritable(directory, error) from error
 
 
 def unwritable(directory: Path, error: OSError) -> UsageError:
-    """What to say of an output directory that can not be made or written."""
+    """Return the error for an output directory that cannot be created or written."""
     return UsageError(
         f"Cannot write to the output directory {directory}: {error.strerror}; choose another one with -o."
     )
 
 
 def claimed_digest(directory: Path) -> str | None:
-    """The digest of the plan that owns the directory, or None where none does.
+    """Return the digest of the plan that owns the directory, or None if no plan does.
 
     >>> claimed_digest(Path("no-such-directory")) is None
     True
@@ -132,8 +132,8 @@ def refuse_other_version(directory: Path, version: object) -> None:
     """Refuse an output directory whose files another version of fedglass wrote."""
     if isinstance(version, int) and version != SCHEMA:
         raise UsageError(
-            f"Another version of fedglass wrote {directory} (schema {version}, this one writes {SCHEMA}): choose "
-            "another directory with -o. Its files stay as they are."
+            f"{directory} was written by another version of fedglass (record schema {version}, expected {SCHEMA}): "
+            "audit into another directory, or read it with that version; its files stay as they are."
         )
 
 
@@ -150,8 +150,8 @@ def _check_owner(directory: Path, digest: str) -> None:
     held = claimed_digest(directory)
     if held is None and (directory / RECORDS).exists():
         raise UsageError(
-            f"The output directory {directory} holds {RECORDS} but no {CLAIM}, so it can not be told whose "
-            "records they are: choose another directory with -o, or move them away."
+            f"The output directory {directory} holds {RECORDS} but no {CLAIM}, so the plan of these records is "
+            "unknown: choose another directory with -o, or move them away."
         )
     if held is not None and held != digest:
         raise UsageError(
@@ -165,12 +165,12 @@ def _write_all(fd: int, line: bytes) -> None:
     end = os.fstat(fd).st_size
     if os.write(fd, line) != len(line):
         os.ftruncate(fd, end)  # a full disk takes a part of the line: leave none of it
-        raise OSError(errno.ENOSPC, "no space left for a whole record")
+        raise OSError(errno.ENOSPC, "no space left for a complete record")
     os.fsync(fd)
 
 
 def _repair_tail(fd: int) -> None:
-    """End the last line if it is whole, cut it off if a kill tore it."""
+    """Finish the last line if it is a complete record; remove it if a kill tore it."""
     size = os.fstat(fd).st_size
     tail = b""
     while len(tail) < size and b"\n" not in tail:
@@ -178,14 +178,14 @@ def _repair_tail(fd: int) -> None:
         os.lseek(fd, size - len(tail) - step, os.SEEK_SET)
         tail = os.read(fd, step) + tail
     tail = tail.rpartition(b"\n")[2]
-    if _whole(tail):
+    if _is_complete(tail):
         _write_all(fd, b"\n")
     elif tail:
         os.ftruncate(fd, size - len(tail))
 
 
-def _whole(tail: bytes) -> bool:
-    """Whether text without its newline is nevertheless a complete record."""
+def _is_complete(tail: bytes) -> bool:
+    """Return whether a last line without its newline is a complete record."""
     try:
         Record.model_validate_json(tail)
     except ValidationError:
@@ -195,9 +195,9 @@ def _whole(tail: bytes) -> bool:
 
 @contextlib.contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Make the directory and hold it, or say that another process does.
+    """Create the directory and lock it, or refuse if another process has the lock.
 
-    The system lets go of the lock when its process ends, however that happens: the file itself means nothing.
+    The operating system releases the lock when the process ends. The file itself means nothing.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -214,40 +214,40 @@ def alone(directory: Path) -> Iterator[None]:
 
 
 class Evidence(Protocol):
-    """What a case leaves to look at."""
+    """The pictures and tensors of one case."""
 
     def save(self, directory: Path, record: Record) -> Record:
-        """Write it, and return the record that points at it."""
+        """Write the files, and return the record with their paths."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Reconstructed:
-    """Every reconstructed image beside its original; pixels in [0, 1]."""
+    """The reconstructions of a case with their originals; pixels in [0, 1]."""
 
-    found: Array  # (m, c, h, w): as the attack returned them
-    found_labels: Array  # (m,)
+    images: Array  # (m, c, h, w): as the attack returned them
+    recovered_labels: Array  # (m,)
     shown: Array  # (n, c, h, w): as scored, in the order of the originals
     originals: Array | None = None  # (n, c, h, w)
     labels: tuple[str, ...] = ()
-    """The true classes in words or digits."""
-    raw: Array | None = None  # (n, c, h, w): as `shown`, before the images were refined; None where nothing was
-    found_raw: Array | None = None  # (m, c, h, w): as `found`, before the images were refined
-    film: Array | None = None  # (epochs, n, c, h, w): `shown` on the way of its refinement
+    """The names or numbers of the true classes."""
+    raw: Array | None = None  # (n, c, h, w): as `shown`, before the refinement; None without one
+    images_raw: Array | None = None  # (m, c, h, w): as `images`, before the refinement
+    film: Array | None = None  # (epochs, n, c, h, w): `shown` during its refinement
     film_captions: tuple[str, ...] = ()
 
     def save(self, directory: Path, record: Record) -> Record:
-        tensors = {"images": self.found, "labels": self.found_labels, "raw": self.found_raw}
-        held = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
-        write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", save(held))
+        tensors = {"images": self.images, "labels": self.recovered_labels, "raw": self.images_raw}
+        stored = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
+        write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", save(stored))
         shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
         before = [] if self.raw is None else list(self.raw)
         raw = [store_picture(directory, f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
         frames = [] if self.film is None else list(self.film.swapaxes(0, 1))  # (epochs, c, h, w) each
-        films = [store_picture(directory, f"{record.key}_{i}_film.png", strip(each)) for i, each in enumerate(frames)]
+        films = [store_picture(directory, f"{record.key}_{i}_film.png", strip(film)) for i, film in enumerate(frames)]
         if self.originals is None:
-            told = {"pictures": shown, "pictures_raw": raw, "films": films, "film_captions": list(self.film_captions)}
-            return record.model_copy(update={"extra": {**record.extra, **{k: v for k, v in told.items() if v}}})
+            paths = {"pictures": shown, "pictures_raw": raw, "films": films, "film_captions": list(self.film_captions)}
+            return record.model_copy(update={"extra": {**record.extra, **{k: v for k, v in paths.items() if v}}})
         scores = {name: record.metrics.get(name, []) for name in ("psnr", "ssim")}
         pictures = [
             Picture(
@@ -267,7 +267,7 @@ class Reconstructed:
 
 @dataclass(frozen=True, eq=False)
 class Strips:
-    """Originals and what was made of them as rows of small pictures, to be laid under each other."""
+    """Originals and reconstructions as rows of small pictures, one row under the other."""
 
     originals: Array  # (n, c, h, w)
     shown: Array  # (n, c, h, w), in the order of the originals
@@ -287,7 +287,7 @@ class Strips:
 
 
 def strip(images: Array) -> Array:
-    """The first images side by side on white.  # (n, c, h, w) -> (c, h, min(n, 16) * (w + gap) - gap)
+    """Return the first images side by side on white.  # (n, c, h, w) -> (c, h, min(n, 16) * (w + gap) - gap)
 
     >>> strip(np.zeros((3, 1, 4, 4))).shape
     (1, 4, 16)
@@ -298,7 +298,7 @@ def strip(images: Array) -> Array:
 
 
 def png(image: Array) -> bytes:
-    """The picture of one image; broken pixels are shown as mid-grey.  # (c, h, w), pixels in [0, 1]
+    """Return one image as PNG; non-finite pixels become mid-grey.  # (c, h, w), pixels in [0, 1]
 
     >>> png(np.zeros((1, 2, 2)))[:4]
     b'\\x89PNG'
@@ -312,18 +312,18 @@ def png(image: Array) -> bytes:
 
 
 def _original(directory: Path, image: Array) -> str:
-    """Named by its content, so that the same original is kept once."""
+    """Store an original under a hash of its content, so that each is stored once."""
     name = f"original_{hashlib.sha256(png(image)).hexdigest()[:20]}.png"
     return store_picture(directory, name, image)
 
 
 def store_picture(directory: Path, name: str, image: Array) -> str:
-    """Write one picture; its path relative to the directory."""
+    """Write one picture, and return its path relative to the directory."""
     return write_bytes(directory, f"{PICTURES}/{name}", png(image))
 
 
 def write_bytes(directory: Path, name: str, data: bytes) -> str:
-    """Write a file of an output directory, whose name may lead into its subfolders, and return that name."""
+    """Write a file into an output directory or one of its subfolders, and return its name."""
     try:
         make_folder(directory)
         write_atomic(directory / name, data, within=directory)

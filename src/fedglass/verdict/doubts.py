@@ -1,4 +1,4 @@
-"""What a reader must know beside the figures of a record: identifiers and numbers, never sentences.
+"""The doubts of a record: identifiers and numbers, never sentences.
 
 `verdict.texts` maps each kind to its question, its severity, its text and what to do about it.
 """
@@ -6,26 +6,39 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+Severity = Literal["info", "warning", "serious"]
+
+
+class Question(enum.Enum):
+    """The question that a doubt is about, in the order of a report."""
+
+    MESSAGE = "message"
+    COVERAGE = "coverage"
+    PROTECTION = "protection"
+    SINGLING_OUT = "singling_out"
+    ATTACK = "attack"
+    PICTURES = "pictures"
 
 
 class Kind(enum.StrEnum):
     """A reason to read a figure with care, or to trust a certificate less."""
 
-    # Is the message what it is said to be?
+    # Question.MESSAGE: is the message what was declared?
     ZERO_UPDATE = "zero_update"
     NON_FINITE_UPDATE = "non_finite_update"
     NOT_AS_DECLARED = "not_as_declared"
     NOT_REPLAYED = "not_replayed"
     WRONG_COUNT = "wrong_count"
-    # Is everything that left in view?
+    # Question.COVERAGE: was everything audited that left the clients?
     STATISTICS_SENT = "statistics_sent"
     MORE_ROUNDS = "more_rounds"
     CLIENTS_NOT_AUDITED = "clients_not_audited"
     EXTRA_PAYLOAD = "extra_payload"
-    # Is the protection what it is said to be?
+    # Question.PROTECTION: does the protection hold?
     NO_NOISE = "no_noise"
     DEFENCE_NOT_NAMED = "defence_not_named"
     DEFENCE_NOT_BOUNDED = "defence_not_bounded"
@@ -34,14 +47,14 @@ class Kind(enum.StrEnum):
     WEAK_CERTIFICATE = "weak_certificate"
     CERTIFICATE_REFUTED = "certificate_refuted"
     DECLARATION_TRUSTED = "declaration_trusted"
-    # Does the message single out its records?
+    # Question.SINGLING_OUT: does the message single out its records?
     NO_CANDIDATES = "no_candidates"
     FEW_CANDIDATES = "few_candidates"
     OTHER_DOMAIN = "other_domain"
     NO_CONTROL = "no_control"
     LOW_POWER = "low_power"
     GAME_NOT_PLAYED = "game_not_played"
-    # Did the attack have a fair chance?
+    # Question.ATTACK: did the attack have a fair chance?
     NO_EXACT_METHOD = "no_exact_method"
     NON_FINITE_STOP = "non_finite_stop"
     WRONG_LABELS = "wrong_labels"
@@ -51,9 +64,9 @@ class Kind(enum.StrEnum):
     OTHER_IMAGES_FIT = "other_images_fit"
     ORACLE_USED = "oracle_used"
     OUT_OF_TIME = "out_of_time"
-    # What do the pictures show?
+    # Question.PICTURES: what do the pictures show?
     PARTLY_RECOGNISABLE = "partly_recognisable"
-    SHOWN_OTHERWISE = "shown_otherwise"
+    TRANSFORMED_MATCH = "transformed_match"
     NO_BETTER_THAN_GUESS = "no_better_than_guess"
     FAILS_CONTROLS = "fails_controls"
     REFINEMENT_UNEXPLAINED = "refinement_unexplained"
@@ -64,7 +77,7 @@ class Kind(enum.StrEnum):
 
 
 class Doubt(BaseModel):
-    """One reason, with the figures and names that its sentence is filled with."""
+    """One reason, with the numbers and names for its sentence."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,94 +1,80 @@
-"""Where metrics contradict each other about the same images."""
+"""The doubts of a record: those that were stored with it, and those that follow from its figures and the gate.
+
+`doubts_of` collects them, and `flags_of` gives them their sentences from the table in `verdict.texts`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from fedglass.core.scale import Scale
-from fedglass.core.text import TAKEN_AS_DISTINCT
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.core.text import TAKEN_AS_DISTINCT, some
+from fedglass.verdict.doubts import Doubt, Kind, Question, Severity, doubt
 from fedglass.verdict.gate import RARE, Gate, is_mute, known_scales
 from fedglass.verdict.images import ImageScores, Values
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.texts import Flag, Severity, flag
+from fedglass.verdict.texts import TABLE
 
-
-def _verdict(scale: Scale, value: float | None) -> bool | None:
-    """Recovered, not recovered, or no say."""
-    if value is None or scale.sure is None or math.isnan(value):
-        return None
-    no, yes = scale.sure
-    if scale.beyond(value, yes):
-        return True
-    return None if scale.beyond(value, no) else False
-
-
-def _outspoken(metrics: Iterable[str], scales: Mapping[str, Scale]) -> dict[str, Scale]:
-    """The metrics that say from where on an image is recovered, and up to where it is certainly not."""
-    return {name: scales[name] for name in metrics if scales[name].sure is not None}
-
-
-def contradiction(metrics: Values, known: Mapping[str, Scale]) -> str | None:
-    """The first image that one metric calls recovered and another certainly not."""
-    scales = _outspoken(metrics, known)
-    for i, values in enumerate(zip(*(metrics[name] for name in scales), strict=True)):
-        said = {name: _verdict(scales[name], value) for name, value in zip(scales, values, strict=True)}
-        yes = next((name for name in scales if said[name] is True), None)
-        no = next((name for name in scales if said[name] is False), None)
-        if yes and no:
-            shown = [f"{scales[m].title} {scales[m].show(metrics[m][i])}" for m in (yes, no)]
-            return f"image {i} looks recovered by {shown[0]} and not at all by {shown[1]}"
-    return None
-
-
-def opposite_order(metrics: Values, known: Mapping[str, Scale], least: int = 4) -> str | None:
-    """A metric that ranks the images in the order opposite to the first one's; told only of `least` images or more."""
-    scales = _outspoken(metrics, known)
-    first, *others = scales or [""]
-    for name in others:
-        if min(len(metrics[first]), len(metrics[name])) >= least:
-            sign = 1 if scales[name].higher_leaks == scales[first].higher_leaks else -1
-            if sign * rank_correlation(metrics[first], metrics[name]) < 0:
-                return f"{scales[first].title} and {scales[name].title} rank the images in opposite order"
-    return None
-
-
-def rank_correlation(left: Sequence[float | None], right: Sequence[float | None]) -> float:
-    """Spearman's rank correlation; 0 where one side is constant.
-
-    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 40.0, 90.0])
-    1.0
-    """
-    known = [(x, y) for x, y in zip(left, right, strict=True) if x is not None and y is not None]
-    a, b = _ranks([x for x, _ in known]), _ranks([y for _, y in known])
-    mean = (len(a) - 1) / 2
-    spread = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
-    if spread == 0:
-        return 0.0
-    return sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True)) / spread
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Positions in ascending order; ties share their mean position."""
-    return [sum(v < x for v in values) + (sum(v == x for v in values) - 1) / 2 for x in values]
-
-
-# The doubts of a record: those that were stored with it, and those that follow from its figures and the gate.
-
-
+NAMED = 3
+"""Names of a list that a sentence spells out."""
 CLEARLY = 0.1
-"""By which share the true data's energy must undercut the reconstruction's for the search to have failed."""
+"""A search has failed if the energy of the true data is lower by more than this share."""
 DISTINCT = 0.01
-"""By which share it must undercut that of a grey image for the attack to see the true data at all."""
+"""An attack is blind unless the energy of the true data is lower than that of a grey image by more than this share."""
 NOT_FINITE = "not finite"
 ORDER: tuple[Severity, ...] = ("serious", "warning", "info")
 DECLARED = (Kind.NOISE_NOT_TESTABLE, Kind.NO_TRUTH, Kind.NOT_REPLAYED)
-"""Doubts of a certificate that rests on a declaration, which `gate.trust_declared` believes."""
+"""Doubts about a declaration; `gate.trust_declared` accepts them."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A doubt as text."""
+
+    kind: Kind
+    name: str
+    severity: Severity
+    text: str
+    step: str = ""
+    question: Question = Question.ATTACK
+
+    @property
+    def advice(self) -> str:
+        """The text with the next step."""
+        return f"{self.text} {self.step}".rstrip()
+
+
+def flag(doubt: Doubt) -> Flag:
+    """Return the text of a doubt, filled with its details."""
+    row = TABLE[doubt.kind]
+    details = _Filled({name: _shown(value) for name, value in doubt.details.items()})
+    return Flag(
+        doubt.kind,
+        row.title,
+        row.severity,
+        row.text.format_map(details).strip(),
+        row.step.format_map(details),
+        row.question,
+    )
+
+
+class _Filled(dict[str, str]):
+    """Details of a sentence; a missing detail becomes empty."""
+
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return some([str(name) for name in value], NAMED)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def doubts_of(record: Record, gate: Gate) -> list[Doubt]:
-    """Return all doubts of a record as this gate judges it."""
+    """Return all doubts of a record under this gate."""
     if record.status == "failed":
         return []
     if record.kind == "certificate":
@@ -99,7 +85,7 @@ def doubts_of(record: Record, gate: Gate) -> list[Doubt]:
 
 
 def with_refutations(records: Sequence[Record]) -> list[Record]:
-    """Return the records, where a certificate that a game on the same message refutes carries that doubt."""
+    """Return the records; a certificate that a game on the same message refutes gets that doubt."""
     games: dict[tuple[str, int], list[Game]] = {}
     for record in records:
         if record.game is not None:
@@ -108,15 +94,15 @@ def with_refutations(records: Sequence[Record]) -> list[Record]:
 
 
 def _compared(record: Record, games: Sequence[Game]) -> Record:
-    known = any(each.kind is Kind.CERTIFICATE_REFUTED for each in record.doubts)
-    if record.certificate is None or not record.certificate.success or known:
+    is_refuted = any(stored.kind is Kind.CERTIFICATE_REFUTED for stored in record.doubts)
+    if record.certificate is None or not record.certificate.success or is_refuted:
         return record
-    found = [each for game in games if (each := _refutation(record.certificate, game)) is not None]
-    return record.model_copy(update={"doubts": [*record.doubts, *found[:1]]})
+    refutations = [new for game in games if (new := _refutation(record.certificate, game)) is not None]
+    return record.model_copy(update={"doubts": [*record.doubts, *refutations[:1]]})
 
 
 def _refutation(certificate: Certificate, game: Game) -> Doubt | None:
-    """Compare the wins of a game with what the certificate allows: a binomial test, which the control must pass."""
+    """Test with a binomial test whether a game wins more often than the certificate allows and its control does not."""
     if not (game.same_source and game.control and game.candidates >= 2):
         return None
     allowed = certificate.worst
@@ -133,28 +119,29 @@ def _refutation(certificate: Certificate, game: Game) -> Doubt | None:
 
 
 def _rare(wins: int, games: int, allowed: float) -> bool:
-    """Return whether so many wins are too many for this success: P[Bin(games, allowed) >= wins] < 1e-3."""
+    """Return whether so many wins contradict this success: P[Bin(games, allowed) >= wins] < 1e-3."""
     from scipy.special import bdtrc
 
     return wins > 0 and allowed < 1 and bool(bdtrc(wins - 1, games, allowed) < RARE)
 
 
 def _of_declaration(record: Record, gate: Gate) -> list[Doubt]:
-    """Return the stored doubts of a message; where the gate trusts its declaration, that it does."""
+    """Return the stored doubts of a message; trusted declarations are replaced by one warning."""
     if not gate.trust_declared or record.certificate is None:
         return record.doubts
-    kept = [each for each in record.doubts if each.kind not in DECLARED]
-    return record.doubts if len(kept) == len(record.doubts) else [*kept, doubt(Kind.DECLARATION_TRUSTED)]
+    other_doubts = [stored for stored in record.doubts if stored.kind not in DECLARED]
+    if len(other_doubts) == len(record.doubts):
+        return record.doubts
+    return [*other_doubts, doubt(Kind.DECLARATION_TRUSTED)]
 
 
 def flags_of(record: Record, gate: Gate) -> list[Flag]:
-    """Return the doubts of a record in words, the serious ones first."""
-    flags = [flag(each) for each in doubts_of(record, gate)]
-    return sorted(flags, key=lambda each: ORDER.index(each.severity))
+    """Return the doubts of a record as text, the serious ones first."""
+    return sorted(map(flag, doubts_of(record, gate)), key=lambda text: ORDER.index(text.severity))
 
 
 def _of_search(record: Record, gate: Gate) -> Iterator[Doubt]:
-    """Say why a search did not find the images, as its energies tell."""
+    """Yield the doubts that explain why a search did not find the images, judged by its energies."""
     hits = gate.hits(ImageScores.of(record))
     notes = record.extra.get("notes")
     if isinstance(notes, list) and "non-finite" in notes:
@@ -165,24 +152,26 @@ def _of_search(record: Record, gate: Gate) -> Iterator[Doubt]:
         return
     if record.label_errors:
         yield doubt(Kind.WRONG_LABELS, labels=record.label_errors)
-    truth, blind, found = record.energy_truth, record.energy_blind, record.energy
+    truth, blind, reached = record.energy_truth, record.energy_blind, record.energy
     if truth is None or blind is None:
         return
     if not undercuts(truth, blind, DISTINCT):
         yield doubt(Kind.ATTACK_IS_BLIND, truth=truth, blind=blind)
-    elif found is None or undercuts(truth, found, CLEARLY):
-        yield doubt(Kind.SEARCH_FAILED, truth=truth, found=NOT_FINITE if found is None else found)
+    elif reached is None or undercuts(truth, reached, CLEARLY):
+        yield doubt(Kind.SEARCH_FAILED, truth=truth, found=NOT_FINITE if reached is None else reached)
     else:
-        yield doubt(Kind.OTHER_IMAGES_FIT, truth=truth, found=found)
+        yield doubt(Kind.OTHER_IMAGES_FIT, truth=truth, found=reached)
 
 
 def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
-    """Say where a number judges a picture wrongly, or a picture would."""
+    """Yield the doubts about images that a number judges wrongly, or that a look at the picture would."""
     scores = ImageScores.of(record)
     hits = gate.hits(scores)
     counts = {
         Kind.PARTLY_RECOGNISABLE: gate.partly(scores),
-        Kind.SHOWN_OTHERWISE: sum(seen and not hit for seen, hit in zip(record.shown_otherwise, hits, strict=False)),
+        Kind.TRANSFORMED_MATCH: sum(
+            matches and not hit for matches, hit in zip(record.transformed_match, hits, strict=False)
+        ),
         Kind.FAILS_CONTROLS: gate.imagined(scores),
         Kind.BLEND: sum(map(bool, record.blends)),
     }
@@ -191,7 +180,7 @@ def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
             yield doubt(kind, images=images)
     guessed = gate.guessed(scores)
     if guessed:
-        names = [name for name in dict.fromkeys(record.blind_by.get(gate.metric, [])) if name]
+        names = [name for name in dict.fromkeys(record.blind_guess.get(gate.metric, [])) if name]
         yield doubt(Kind.NO_BETTER_THAN_GUESS, images=guessed, guesses=names or ["such as the best flat colour"])
     yield from _of_refinement(record)
     scales = known_scales(record.metrics, gate.scales)
@@ -201,7 +190,7 @@ def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
 
 
 def _of_refinement(record: Record) -> Iterator[Doubt]:
-    """Say where a refined image no longer explains the message: half of what the raw one explains must be left."""
+    """Yield a doubt if the refined images lost more than half of what the raw ones explain of the message."""
     before, after, blind = record.energy, record.energy_refined, record.energy_blind
     if before is None or not record.metrics_raw:
         return
@@ -211,5 +200,65 @@ def _of_refinement(record: Record) -> Iterator[Doubt]:
 
 
 def undercuts(lower: float, other: float, share: float) -> bool:
-    """Return whether one energy lies below another by more than a share of it."""
+    """Return whether one energy is lower than another by more than a share of it."""
     return other - lower > share * abs(other)
+
+
+def _is_recovered(scale: Scale, value: float | None) -> bool | None:
+    """Return whether the metric calls an image recovered; None if it is undecided."""
+    if value is None or scale.sure is None or math.isnan(value):
+        return None
+    no, yes = scale.sure
+    if scale.beyond(value, yes):
+        return True
+    return None if scale.beyond(value, no) else False
+
+
+def _decided(metrics: Iterable[str], scales: Mapping[str, Scale]) -> dict[str, Scale]:
+    """Return the metrics that have a value for certainly recovered and one for certainly not."""
+    return {name: scales[name] for name in metrics if scales[name].sure is not None}
+
+
+def contradiction(metrics: Values, all_scales: Mapping[str, Scale]) -> str | None:
+    """Describe the first image that one metric calls recovered and another certainly not."""
+    scales = _decided(metrics, all_scales)
+    for i, values in enumerate(zip(*(metrics[name] for name in scales), strict=True)):
+        recovered = {name: _is_recovered(scales[name], value) for name, value in zip(scales, values, strict=True)}
+        yes = next((name for name in scales if recovered[name] is True), None)
+        no = next((name for name in scales if recovered[name] is False), None)
+        if yes and no:
+            shown = [f"{scales[m].title} {scales[m].show(metrics[m][i])}" for m in (yes, no)]
+            return f"image {i} looks recovered by {shown[0]} and not at all by {shown[1]}"
+    return None
+
+
+def opposite_order(metrics: Values, all_scales: Mapping[str, Scale], least: int = 4) -> str | None:
+    """Describe a metric that ranks `least` or more images in the opposite order of the first metric."""
+    scales = _decided(metrics, all_scales)
+    first, *later = scales or [""]
+    for name in later:
+        if min(len(metrics[first]), len(metrics[name])) >= least:
+            sign = 1 if scales[name].higher_leaks == scales[first].higher_leaks else -1
+            if sign * rank_correlation(metrics[first], metrics[name]) < 0:
+                return f"{scales[first].title} and {scales[name].title} rank the images in opposite order"
+    return None
+
+
+def rank_correlation(xs: Sequence[float | None], ys: Sequence[float | None]) -> float:
+    """Return Spearman's rank correlation; 0 if one side is constant.
+
+    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 40.0, 90.0])
+    1.0
+    """
+    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
+    a, b = _ranks([x for x, _ in pairs]), _ranks([y for _, y in pairs])
+    mean = (len(a) - 1) / 2
+    spread = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
+    if spread == 0:
+        return 0.0
+    return sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True)) / spread
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return positions in ascending order; ties share their mean position."""
+    return [sum(v < x for v in values) + (sum(v == x for v in values) - 1) / 2 for x in values]

@@ -16,22 +16,22 @@ from fedglass.verdict.records import BASE_RATE, Record
 
 State = Literal["leak", "exposed", "clear", "inconclusive", "incomplete"]
 MUTE = (Kind.ZERO_UPDATE, Kind.NON_FINITE_UPDATE)
-"""Doubts of a case in which there was no message to attack."""
+"""Doubts of a case without a message that could be attacked."""
 FEW = 8
-"""Records below which a rate has no useful interval, so that the ranks of single records decide."""
+"""Below so many records a rate has no useful interval, and the ranks of single records decide."""
 LEAST = 200
-"""Candidates below which a rate says little: among 20, a guess is right once in 20 times."""
+"""Below so many candidates a rate says little: among 20, one guess in 20 is right."""
 LEVEL = 0.05
 """The chance of a false EXPOSED over all messages of an audit."""
 GUESSED, FEWEST = 0.05, 20
-"""Share of public images beyond which a threshold that a guess passes is too low, and how many images tell."""
+"""A threshold is too low if a guess passes it for more than this share of at least so many public images."""
 RARE = 1e-3
 """The level of a single record's rank, and of the test whether a game refutes a certificate."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many of the judged images one attack recovered, and its best score."""
+    """The count of images that one attack recovered, and its best score."""
 
     attack: str
     images: int
@@ -39,9 +39,9 @@ class Tally:
     best: float
     oracle: bool
     refined: int = 0
-    """How many of them only after their refinement, which passed its controls."""
+    """Images that were recovered only after a refinement that passed its controls."""
     repeated: bool = False
-    """Whether a client's images are in several messages, and counted in each."""
+    """Whether the same images are in several messages, and are counted in each."""
 
     @property
     def share(self) -> float:
@@ -50,11 +50,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class Gate:
-    """What an audit is judged by, once, at its end.
+    """The limits by which an audit is judged, once, at its end.
 
-    An image is recovered when its metric lies beyond the threshold: above it for PSNR and SSIM, below it for LPIPS and
-    RMSE, and for any other metric on the side that its scale calls leaking; of an image that was refined, that of the
-    raw or of the refined one. It must also be ahead of every guess without the message.
+    An image is recovered when its metric passes the threshold: above it for PSNR and SSIM, below it for LPIPS and RMSE,
+    and for any other metric on the side that its scale calls leaking. Of a refined image the raw or the refined version
+    counts. The image must also beat every guess that is made without the message.
     """
 
     metric: str = "psnr"
@@ -62,13 +62,13 @@ class Gate:
     max_share: float = 0.0
     inconclusive_fails: bool = True
     max_singling_out: float = 0.1
-    """The rate of naming a record among 1,000 candidates beyond which a message exposes its records."""
+    """A message exposes its records if it names them among 1,000 candidates more often than this."""
     max_success: float = 0.05
-    """The success in naming a record among 1,000 that a certificate may allow any adversary."""
+    """The largest success in naming a record among 1,000 that a certificate may allow."""
     trust_declared: bool = False
-    """Whether a declared training and noise are believed where nothing can test them."""
+    """Whether a declared training and noise are accepted where they cannot be tested."""
     scales: Mapping[str, Scale] = field(default_factory=dict, repr=False, compare=False)
-    """How metrics read where that is told, as in a summary; they are looked up by their names otherwise."""
+    """Scales of metrics, such as those of a summary; other metrics are looked up by name."""
 
     def __post_init__(self) -> None:
         # A threshold at the far end can never be crossed: such a gate would pass everything.
@@ -90,7 +90,7 @@ class Gate:
 
     @cached_property
     def scale(self) -> Scale:
-        """How the metric reads."""
+        """The scale of the metric."""
         if self.metric in self.scales:
             return self.scales[self.metric]
         try:
@@ -100,7 +100,7 @@ class Gate:
 
     @property
     def rule(self) -> str:
-        """When an image counts as recovered, in words.
+        """The condition for a recovered image as text.
 
         >>> Gate().rule, Gate(metric="lpips", threshold=0.1).rule
         ('PSNR above 20 dB', 'LPIPS below 0.1')
@@ -112,46 +112,54 @@ class Gate:
         return self.scale.beyond(value, self.threshold)
 
     def scores(self, record: Record) -> list[float | None]:
-        """What each image of a record is judged by."""
+        """Return the score by which each image of a record is judged."""
         return ImageScores.of(record).values(self.metric, self.scale)
 
     def hits(self, scores: ImageScores) -> list[bool]:
-        """Which images count as recovered."""
+        """Check which images count as recovered."""
         return scores.recovered(self.metric, self.scale, self.threshold)
 
     def guessed(self, scores: ImageScores) -> int:
-        """How many lie beyond the threshold where a guess without the message does as well."""
+        """Count the images that pass the threshold, but no better than a guess without the message does."""
         ahead = scores.ahead(self.metric, self.scale, self.threshold)
         return sum(scores.beyond(self.metric, self.scale, self.threshold)) - sum(ahead)
 
     def imagined(self, scores: ImageScores) -> int:
-        """How many lie beyond the threshold only as a refinement drew them, which fails its controls."""
+        """Count the images that pass the threshold only because of a refinement that fails its controls."""
         return sum(scores.imagined(self.metric, self.scale, self.threshold))
 
     def partly(self, scores: ImageScores) -> int:
-        """How many are not recovered but partly recognisable."""
+        """Count the images that are not recovered but partly recognisable."""
         return sum(
             scores.partly(self.metric, self.threshold, known_scales([self.metric, *scores.metrics], self.scales))
         )
 
     def tally(self, records: Sequence[Record]) -> list[Tally]:
-        """The attacks that have judged images, the one that leaked most first."""
+        """Return the attacks that have judged images, the one that leaked most first."""
         scores: dict[str, list[float]] = {}
         hits: dict[str, int] = {}
         refined: dict[str, int] = {}
         owners: dict[str, list[Hashable]] = {}
         oracle = {record.attack for record in records if record.oracle}
         for record in attacks_in(records):
-            found = [v for v in self.scores(record) if v is not None]
-            if record.status == "done" and found and not is_mute(record):
-                scores.setdefault(record.attack, []).extend(found)
+            values = [v for v in self.scores(record) if v is not None]
+            if record.status == "done" and values and not is_mute(record):
+                scores.setdefault(record.attack, []).extend(values)
                 image_scores = ImageScores.of(record)
                 later = image_scores.by_refinement(self.metric, self.scale, self.threshold)
                 owners.setdefault(record.attack, []).extend(_owned(record))
                 hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(image_scores))
                 refined[record.attack] = refined.get(record.attack, 0) + sum(later)
         tallies = [
-            Tally(name, len(v), hits[name], self.scale.best(v), name in oracle, refined[name], _twice(owners[name]))
+            Tally(
+                name,
+                len(v),
+                hits[name],
+                self.scale.best(v),
+                name in oracle,
+                refined[name],
+                len(set(owners[name])) < len(owners[name]),
+            )
             for name, v in scores.items()
         ]
         sign = 1 if self.scale.higher_leaks else -1
@@ -171,58 +179,58 @@ class Gate:
 
     def certifies(self, record: Record) -> bool:
         """Return whether a certificate bounds every audited record as the gate demands."""
-        found = record.certificate
-        return found is not None and bool(found.success) and self.allowed(record) <= self.max_success
+        certificate = record.certificate
+        return certificate is not None and bool(certificate.success) and self.allowed(record) <= self.max_success
 
     @staticmethod
     def allowed(record: Record) -> float:
         """Return the largest success that a record's certificate allows, over all planned rounds; 1 without one."""
-        found = record.certificate
-        if found is None or not found.success:
+        certificate = record.certificate
+        if certificate is None or not certificate.success:
             return 1.0
-        return max(found.worst, found.worst if found.success_planned is None else found.success_planned)
+        return max(certificate.worst, certificate.success_planned or 0.0)
 
     def doubts_of_certificate(self, record: Record) -> Iterator[Doubt]:
-        """Say where a certificate allows more than the gate does, and where the gate's threshold is too low."""
-        found = self.proposed_threshold(record)
-        if found is not None:
-            yield doubt(Kind.LOW_THRESHOLD, share=f"{found[0]:.0%}", proposed=found[1])
+        """Yield a doubt if the certificate allows more than the gate, and one if the gate's threshold is too low."""
+        proposal = self.proposed_threshold(record)
+        if proposal is not None:
+            yield doubt(Kind.LOW_THRESHOLD, share=f"{proposal[0]:.0%}", proposed=proposal[1])
         if record.certificate is not None and not self.certifies(record):
             yield doubt(Kind.WEAK_CERTIFICATE, success=self.allowed(record), allowed=self.max_success)
 
     def proposed_threshold(self, record: Record) -> tuple[float, float] | None:
-        """Return the share of public images that a guess passes the threshold for, and a threshold for such data.
+        """Return the share of public images for which a guess passes the threshold, and a better threshold.
 
-        None where the share is at most `GUESSED`. The threshold is the next one, in the digits of the metric, that no
-        more than this share passes.
+        Return None if the share is at most `GUESSED`. The better threshold is the next one, in the digits of the
+        metric, that a guess passes for no more than this share.
         """
         values = sorted(value for value in record.blind_public.get(self.metric, []) if value is not None)
         scale = known_scales([self.metric], self.scales)[self.metric]
         share = sum(scale.beyond(value, self.threshold) for value in values) / max(1, len(values))
         if len(values) < FEWEST or share <= GUESSED:
             return None
-        rest = math.floor(GUESSED * len(values))  # so many may pass
-        last = values[-1 - rest] if scale.higher_leaks else values[rest]
+        may_pass = math.floor(GUESSED * len(values))
+        last = values[-1 - may_pass] if scale.higher_leaks else values[may_pass]
         rounded, unit = round(last, scale.digits), 10.0**-scale.digits
         if scale.beyond(last, rounded):
             rounded += unit if scale.higher_leaks else -unit
         return share, round(rounded, scale.digits)
 
     def judged(self, record: Record) -> bool:
-        """Return whether every image of an attack has a score, or nobody could give it one."""
-        if record.method or any(each.kind in UNSCORED for each in record.doubts):
+        """Return whether every image of an attack has a score, or none can have one."""
+        if record.method or any(doubt.kind in UNSCORED for doubt in record.doubts):
             return True
         values = self.scores(record)
         return bool(values) and None not in values
 
 
-def known_scales(names: Iterable[str], told: Mapping[str, Scale]) -> dict[str, Scale]:
-    """Return the scale of each metric: told, or else looked up; one without any say where its package is gone.
+def known_scales(names: Iterable[str], given: Mapping[str, Scale]) -> dict[str, Scale]:
+    """Return the scale of each metric: given, or looked up, or without a judgement if its package is gone.
 
     >>> known_scales(["gone"], {})
     {'gone': Scale(title='gone', unit='', digits=3, higher_leaks=True, range=(None, None), sure=None, exact=None)}
     """
-    return {name: told[name] if name in told else _looked_up(name) for name in names}
+    return {name: given[name] if name in given else _looked_up(name) for name in names}
 
 
 def _looked_up(metric: str) -> Scale:
@@ -233,25 +241,21 @@ def _looked_up(metric: str) -> Scale:
 
 
 UNSCORED = (Kind.NO_TRUTH, Kind.NO_EXACT_METHOD, Kind.OUT_OF_TIME)
-"""Doubts of an attack that leaves images without a score, and is no failure."""
+"""Doubts that explain why an attack has no scores; such an attack has not failed."""
 
 
 def attacks_in(records: Iterable[Record]) -> list[Record]:
-    """Return the records of attacks, as against games and certificates."""
+    """Return the records of attacks, without games and certificates."""
     return [record for record in records if record.kind == "attack"]
 
 
 def _owned(record: Record) -> Iterator[Hashable]:
-    """The clients behind a record, each with its labels: clients of two federations may have one name."""
+    """Yield the clients of a record, each with its labels: clients of two federations may share a name."""
     for owner in dict.fromkeys(record.owners):
         labels = zip(record.owners, record.labels_true, strict=False)
         yield owner, tuple(label for name, label in labels if name == owner)
 
 
-def _twice(owned: Sequence[Hashable]) -> bool:
-    return len(set(owned)) < len(owned)
-
-
 def is_mute(record: Record) -> bool:
-    """Whether there was no message that an attack could have been played on."""
-    return any(each.kind in MUTE for each in record.doubts)
+    """Return whether there was no message that could be attacked."""
+    return any(doubt.kind in MUTE for doubt in record.doubts)

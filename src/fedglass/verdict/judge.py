@@ -1,6 +1,6 @@
 """From records to a verdict: LEAK, EXPOSED, CLEAR or INCONCLUSIVE, judged once, at the end of an audit.
 
-A leak needs a demonstration, and a pass needs a certificate for every audited record whose assumptions were tested.
+A leak needs a demonstration. A pass needs, for every audited record, a certificate whose assumptions were tested.
 Everything else is inconclusive.
 """
 
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from fedglass.verdict.doubts import Doubt, Kind
-from fedglass.verdict.flags import doubts_of, with_refutations
+from fedglass.verdict.flags import Flag, doubts_of, flag, with_refutations
 from fedglass.verdict.gate import MUTE, Gate, State, Tally, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import BASE_RATE, Game, Record
@@ -24,9 +24,7 @@ from fedglass.verdict.texts import (
     TABLE,
     UNCHECKED,
     WITHOUT_TRUTH,
-    Flag,
     count,
-    flag,
     percent,
 )
 
@@ -40,29 +38,29 @@ TITLES: dict[State, str] = {
     "incomplete": "Audit incomplete",
 }
 FIRST = (Kind.NOT_AS_DECLARED, Kind.NOISE_REFUTED, Kind.CERTIFICATE_REFUTED, Kind.NO_TRUTH)
-"""Doubts that explain an inconclusive audit before all others: something is wrong, or nothing could be looked at."""
+"""Doubts that explain an inconclusive audit before all others: something is wrong, or nothing can be scored."""
 PLACES = {kind: place for place, kind in reversed(list(enumerate([*FIRST, *Kind])))}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer in plain words; `passed` is None where the audit could not tell."""
+    """The answer of an audit; `passed` is None if the audit is inconclusive."""
 
     state: State
     exit_code: ExitCode
     passed: bool | None
     lead: str
     caveat: str = ""
-    """What must be said with it, such as that oracle knowledge was used; often empty."""
+    """A restriction of the lead, such as that oracle knowledge was used; often empty."""
     at_least: float | None = None
-    """Success in naming a record that the candidate game shows; None where it was not played."""
+    """Success in naming a record that the candidate game shows; None if no game was played."""
     at_most: float | None = None
-    """Success that the certificates allow; None where some message has none."""
+    """Success that the certificates allow; None if a message has no certificate."""
     interval: str = ""
     step: str = ""
-    """The one step that would narrow the interval, or that the leak asks for."""
+    """The next step: what would narrow the interval, or what the leak demands."""
     limits: tuple[str, ...] = ()
-    """What the verdict does not say."""
+    """Limits of what the verdict says."""
 
     @property
     def sentence(self) -> str:
@@ -74,7 +72,7 @@ class Verdict:
 
 
 def judge(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> Verdict:
-    """Return the verdict; `missing` counts the planned cases that have not run (None: unknown, but some).
+    """Return the verdict; `missing` counts the planned cases that have not run (None: an unknown number).
 
     >>> judge([], Gate()).sentence
     'The audit could not complete: no case has run.'
@@ -88,14 +86,14 @@ def judge(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> Ver
 
 
 def serious_doubts(record: Record, gate: Gate) -> list[Doubt]:
-    """Return what keeps a certificate from being believed, or from being enough; the most telling first."""
-    found = [each for each in doubts_of(record, gate) if TABLE[each.kind].severity == "serious"]
-    return sorted(found, key=lambda each: PLACES[each.kind])
+    """Return the doubts that make a certificate unreliable or insufficient, the most important first."""
+    serious = [doubt for doubt in doubts_of(record, gate) if TABLE[doubt.kind].severity == "serious"]
+    return sorted(serious, key=lambda doubt: PLACES[doubt.kind])
 
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The records beside the gate, and what is computed of them once."""
+    """The records with the gate, and the values that are computed from them once."""
 
     records: Sequence[Record]
     gate: Gate
@@ -112,7 +110,7 @@ class _Evidence:
 
     @property
     def also_incomplete(self) -> str:
-        """What is said beside a verdict that an incomplete audit has nevertheless."""
+        """The sentence that a leak of an incomplete audit carries; empty for a complete audit."""
         return f"The audit is also incomplete: {'; '.join(self.problems)}." if self.problems else ""
 
     @property
@@ -125,19 +123,19 @@ class _Evidence:
 
     @cached_property
     def uncertified(self) -> set[Message]:
-        """The messages of which nothing bounds what they tell."""
+        """The messages without a bound on what they reveal."""
         certified = {record.message for record in self.certificates if record.certificate is not None}
         doubted = {record.message for record in self.certificates if self._doubted(record)}
         return self.messages - (certified - doubted)
 
     def _doubted(self, record: Record) -> bool:
-        """Whether a certificate is missing or not believed; one that is only too weak still bounds the success."""
-        serious = [each.kind for each in serious_doubts(record, self.gate)]
+        """Return whether a certificate is missing or unreliable; one that is only too weak still bounds the success."""
+        serious = [doubt.kind for doubt in serious_doubts(record, self.gate)]
         return record.certificate is None or serious not in ([], [Kind.WEAK_CERTIFICATE])
 
     @property
     def worst_game(self) -> Game | None:
-        """The game that names most, of those that may be quoted: records of the same kind, beside a control."""
+        """The game that names most, among those with a control and candidates of the same kind."""
         games = [r.game for r in self.records if r.game is not None and r.game.same_source and r.game.control]
         return max(games, key=lambda game: game.low, default=None)
 
@@ -159,17 +157,17 @@ class _Evidence:
         )
 
 
-def _leak(given: _Evidence) -> Verdict | None:
-    gate = given.gate
-    leaked = [tally for tally in given.tallies if tally.recovered]
-    read = [record for record in attacks_in(given.records) if reads(record) and not any_hit(record, gate)]
+def _leak(evidence: _Evidence) -> Verdict | None:
+    gate = evidence.gate
+    leaked = [tally for tally in evidence.tallies if tally.recovered]
+    read = [record for record in attacks_in(evidence.records) if reads(record) and not any_hit(record, gate)]
     if not leaked and not read:
         return None
     guilty = bool(read) or any(tally.share > gate.max_share for tally in leaked)
-    lead, told = (_leak_sentence(given.tallies, gate), "") if leaked else _read_sentence(read)
-    caveat = " ".join(filter(None, [told, "" if guilty else ALLOWED, given.also_incomplete]))
-    allowed: ExitCode = 3 if given.problems else 0  # what has not run may leak more than the plan allows
-    return given.verdict("leak", 1 if guilty else allowed, lead, caveat, PROTECT if guilty else "")
+    lead, about_truth = (_leak_sentence(evidence.tallies, gate), "") if leaked else _read_sentence(read)
+    caveat = " ".join(filter(None, [about_truth, "" if guilty else ALLOWED, evidence.also_incomplete]))
+    allowed: ExitCode = 3 if evidence.problems else 0  # cases that have not run may leak more than the plan allows
+    return evidence.verdict("leak", 1 if guilty else allowed, lead, caveat, PROTECT if guilty else "")
 
 
 def reads(record: Record) -> bool:
@@ -183,7 +181,7 @@ def any_hit(record: Record, gate: Gate) -> bool:
 
 
 def _read_sentence(read: Sequence[Record]) -> tuple[str, str]:
-    """Say what exact attacks read that no score shows, and why it is a leak."""
+    """Return what exact attacks read without a score, and a remark about the truth."""
     most = max(read, key=lambda record: len(record.labels_recovered))
     lead = (
         f"{most.attack} ({most.method}) read {count(len(most.labels_recovered), 'image')} from the message of "
@@ -192,66 +190,69 @@ def _read_sentence(read: Sequence[Record]) -> tuple[str, str]:
     return lead, OTHER_THAN_TRUTH if most.metrics else WITHOUT_TRUTH
 
 
-def _exposed(given: _Evidence) -> Verdict | None:
-    found = [(record.client, record.game) for record in given.records if record.game and given.gate.exposes(record)]
-    if not found:
+def _exposed(evidence: _Evidence) -> Verdict | None:
+    exposed = [(r.client, r.game) for r in evidence.records if r.game and evidence.gate.exposes(r)]
+    if not exposed:
         return None
-    client, game = max(found, key=lambda pair: pair[1].low)
+    client, game = max(exposed, key=lambda pair: pair[1].low)
     named, control = round(game.top1 * game.records), game.control_top1 or 0.0
     lead = (
         f"No image was recovered, but the message of {client} singles out its records: among {game.candidates:,} "
         f"similar images it names {named} of {count(game.records, 'record')} used in training, and {percent(control)} "
         "of records that were not used."
     )
-    others = f"The same holds for {count(len(found) - 1, 'other message')}." if len(found) > 1 else ""
-    return given.verdict("exposed", 1, lead, f"{others} {given.also_incomplete}".strip(), PROTECT)
+    more = f"The same holds for {count(len(exposed) - 1, 'other message')}." if len(exposed) > 1 else ""
+    return evidence.verdict("exposed", 1, lead, f"{more} {evidence.also_incomplete}".strip(), PROTECT)
 
 
-def _incomplete(given: _Evidence) -> Verdict | None:
-    if not given.problems:
+def _incomplete(evidence: _Evidence) -> Verdict | None:
+    if not evidence.problems:
         return None
-    return given.verdict("incomplete", 3, f"The audit could not complete: {'; '.join(given.problems)}.")
+    return evidence.verdict("incomplete", 3, f"The audit could not complete: {'; '.join(evidence.problems)}.")
 
 
-def _clear(given: _Evidence) -> Verdict | None:
-    if given.uncertified or any(serious_doubts(record, given.gate) for record in given.certificates):
+def _clear(evidence: _Evidence) -> Verdict | None:
+    if evidence.uncertified or any(serious_doubts(record, evidence.gate) for record in evidence.certificates):
         return None
-    worst = max(given.certificates, key=given.gate.allowed)
+    worst = max(evidence.certificates, key=evidence.gate.allowed)
     certificate = worst.certificate
     assert certificate is not None, "certified messages have a certificate"
     rounds = certificate.rounds if certificate.success_planned is None else certificate.planned or certificate.rounds
     lead = (
-        f"A certificate covers every audited record of {count(len(given.messages), 'message')}: no adversary names a "
-        f"record among 1,000 with a chance above {percent(given.gate.allowed(worst))} over {count(rounds, 'round')}."
+        f"A certificate covers every audited record of {count(len(evidence.messages), 'message')}: no adversary names "
+        f"a record among 1,000 with a chance above {percent(evidence.gate.allowed(worst))} over "
+        f"{count(rounds, 'round')}."
     )
-    doubts = [each for record in given.certificates for each in doubts_of(record, given.gate)]
-    trusted = next((flag(each).text for each in doubts if each.kind is Kind.DECLARATION_TRUSTED), "")
-    return given.verdict("clear", 0, lead, trusted)
+    doubts = [doubt for record in evidence.certificates for doubt in doubts_of(record, evidence.gate)]
+    trusted = next((flag(doubt).text for doubt in doubts if doubt.kind is Kind.DECLARATION_TRUSTED), "")
+    return evidence.verdict("clear", 0, lead, trusted)
 
 
-def _inconclusive(given: _Evidence) -> Verdict:
-    oracle = [tally for tally in given.gate.tally(given.records) if tally.oracle and tally.recovered]
-    told = (
+def _inconclusive(evidence: _Evidence) -> Verdict:
+    oracle = [tally for tally in evidence.gate.tally(evidence.records) if tally.oracle and tally.recovered]
+    about_oracle = (
         f"{oracle[0].attack} recovered {oracle[0].recovered} of {count(oracle[0].images, 'image')} with oracle "
         "knowledge, which a real adversary lacks."
         if oracle
         else ""
     )
-    reason = _reason(given)
-    why = UNCHECKED.format(messages=count(len(given.uncertified), "message")) if reason is None else reason.text
-    exit_code: ExitCode = 3 if given.gate.inconclusive_fails else 0
+    reason = _reason(evidence)
+    why = UNCHECKED.format(messages=count(len(evidence.uncertified), "message")) if reason is None else reason.text
+    exit_code: ExitCode = 3 if evidence.gate.inconclusive_fails else 0
     step = "" if reason is None else reason.step
-    return given.verdict("inconclusive", exit_code, _nothing_sentence(given), f"{told} {why}".strip(), step)
+    return evidence.verdict(
+        "inconclusive", exit_code, _nothing_sentence(evidence), f"{about_oracle} {why}".strip(), step
+    )
 
 
-def _reason(given: _Evidence) -> Flag | None:
-    """Return the most telling serious doubt of all certificates in words."""
-    doubts = [each for record in given.certificates for each in serious_doubts(record, given.gate)]
-    return flag(min(doubts, key=lambda each: PLACES[each.kind])) if doubts else None
+def _reason(evidence: _Evidence) -> Flag | None:
+    """Return the most important serious doubt of all certificates as text."""
+    doubts = [doubt for record in evidence.certificates for doubt in serious_doubts(record, evidence.gate)]
+    return flag(min(doubts, key=lambda doubt: PLACES[doubt.kind])) if doubts else None
 
 
 def _interval(game: Game | None, at_most: float | None) -> str:
-    """Return the interval in its one unit: the success in naming a record among 1,000."""
+    """Return the interval of the success in naming a record among 1,000 as text."""
     among = "" if game is None or game.candidates >= 1 / BASE_RATE else f" among {game.candidates}"
     low = "not measured" if game is None else f"at least {percent(game.low)}{among} (candidate game)"
     high = "no certificate: nothing bounds it" if at_most is None else f"at most {percent(at_most)} (certificate)"
@@ -259,7 +260,7 @@ def _interval(game: Game | None, at_most: float | None) -> str:
 
 
 def problems_of(records: Sequence[Record], gate: Gate, missing: int | None) -> list[str]:
-    """Return why the records are not a whole audit; empty when they are."""
+    """Return the reasons why the audit is not complete; empty if it is."""
     total, problems = len(records), []
     if not records:
         problems.append("no case has run")
@@ -271,7 +272,7 @@ def problems_of(records: Sequence[Record], gate: Gate, missing: int | None) -> l
     if blank:
         why = _short(blank[0].skipped_metrics.get(gate.metric, "no score for some image"))
         problems.append(f"{gate.scale.title} is missing in {len(blank)} of {count(total, 'case')} ({why})")
-    mute = [flag(each) for r in records for each in r.doubts if each.kind in MUTE]
+    mute = [flag(doubt) for r in records for doubt in r.doubts if doubt.kind in MUTE]
     if mute:
         where = f"in {sum(map(is_mute, records))} of {count(total, 'case')} ({mute[0].name})"
         problems.append(f"there was nothing to attack {where}: {mute[0].step.rstrip('.')}")
@@ -283,15 +284,17 @@ def problems_of(records: Sequence[Record], gate: Gate, missing: int | None) -> l
 
 
 def _leak_sentence(tallies: Sequence[Tally], gate: Gate) -> str:
-    worst, guilty = tallies[0], sum(t.recovered > 0 for t in tallies)
+    worst, total, guilty = tallies[0], len(tallies), sum(t.recovered > 0 for t in tallies)
     score = f"({gate.rule}; best {gate.scale.show(worst.best)})"
-    found = f"recovered {worst.recovered} of {count(worst.images, 'image')} {score}"
-    if len(tallies) > 1:
-        sentence = f"{guilty} of {len(tallies)} attacks recovered private images: the worst, {worst.attack}, {found}"
+    recovered = f"recovered {worst.recovered} of {count(worst.images, 'image')} {score}"
+    if total > 1:
+        sentence = (
+            f"{guilty} of {len(tallies)} attacks recovered private images: the worst, {worst.attack}, {recovered}"
+        )
     else:
-        sentence = f"{worst.attack} {found.replace(' image', ' private image', 1)}"
+        sentence = f"{worst.attack} {recovered.replace(' image', ' private image', 1)}"
     if worst.repeated:
-        sentence += ", where an image that is in several messages counts in each"
+        sentence += "; an image that is in several messages counts once in each"
     if worst.refined:
         sentence += f", {worst.refined} of them only after refinement"
     if gate.max_share > 0:
@@ -300,11 +303,11 @@ def _leak_sentence(tallies: Sequence[Tally], gate: Gate) -> str:
     return f"{sentence}."
 
 
-def _nothing_sentence(given: _Evidence) -> str:
-    """Say that no attack recovered anything, and how near the nearest came."""
-    tallies, gate = given.tallies, given.gate
+def _nothing_sentence(evidence: _Evidence) -> str:
+    """Say that no attack recovered anything, and how close the best one came."""
+    tallies, gate = evidence.tallies, evidence.gate
     if not tallies:
-        return "No attack could be scored." if attacks_in(given.records) else "No attack was run."
+        return "No attack could be scored." if attacks_in(evidence.records) else "No attack was run."
     worst, best = tallies[0], gate.scale.show(tallies[0].best)
     if len(tallies) == 1:
         return f"{worst.attack} recovered no private image ({gate.rule}); its best was {best}."

@@ -19,14 +19,14 @@ from pydantic import (
 from fedglass.verdict.doubts import Doubt
 
 EXACT_PSNR = 100.0
-"""Decibels that stand for the infinite PSNR of an exact copy, the one infinity that is a result."""
+"""Decibels that stand for the infinite PSNR of an exact copy; no other infinity is a result."""
 
 BASE_RATE = 1e-3
-"""Success in naming a record among 1,000 without the message: certificates and games are stated beside it."""
+"""Success in naming a record among 1,000 without the message; certificates and games are compared with it."""
 MOST_MU = 1e9
-"""Stands for every larger mu of a certificate, an infinite one too: the success is 1 to the last digit from 50 on."""
-SCHEMA = 2
-"""Of records and summaries: output folders of another version are refused, and their files stay."""
+"""Replaces every larger mu of a certificate, also an infinite one: from 50 on the success is 1 in all digits."""
+SCHEMA = 3
+"""Version of records and summaries; output folders of another version are refused, and their files stay."""
 
 
 class _Frozen(BaseModel):
@@ -34,18 +34,18 @@ class _Frozen(BaseModel):
 
 
 class Picture(_Frozen):
-    """One original beside its reconstruction, as paths relative to the audit directory."""
+    """One original and its reconstruction, as paths relative to the audit directory."""
 
     original: str
     reconstruction: str
     psnr: float | None = None
     ssim: float | None = None
     label: str | None = None
-    """The true class in words or digits, where there is one."""
+    """The name or number of the true class, if there is one."""
     raw: str | None = None
-    """The reconstruction before it was refined, where it was."""
+    """The reconstruction before its refinement, if it was refined."""
     film: str | None = None
-    """Pictures on the way of the refinement, side by side, where it shows them."""
+    """Intermediate pictures of the refinement side by side, if it has any."""
     film_caption: str = ""
 
     @field_validator("original", "reconstruction", "raw", "film")
@@ -59,77 +59,85 @@ class Picture(_Frozen):
         return value
 
 
+class KnownFact(_Frozen):
+    """One fact about the training or the data, as an adversary knows it apart from the message."""
+
+    text: str
+    oracle: bool = False
+    """True: no real adversary has this fact."""
+
+
 class Game(_Frozen):
-    """The candidate game: how often the message names the record that was trained on among others."""
+    """The candidate game: how often the message names the trained record among other examples."""
 
     records: int
     candidates: int
-    """That each record was compared with."""
+    """Candidates per record."""
     messages: int = 1
-    """Messages of the audit, over which limits and ranks are corrected."""
+    """Messages of the audit; limits and ranks are corrected for this number of tests."""
     top1: float
     low: float
     high: float
-    """Limits of the rate, corrected over the messages of the audit."""
+    """Upper limit of the rate; `low` and `high` are corrected for the number of messages."""
     control: str = ""
-    """How records were had that were not trained on: `held_out` or `counterfactual`; empty where none could be."""
+    """Source of records that were not trained on: `held_out` or `counterfactual`; empty without a control."""
     control_top1: float | None = None
     control_low: float | None = None
     control_high: float | None = None
     rank_p: list[float] = Field(default_factory=list)
-    """Of each record, (1 + candidates that score higher) / (1 + candidates)."""
+    """For each record, (1 + candidates that score higher) / (1 + candidates)."""
     control_rank_p: list[float] = Field(default_factory=list)
     same_source: bool = True
-    """False: the candidates are images of another kind, so that the game decides nothing."""
+    """False: the candidates are another kind of images, so the game decides nothing."""
     statistic: str = ""
     directions: int = 0
-    """Principal directions of public gradients that were projected out."""
+    """Number of principal directions of public gradients that were projected out."""
     public: int = 0
-    """Public gradients that these directions come from."""
+    """Number of public gradients that give these directions."""
     scores: list[float] = Field(default_factory=list)
     control_scores: list[float] = Field(default_factory=list)
     candidate_quantiles: list[float] = Field(default_factory=list)
 
 
 class Certificate(_Frozen):
-    """An upper bound on the success of any adversary in naming a record, under assumptions that are listed."""
+    """An upper bound on the success of any adversary in naming a record, under the listed assumptions."""
 
     method: Literal["record", "accountant"]
     accounting: str
     """`gaussian`, `laplacian`, `composed_gaussian` (DP-SGD without a gain by sampling), `pld` (DP-SGD on Poisson
-    samples), `poisson_not_counted` (the same without the package that counts the gain), or `identical` (no noise, and
-    the same message whatever the record is)."""
+    samples), `poisson_not_counted` (the same without the package that computes the gain), or `identical` (no noise, and
+    the same message for every record)."""
     success: list[float]
-    """Of each audited record, at a base rate of 1/1000, over all rounds that are covered."""
+    """For each audited record, the success at a base rate of 1/1000 over all covered rounds."""
     mu: list[float] = Field(default_factory=list)
-    """Of each record, its distance in units of the noise; empty where the noise is not Gaussian. 1e9 stands for all
-    beyond it."""
+    """For each record, its distance in units of the noise; empty if the noise is not Gaussian. 1e9 stands for every
+    larger value."""
     rounds: int = 1
-    """Rounds that are covered."""
+    """Covered rounds."""
     planned: int | None = None
-    """Rounds of the same records in all, where these are more than those covered."""
+    """All planned rounds of the same records, if these are more than the covered ones."""
     success_planned: float | None = None
-    """Of the worst record after the planned rounds; null where nothing bounds it."""
+    """Success for the worst record after the planned rounds; null if nothing bounds it."""
     advantage: float | None = None
-    """Of the worst record: true positive rate minus false positive rate of the best test."""
+    """For the worst record, true positive rate minus false positive rate of the best test."""
     epsilon: float | None = None
     delta: float | None = None
     client_mu: float | None = None
-    """The same distance where all records of a client are absent at once."""
+    """Distance in units of the noise between a message with and without all records of a client."""
     adversary: dict[str, float] = Field(default_factory=dict)
-    """Success of the simulated optimal adversary among 2, 10, 100, 1,000 candidates: shown, never deciding."""
+    """Success of the simulated optimal adversary among 2, 10, 100, 1,000 candidates; for information only."""
     expected_psnr: float | None = None
-    """Of the best estimate without a prior, where the message is one clipped gradient of one example. It does not
-    bound an adversary that knows what pictures look like."""
+    """PSNR of the best estimate without a prior, for a message that is one clipped gradient of one example. It does not
+    bound an adversary that knows what such pictures look like."""
     assumptions: dict[str, str] = Field(default_factory=dict)
-    """Assumption -> how it is known: `construction`, `tested` or `declared`."""
+    """Assumption -> its basis: `construction`, `tested` or `declared`."""
 
     @field_validator("mu", "client_mu", mode="before")
     @classmethod
     def _bounded(cls, value: Any) -> Any:
-        """JSON knows no infinity."""
+        """Replace infinity, which JSON does not have."""
         if isinstance(value, list | tuple):
-            return [min(each, MOST_MU) for each in value]
+            return [min(mu, MOST_MU) for mu in value]
         return None if value is None else min(value, MOST_MU)
 
     @field_validator("epsilon", "expected_psnr", mode="before")
@@ -144,23 +152,23 @@ class Certificate(_Frozen):
 
 
 class Record(_Frozen):
-    """What came of one case: an attack, a candidate game, or the check of a message with its certificate.
+    """The result of one case: an attack, a candidate game, or the check of a message with its certificate.
 
-    JSON knows no NaN and no infinity: they become null.
+    JSON has neither NaN nor infinity: they become null.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     kind: Literal["attack", "game", "certificate"] = "attack"
     key: str = Field(pattern=r"^[0-9A-Za-z_-]{1,80}$")
     """Hash of the case; also the name of its files."""
     attack: str
     attack_repr: str
     view: str
-    """In plain words, such as `server sees client 0's update`."""
+    """A sentence, such as `server sees client 0's update`."""
     view_name: str = ""
-    """The same in short, such as `server, client 0`; empty where the view has no short name."""
+    """A short name, such as `server, client 0`; empty if the view has none."""
     standpoint: str = ""
-    """Where the adversary stands: `server`, `aggregate` (behind secure aggregation) or `peer`; empty where not told."""
+    """The adversary's place: `server`, `aggregate` (behind secure aggregation) or `peer`; empty if unknown."""
     round: int
     client: str
     repeat: int
@@ -168,65 +176,65 @@ class Record(_Frozen):
     status: Literal["done", "failed"]
     error: str | None = None
     metrics: dict[str, list[float | None]] = Field(default_factory=dict)
-    """Per image, after matching."""
+    """Metric -> value of each image, after matching."""
     metrics_raw: dict[str, list[float | None]] = Field(default_factory=dict)
-    """The same before the images were refined, matched on their own; empty where nothing was refined."""
+    """The same before the refinement, matched separately; empty without a refinement."""
     controls: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
-    """Of images that a learned model refined: what its controls reach, by name, metric and image."""
-    identity_kept: list[bool] = Field(default_factory=list)
-    """Per image, whether the refined one is still nearest to the true image that the raw one was nearest to."""
-    shown_otherwise: list[bool] = Field(default_factory=list)
-    """Per image, whether some reconstruction shows it in another contrast, as a negative, mirrored or moved."""
+    """Scores of the controls of a learned refinement, by name, metric and image."""
+    identity_preserved: list[bool] = Field(default_factory=list)
+    """For each image, whether refined and raw version are nearest to the same true image."""
+    transformed_match: list[bool] = Field(default_factory=list)
+    """For each image, whether a reconstruction shows it with another contrast, as a negative, mirrored or shifted."""
     blends: list[list[int]] = Field(default_factory=list)
-    """Per image, the private images whose mean the reconstruction shows; empty where it shows one alone."""
+    """For each image, the private images that the reconstruction blends; empty if it shows a single one."""
     skipped_metrics: dict[str, str] = Field(default_factory=dict)
-    """Metric -> why it was left out."""
+    """Metric -> the reason why it was skipped."""
     labels_true: list[int] = Field(default_factory=list)
     labels_recovered: list[int] = Field(default_factory=list)
     label_errors: int | None = None
     energy: float | None = None
-    """Of the images as the search left them, before any refinement."""
+    """Energy of the images that the search found, before any refinement."""
     energy_refined: float | None = None
-    """Of the refined images, where some were refined."""
+    """Energy of the refined images, if there are any."""
     energy_truth: float | None = None
     energy_blind: float | None = None
     trace: list[float] = Field(default_factory=list)
     """Thinned energy curve, finite values only."""
     method: str = ""
-    """The exact method that read the images; empty where a search found them, or nothing was read."""
+    """The exact method that read the images; empty for a search, or if nothing was read."""
     explains: bool = False
-    """Whether the images of an exact method were verified to explain the message."""
+    """Whether a check confirmed that the images of an exact method explain the message."""
     game: Game | None = None
     certificate: Certificate | None = None
     doubts: list[Doubt] = Field(default_factory=list)
-    knows: dict[str, str] = Field(default_factory=dict)
-    """Knowledge in plain words; a fact that no real adversary has says `oracle`."""
+    knows: dict[str, KnownFact] = Field(default_factory=dict)
+    """Fact -> what the adversary knows of it apart from the message."""
     oracle: bool = False
     seconds: float = 0.0
     iterations: int | None = None
     peak_mib: float | None = None
     finished: str | None = None
-    """When the case ended: ISO 8601, UTC; null in older records."""
+    """End of the case: ISO 8601, UTC."""
     utility: dict[str, float | None] = Field(default_factory=dict)
     defences: list[str] | None = None
-    """What protects the message and what that promises, in words; null where nobody knows."""
+    """The defences of the message and what they promise, as sentences; null if unknown."""
     blind: dict[str, list[float | None]] = Field(default_factory=dict)
-    """Per image and metric, what the best of several guesses without the message reaches."""
-    blind_by: dict[str, list[str]] = Field(default_factory=dict)
-    """Per image and metric, which guess that is; empty where nobody kept it."""
+    """Metric -> for each image, the score of the best guess without the message."""
+    blind_guess: dict[str, list[str]] = Field(default_factory=dict)
+    """Metric -> for each image, the name of that guess; empty if it was not stored."""
     blind_public: dict[str, list[float | None]] = Field(default_factory=dict)
-    """With a certificate: per metric and public image, what the best guess without a message reaches."""
+    """In the record of a certificate: metric -> for each public image, the score of the best blind guess."""
     behaviours: list[str] = Field(default_factory=list)
-    """What participants do that are not honest, in words: poison is no defence."""
+    """Actions of dishonest participants, as sentences: poisoning is not a defence."""
     participants: list[str] = Field(default_factory=list)
-    kept: list[str] = Field(default_factory=list)
-    """Whose updates got through the aggregation rule in that round."""
-    behind: list[str] = Field(default_factory=list)
-    """Whose examples are in the message, the adversary's own left out; empty where not told."""
+    accepted: list[str] = Field(default_factory=list)
+    """The clients whose updates the aggregation rule accepted in that round."""
+    contributors: list[str] = Field(default_factory=list)
+    """The clients whose examples are in the message, without the adversary itself; empty if unknown."""
     owners: list[str] = Field(default_factory=list)
-    """Whose image i of the metrics is; empty where not told."""
+    """`owners[i]` is the client that image i of the metrics belongs to; empty if unknown."""
     swept: dict[str, float] = Field(default_factory=dict)
-    """What a sweep of the plan changes, and its value in this case; empty without a sweep."""
+    """Swept option of the plan -> its value in this case; empty without a sweep."""
     pictures: list[Picture] = Field(default_factory=list)
     """`pictures[i]` shows image i of the metrics; there may be fewer."""
     versions: dict[str, str] = Field(default_factory=dict)
@@ -254,16 +262,16 @@ class Record(_Frozen):
 
     @property
     def message(self) -> tuple[str, int]:
-        """Which message of the audit the record is about: the view and the round."""
+        """The message of the audit that the record is about: the view and the round."""
         return self.view, self.round
 
     def line(self) -> bytes:
-        """The record as one line of JSON."""
+        """Return the record as one line of JSON."""
         return json.dumps(self.model_dump(mode="json"), allow_nan=False).encode() + b"\n"
 
 
 def _finite(value: Any) -> Any:
-    """The same JSON value with null in place of NaN and infinity."""
+    """Return the JSON value with null instead of NaN and infinity."""
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

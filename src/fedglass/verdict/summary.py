@@ -1,4 +1,4 @@
-"""What the records say together: means with 95 % intervals, shares recovered, the worst cases."""
+"""The summary of the records: means with 95 % intervals, shares recovered, and the worst cases."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fedglass.verdict.records import Picture, Record
 T = TypeVar("T")
 RESAMPLES = 2000
 TAKEN = ("key", "attack", "view", "client", "round", "repeat", "oracle", "method", "explains")
-"""What an image takes from its record."""
+"""Fields that an image copies from its record."""
 WORST = 12
-"""How many of the worst images a summary names."""
+"""Number of worst images in a summary."""
 
 
 class _Frozen(BaseModel):
@@ -34,14 +34,14 @@ class _Frozen(BaseModel):
 
 
 class Interval(_Frozen):
-    """A mean and its 95 % interval, which is None where a single unit can give none."""
+    """A mean and its 95 % interval; low and high are None if there is only one unit."""
 
     mean: float
     low: float | None
     high: float | None
     images: int
     resampled: Literal["cases", "images"]
-    """What was drawn anew: whole cases, or the images of the only case there is."""
+    """The resampled units: cases, or the images of the only case."""
 
 
 class Group(_Frozen):
@@ -57,7 +57,7 @@ class Group(_Frozen):
     metrics: dict[str, Interval]
     label_errors: int | None
     labels: int
-    """How many labels the errors are out of."""
+    """Number of labels in which the errors were counted."""
     seconds: float
     """Mean over the cases."""
     oracle: bool
@@ -76,42 +76,43 @@ class Case(_Frozen):
     image: int
     scores: dict[str, float | None]
     scores_raw: dict[str, float | None] = Field(default_factory=dict)
-    """The same before the image was refined; empty where it was not."""
+    """The same before the refinement; empty if the image was not refined."""
     judged: Literal["raw", "refined"] | None = None
-    """Which of the two the gate judges; null where nothing was refined."""
+    """The version that the gate judges; null if the image was not refined."""
     blind: dict[str, float | None] = Field(default_factory=dict)
-    """What the best guess without the message reaches."""
-    blind_by: dict[str, str] = Field(default_factory=dict)
-    """Which guess that is."""
+    """Metric -> score of the best guess without the message."""
+    blind_guess: dict[str, str] = Field(default_factory=dict)
+    """Metric -> name of that guess."""
     picture: Picture | None
     oracle: bool
     recovered: bool = False
     near: bool = False
-    """Not recovered by the gate's rule, but partly recognisable."""
+    """Whether the image does not count as recovered, but is partly recognisable."""
     owner: str | None = None
-    """Whose image it is, where the record says."""
+    """The client that the image belongs to, if the record says."""
     method: str = ""
+    """The exact method that read it; empty for a search."""
     explains: bool = False
-    """The exact method that read it, and whether what it read was verified to explain the message."""
+    """Whether a check confirmed that the images of the exact method explain the message."""
 
 
 class Summary(_Frozen):
-    """`summary.json`: derived from the records and the gate alone, so it can always be made again."""
+    """`summary.json`: derived only from the records and the gate, so it can always be rebuilt."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     gate: dict[str, str | float | bool]
     scales: dict[str, Scale] = Field(default_factory=dict)
-    """How the metrics read, so that a report needs nothing of what computed them."""
+    """The scales of the metrics, so that a report does not need the code of the metrics."""
     planned: int
     cases: int
     verdict: dict[str, str | bool | int | float | list[str] | None]
     attacks: list[Group]
     views: list[Group] = Field(default_factory=list)
-    """The same by view, where an attack was played in more than one."""
+    """The same by view, if an attack was run on more than one."""
     worst: list[Case]
 
     def judged_by(self) -> Gate:
-        """The gate, with what is known of its metric."""
+        """Return the gate with the scales of this summary."""
         fields: dict[str, Any] = self.gate
         return Gate(**fields, scales=self.scales)
 
@@ -123,11 +124,11 @@ class Summary(_Frozen):
 def summarise(
     records: Sequence[Record], gate: Gate, planned: int | None = None, scales: Mapping[str, Scale] | None = None
 ) -> Summary:
-    """The summary; `planned` is the number of cases in the plan, where more were planned than have run."""
+    """Return the summary; `planned` is the number of cases in the plan, if more were planned than have run."""
     total = len(records) if planned is None else planned
     verdict = judge(records, gate, missing=max(0, total - len(records)))
     return Summary(
-        gate={each.name: getattr(gate, each.name) for each in fields(gate) if each.compare},
+        gate={limit.name: getattr(gate, limit.name) for limit in fields(gate) if limit.compare},
         scales=scales_of(records, {**(scales or {}), gate.metric: gate.scale}),
         planned=total,
         cases=len(records),
@@ -139,7 +140,7 @@ def summarise(
 
 
 def read_summary(path: Path) -> Summary:
-    """A `summary.json` whose gate is sound."""
+    """Read a `summary.json`, and refuse one with an invalid gate."""
     try:
         data = read_file(path, MOST_BYTES)
     except OSError as error:
@@ -153,21 +154,21 @@ def read_summary(path: Path) -> Summary:
     return summary
 
 
-def scales_of(records: Iterable[Record], told: Mapping[str, Scale]) -> dict[str, Scale]:
-    """The scale of every metric in the records: told, or else looked up; higher leaks where nobody knows."""
+def scales_of(records: Iterable[Record], given: Mapping[str, Scale]) -> dict[str, Scale]:
+    """Return the scale of every metric in the records: given, or looked up, or higher leaks if it is unknown."""
     names = dict.fromkeys(name for record in records for name in (*record.metrics, *record.skipped_metrics))
-    return {**told, **known_scales(names, told)}
+    return {**given, **known_scales(names, given)}
 
 
 def by_attack(records: Sequence[Record], gate: Gate) -> list[Group]:
-    """One group per attack, the one that leaked most first."""
+    """Return one group per attack, the one that leaked most first."""
     parts = _split(attacks_in(records), lambda r: (r.attack,))
     groups = [_group(name, None, chosen, gate) for (name,), chosen in parts]
     return sorted(groups, key=lambda g: _leakage(g, gate), reverse=True)
 
 
 def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
-    """One group per attack and view, empty unless some attack was played in several views."""
+    """Return one group per attack and view; empty unless an attack was run on several views."""
     attacks = attacks_in(records)
     parts = _split(attacks, lambda r: (r.attack, r.view))
     if len(parts) == len({record.attack for record in attacks}):
@@ -176,8 +177,8 @@ def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
 
 
 def rank(records: Iterable[Record], gate: Gate) -> list[Case]:
-    """Every scored image, the one that leaked most by the gate's metric, raw or refined, first."""
-    found = [
+    """Return every scored image, the one that leaked most by the gate's metric, raw or refined, first."""
+    scored = [
         (value, _case(record, index, hit, gate))
         for record in records
         if record.status == "done"
@@ -185,14 +186,14 @@ def rank(records: Iterable[Record], gate: Gate) -> list[Case]:
         if value is not None
     ]
     sign = -1 if gate.scale.higher_leaks else 1
-    return [case for _, case in sorted(found, key=lambda pair: sign * pair[0])]
+    return [case for _, case in sorted(scored, key=lambda pair: sign * pair[0])]
 
 
 def interval(samples: Sequence[Sequence[float]]) -> Interval:
-    """Mean of all values with the 95 % percentile bootstrap interval [Efron, 1979].
+    """Return the mean of all values with the 95 % percentile bootstrap interval [Efron, 1979].
 
-    Whole samples (cases) are drawn, since images of one case share a model and a message and are not
-    independent; of a single case its images are drawn, and a single image has no interval.
+    The bootstrap draws whole samples (cases), since images of one case share a model and a message and are not
+    independent. Of a single case it draws the images, and a single image has no interval.
 
     >>> interval([[1.0, 3.0], [2.0]]).mean, interval([[5.0]]).low
     (2.0, None)
@@ -211,7 +212,7 @@ def interval(samples: Sequence[Sequence[float]]) -> Interval:
 
 
 def share_interval(samples: Sequence[Sequence[bool]]) -> Interval:
-    """Share of the hits; the interval covers both the bootstrap's and Wilson's [Wilson, 1927].
+    """Return the share of hits; the interval covers both the bootstrap's and Wilson's [Wilson, 1927].
 
     The bootstrap alone would claim certainty where all images or none were recovered.
 
@@ -230,7 +231,7 @@ def share_interval(samples: Sequence[Sequence[bool]]) -> Interval:
 def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate) -> Group:
     done = [record for record in records if record.status == "done"]
     names = dict.fromkeys(name for record in done for name in record.metrics)
-    values = {name: [_known(record.metrics.get(name, [])) for record in done] for name in names}
+    values = {name: [_without_none(record.metrics.get(name, [])) for record in done] for name in names}
     hits = [_judged_hits(record, gate) for record in done]
     labelled = [record for record in done if record.label_errors is not None]
     return Group(
@@ -251,7 +252,7 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
 
 
 def _judged_hits(record: Record, gate: Gate) -> list[bool]:
-    """Which of the images that have a score count as recovered."""
+    """Check which of the scored images count as recovered."""
     pairs = zip(gate.hits(ImageScores.of(record)), gate.scores(record), strict=True)
     return [hit for hit, value in pairs if value is not None]
 
@@ -266,7 +267,7 @@ def _split(
 
 
 def _leakage(group: Group, gate: Gate) -> tuple[float, float]:
-    """A key that grows with what leaked; attacks without a score come last."""
+    """Return a sort key that grows with the leak; attacks without a score come last."""
     if group.share is None or gate.metric not in group.metrics:
         return -1.0 if group.share is None else group.share.mean, 0.0
     mean = group.metrics[gate.metric].mean
@@ -275,17 +276,17 @@ def _leakage(group: Group, gate: Gate) -> tuple[float, float]:
 
 def _mean_utility(records: Sequence[Record]) -> dict[str, float]:
     names = dict.fromkeys(name for record in records for name in record.utility)
-    known = {name: _known([record.utility.get(name) for record in records]) for name in names}
-    return {name: float(np.mean(values)) for name, values in known.items() if values}
+    measured = {name: _without_none([record.utility.get(name) for record in records]) for name in names}
+    return {name: float(np.mean(values)) for name, values in measured.items() if values}
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def _without_none(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
 def _at(index: int, values: Mapping[str, Sequence[T]]) -> dict[str, T]:
-    """Those of one image, by metric."""
-    return {name: each[index] for name, each in values.items() if index < len(each)}
+    """Return the values of one image by metric."""
+    return {name: by_image[index] for name, by_image in values.items() if index < len(by_image)}
 
 
 def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
@@ -298,7 +299,7 @@ def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
         scores_raw=_at(index, record.metrics_raw),
         judged=scores.judged(gate.metric, gate.scale)[index],
         blind=_at(index, record.blind),
-        blind_by=_at(index, record.blind_by),
+        blind_guess=_at(index, record.blind_guess),
         picture=record.pictures[index] if index < len(record.pictures) else None,
         recovered=recovered,
         near=near[index],

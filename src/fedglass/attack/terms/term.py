@@ -1,4 +1,7 @@
-"""Terms of the objective add and scale: `Cosine() + 0.01 * TotalVariation()`."""
+"""Terms of the objective, and combinations of them: sums, multiples, terms that start later, size-dependent weights.
+
+Terms add and scale: `Cosine() + 0.01 * TotalVariation()`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class Term(ABC):
 
     @abstractmethod
     def bind(self, binding: Binding) -> BoundTerm:
-        """The term's energy as a function of the iteration; what depends on the message alone is computed here."""
+        """Return the term's energy as a function of the iteration; compute here what depends only on the message."""
 
     def __add__(self, other: Term) -> Sum:
         return Sum((*_summands(self), *_summands(other)))
@@ -42,11 +45,11 @@ class Sum(Term):
     terms: tuple[Term, ...]
 
     def bind(self, binding: Binding) -> BoundTerm:
-        first, *rest = (term.bind(binding) for term in self.terms)
+        first, *later = (term.bind(binding) for term in self.terms)
 
         def value(at: Evaluation) -> Tensor:
             total = first(at)
-            for term in rest:
+            for term in later:
                 total = total + term(at)
             return total
 
@@ -76,15 +79,16 @@ def _summands(term: Term) -> tuple[Term, ...]:
     return term.terms if isinstance(term, Sum) else (term,)
 
 
-# A term that joins the objective on its way.
+FLOOR = 1e-5
+"""Added to variances, as torch's layers do."""
 
 
 @dataclass(frozen=True)
 class After(Term):
-    """Nothing before the share `start` of the way, the term from there on; it costs nothing while it is off.
+    """Zero before the share `start` of the iterations, then the term; it costs nothing while it is off.
 
-    Energies before and after are not comparable: a solver that returns its lowest iterate wants
-    `LowestFrom(start)`, which compares those of the whole objective only.
+    Energies before and after are not comparable: a solver that returns its lowest iterate needs `LowestFrom(start)`,
+    which compares only those of the whole objective.
     """
 
     term: Term
@@ -99,17 +103,14 @@ class After(Term):
         return value
 
 
-# A weight that follows the size of the pictures.
-
-
 @dataclass(frozen=True)
 class ScaleRule(Term):
     """A term times max(0, offset + slope ln(side)), side = sqrt(h w) [K. Zhu et al., 2025, Eq. 3].
 
-    The paper says neither what `scale(x)` is nor which logarithm: the natural one of the side gives the 0.0002 that
-    it states for pictures of 32 x 32. For 224 x 224 it gives 0.00007 where the paper states 0.005, and the paper's
-    words, a weight that increases with the scale, contradict its equation, in which it decreases. The equation
-    is followed. It turns negative beyond a side of 518, where the weight is zero here.
+    The weight depends on the size of the pictures. The paper defines neither `scale(x)` nor the logarithm: the natural
+    one of the side gives the 0.0002 that it states for pictures of 32 x 32. For 224 x 224 it gives 0.00007 where the
+    paper states 0.005, and the paper's text, a weight that increases with the scale, contradicts its equation, where it
+    decreases. The equation is followed. It becomes negative beyond a side of 518, where the weight is zero here.
     """
 
     term: Term
@@ -121,7 +122,7 @@ class ScaleRule(Term):
         return lambda at: weight * term(at)
 
     def weight(self, height: int, width: int) -> float:
-        """The weight for pictures of that size.
+        """Return the weight for pictures of that size.
 
         >>> from fedglass.attack.terms.priors import PixelVariation
         >>> round(ScaleRule(PixelVariation()).weight(32, 32), 6)
@@ -130,19 +131,13 @@ class ScaleRule(Term):
         return max(0.0, self.offset + self.slope * math.log(math.sqrt(height * width)))
 
 
-# A term that matches running statistics, beside an objective that must not see them.
-
-
-FLOOR = 1e-5
-"""Added to variances, as torch's layers do."""
-
-
 @dataclass(frozen=True)
 class WithStatistics(Term):
-    """The objective of the weights' part, and `weight` times how far the layers' statistics are from those seen.
+    """The objective of the weights' part, plus `weight` times the distance of the layers' statistics to the observed.
 
-    Means are compared in deviations and variances by their logarithm, so that each layer counts alike:
-    mean over layers and channels of (mu - mu')^2 / var' + (log var - log var')^2 [cf. Yin et al., 2021, Eq. 9].
+    The objective itself does not see the statistics. Means are compared in deviations and variances by their logarithm,
+    so that each layer counts alike: mean over layers and channels of (mu - mu')^2 / var' + (log var - log var')^2 [cf.
+    Yin et al., 2021, Eq. 9].
     """
 
     objective: Term
@@ -150,19 +145,19 @@ class WithStatistics(Term):
 
     def bind(self, binding: Binding) -> BoundTerm:
         kinds = [name.rpartition(".")[2] for name in binding.names]
-        told = [i for i, kind in enumerate(kinds) if kind in (MEAN, VARIANCE)]
-        if not told:
+        statistics = [i for i, kind in enumerate(kinds) if kind in (MEAN, VARIANCE)]
+        if not statistics:
             return self.objective.bind(binding)
-        rest = [i for i in range(len(kinds)) if i not in told]
+        weights = [i for i in range(len(kinds)) if i not in statistics]
         names, target = binding.names, binding.target
-        spread = {names[i].rpartition(".")[0]: target[i] for i in told if kinds[i] == VARIANCE}
-        first, last = rest[0], rest[-1] + 1
-        assert rest == list(range(first, last)), "statistics come after the weights"
+        spread = {names[i].rpartition(".")[0]: target[i] for i in statistics if kinds[i] == VARIANCE}
+        first, last = weights[0], weights[-1] + 1
+        assert weights == list(range(first, last)), "statistics come after the weights"
         inner = self.objective.bind(replace(binding, target=target[first:last], names=names[first:last]))
-        layers = [names[i].rpartition(".")[0] for i in told]
-        ones = {layer: torch.ones_like(target[i]) for layer, i in zip(layers, told, strict=True)}
+        layers = [names[i].rpartition(".")[0] for i in statistics]
+        ones = {layer: torch.ones_like(target[i]) for layer, i in zip(layers, statistics, strict=True)}
         scales = [spread.get(layer, ones[layer]).clamp(min=0) + FLOOR for layer in layers]
-        rows = [(i, kinds[i] == MEAN, target[i], scale) for i, scale in zip(told, scales, strict=True)]
+        rows = [(i, kinds[i] == MEAN, target[i], scale) for i, scale in zip(statistics, scales, strict=True)]
         weight = self.weight
 
         def value(at: Evaluation) -> Tensor:
@@ -174,9 +169,9 @@ class WithStatistics(Term):
 
 def _distance(predicted: Sequence[Tensor], rows: Sequence[tuple[int, bool, Tensor, Tensor]]) -> Tensor:
     parts = [
-        (predicted[i] - seen).square().div(scale).mean()
+        (predicted[i] - observed).square().div(scale).mean()
         if is_mean
         else (torch.log(predicted[i] + FLOOR) - torch.log(scale)).square().mean()
-        for i, is_mean, seen, scale in rows
+        for i, is_mean, observed, scale in rows
     ]
     return torch.stack(parts).mean()

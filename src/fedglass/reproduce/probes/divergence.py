@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -196,7 +196,7 @@ class Divergence:
     sweep: Sweep
     draws: int = 24
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation, truth = target.observation, target.known_truth
         network = Network(
             observation.model.double(), {k: v.double() for k, v in observation.buffers.items()}, BatchNorm.FROZEN
@@ -232,7 +232,7 @@ class Divergence:
         return DOUBLE * (self.draws * steps + 3 * load.examples * load.gradient(1))
 
 
-def _finding(sweep: Sweep, scatters: Sequence[Scatter], size: float) -> Finding:
+def _finding(sweep: Sweep, scatters: Sequence[Scatter], size: float) -> ProbeResult:
     """Return the exponents of both means, the measured constant of the lemma, and a plot."""
     lemma = [point.factor * size for point in sweep.points]
     norms = [scatter.mean_of_norms for scatter in scatters]
@@ -254,4 +254,4 @@ def _finding(sweep: Sweep, scatters: Sequence[Scatter], size: float) -> Finding:
         measures["share"] = statistics.fmean(m / n for m, n in zip(of_mean, norms, strict=True))
         series = {"‖E[δ]‖": list(zip(sweep.values, of_mean, strict=True)), **series}
     lines = LogPlot("distance of the updates", sweep.axis, series)
-    return Finding({"extra": {"measures": measures, "lines": [asdict(lines)]}})
+    return ProbeResult({"extra": {"measures": measures, "lines": [asdict(lines)]}})

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -166,7 +166,7 @@ class Geometry:
     points: int = 51
     """Values of alpha, from the weights before to those after."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation, truth = target.observation, target.known_truth
         training = observation.knows.training
         if training is None:
@@ -191,7 +191,7 @@ class Geometry:
             Curve("cosine", "α", 1, cosines),
         )
         measures = {"min_share": min(shares), "cosine_before": cosines[0], "cosine_best": max(cosines)}
-        return Finding({"extra": {"measures": measures, "curves": [asdict(curve) for curve in curves]}})
+        return ProbeResult({"extra": {"measures": measures, "curves": [asdict(curve) for curve in curves]}})
 
     def seconds(self, load: Workload) -> float:
         return (load.steps + self.points) * load.gradient(load.examples)

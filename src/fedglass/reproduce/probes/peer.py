@@ -17,7 +17,7 @@ from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.images.pixels import bicubic_matrix
 from fedglass.attack.parts import Progress
 from fedglass.audit.assessment import IMAGINED, scored_guesses
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
@@ -44,7 +44,7 @@ class PeerImages:
     factor: int = 4
     """How much smaller the raw images are: the release repeats their pixels before it scores them."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         truth, observation = target.known_truth, target.observation
         reconstruction = self.attack.run(observation, seed, progress)
         final = match_images(reconstruction.images, truth)
@@ -59,7 +59,7 @@ class PeerImages:
         measures |= _search(reconstruction, len(truth.labels), int(fields["label_errors"]))
         measures |= {"back": 100 * final.share_back(), "own_psnr": own_psnr(final.images, observation)}
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
-        return Finding({**fields, "metrics": dict(scores.values), "extra": extra}, final.strips())
+        return ProbeResult({**fields, "metrics": dict(scores.values), "extra": extra}, final.strips())
 
     def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
@@ -82,7 +82,7 @@ class WrongRate:
     def attack(self) -> Attack:
         return self.probe.attack
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation = target.observation
         scaled = {name: step / self.guess for name, step in observation.update.items()}
         return self.probe.measure(replace(target, observation=replace(observation, update=scaled)), seed, progress)
@@ -137,13 +137,13 @@ class GuessedImages:
 
     guess: Guess
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         truth = target.known_truth
         images = self.guess.images(target.observation, truth).clamp(0, 1)
         guessed = MatchedImages(images, truth.private, Matching(tuple(range(len(images)))))
         scores = guessed.score(METRICS)
         extra = {"measures": means(scores.values), "skipped": dict(scores.skipped)}
-        return Finding({"metrics": dict(scores.values), "extra": extra}, guessed.strips())
+        return ProbeResult({"metrics": dict(scores.values), "extra": extra}, guessed.strips())
 
     def seconds(self, load: Workload) -> float:
         return 1.0
@@ -214,11 +214,11 @@ class Accuracy:
     accelerated: ClassVar[bool] = False
     attack: ClassVar[None] = None
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         points = accuracies(target.utility)
         last = max(points)
         measures = {"accuracy": points[last], **{f"accuracy_{at}": value for at, value in points.items()}}
-        return Finding({"extra": {"measures": measures}})
+        return ProbeResult({"extra": {"measures": measures}})
 
     def seconds(self, load: Workload) -> float:
         return 1.0
@@ -263,7 +263,7 @@ class PeerRmse:
     iterations: int
     """Iterations of all attacks that the reader tries, together."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation, truth = target.observation, target.known_truth
         reconstruction = self.reader.run(observation, seed, progress)
         final = match_images(reconstruction.images, truth)
@@ -290,7 +290,7 @@ class PeerRmse:
             "labels_true": truth.labels.tolist(),
             "extra": {"measures": measures, "skipped": dict(scores.skipped), "rule": reconstruction.rule},
         }
-        return Finding(fields, final.strips(SHOWN))
+        return ProbeResult(fields, final.strips(SHOWN))
 
     def seconds(self, load: Workload) -> float:
         size = min(load.training.batch_size or load.examples, load.examples)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedglass.attack.attack import Attack
 from fedglass.audit.cases import Probe
-from fedglass.audit.play_attack import of_run
+from fedglass.audit.play_attack import run_fields
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.types import Reconstruction
@@ -102,7 +102,7 @@ def attack_fields(attack: Attack, target: Target, reconstruction: Reconstruction
     """Return the fields of a record that describe an attack's run, with the truth next to it."""
     observation, truth = target.observation, target.known_truth
     return {
-        **of_run(attack, reconstruction),
+        **run_fields(attack, reconstruction),
         "labels_true": truth.labels.tolist(),
         "label_errors": int(label_errors(reconstruction.labels.cpu(), truth.labels, observation.knows.classes)),
         "energy_truth": energy_at(attack, observation, truth.images, truth.labels, reconstruction),

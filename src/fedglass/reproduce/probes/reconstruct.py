@@ -14,7 +14,7 @@ from fedglass.attack.needs import needs_of
 from fedglass.attack.parts import Labels, MatchAndAverage, Progress
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.stages import energy_rank, progress_part
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -62,7 +62,7 @@ class Reconstruct:
     """PSNR above which an image counts as recovered."""
     pairing: Pairing
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation, truth, merge = target.observation, target.known_truth, _RecordingMerge()
         reconstruction = replace(self.attack, merge=merge).run(observation, seed, progress)
         matched = match_images(reconstruction.images, truth, self.pairing.pair, clip=False)
@@ -76,7 +76,7 @@ class Reconstruct:
         if (similarity := _similarity(self.attack, observation, reconstruction, merge.images)) is not None:
             measures["lsim"] = similarity
         scored = {"metrics": {"psnr": psnr_by_image}, "extra": {**fields["extra"], "measures": measures}}
-        return Finding({**fields, **scored}, matched.strips(by_epoch=_by_epoch(merge.images, matched.matching)))
+        return ProbeResult({**fields, **scored}, matched.strips(by_epoch=_by_epoch(merge.images, matched.matching)))
 
     def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
@@ -127,7 +127,7 @@ class Invert:
 
     attack: Attack
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation = target.observation
         reconstruction = self.attack.run(observation, seed, progress)
         matched = match_images(reconstruction.images, target.known_truth, clip=False)
@@ -138,7 +138,7 @@ class Invert:
         measures["sparsity"] = sparsity(observation.update.values())  # of the message that the attack got
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
         scored = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
-        return Finding({**fields, **scored}, matched.strips())
+        return ProbeResult({**fields, **scored}, matched.strips())
 
     def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
@@ -160,8 +160,8 @@ class TryTrainings:
     def attack(self) -> Attack:
         return self.probe.attack
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        observation, findings = target.observation, list[Finding]()
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        observation, findings = target.observation, list[ProbeResult]()
         guesses = possible_trainings(observation)
         for i, guess in enumerate(guesses):
             supposed = replace(target, observation=with_training(observation, guess))
@@ -189,12 +189,12 @@ class CountLabels:
 
     labels: Labels
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation, truth = target.observation, target.known_truth
         labels = self.labels.bind(observation, stream(seed, "labels")).decode([])
         errors = label_errors(labels, truth.labels, observation.knows.classes)
         fields = {"labels_true": truth.labels.tolist(), "labels_recovered": labels.tolist(), "label_errors": errors}
-        return Finding({**fields, "extra": {"measures": {"label_errors": float(errors)}}})
+        return ProbeResult({**fields, "extra": {"measures": {"label_errors": float(errors)}}})
 
     def seconds(self, load: Workload) -> float:
         return 60 * load.gradient(50)  # 3000 dummy images, twice, without a gradient
@@ -218,7 +218,7 @@ class SearchUnknowns:
     lr: float
     """The clients' true rate; the adversary may not know it."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         attack, truth = BestOf(self.attack, self.search), target.known_truth
         reconstruction = attack.run(target.observation, seed, progress)
         supposed = reconstruction.supposed
@@ -231,7 +231,7 @@ class SearchUnknowns:
         measures = {**ratios, "found": 100.0 * hit, **means(values)}
         fields = {"energy": reconstruction.energy, "trace": list(reconstruction.trace), "metrics": values}
         extra = {"measures": measures, "lines": [asdict(plot) for plot in _plots(reconstruction)]}
-        return Finding({**fields, "extra": extra}, matched.strips())
+        return ProbeResult({**fields, "extra": extra}, matched.strips())
 
     def seconds(self, load: Workload) -> float:
         tries = len(self.search.rates) * len(self.search.counts) + 1

@@ -33,7 +33,7 @@ from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.parts import Progress
 from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import best_guess
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params, flatten
@@ -224,7 +224,7 @@ class Theorem1:
         if len(self.audited) < 2 or self.audited[0] != 0 or list(self.audited) != sorted(set(self.audited)):
             raise UsageError(f"The rounds of Theorem 1 must ascend from 0, at least two of them, got {self.audited}.")
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation, truth = target.observation, target.known_truth
         training = observation.knows.training
         if training is None or training.local_steps(1) != 1:
@@ -304,7 +304,7 @@ def _finding(
     truth: Truth,
     guess: float,
     measured: dict[str, float],
-) -> Finding:
+) -> ProbeResult:
     """Return the figures of the table, the terms of each round, and a plot."""
     private = truth.private.images
     pixels = private[0].numel()
@@ -336,4 +336,4 @@ def _finding(
         for r, e, b in zip(attacked, errors, bounds, strict=True)
     ]
     drawn = LogPlot("RMSE", "round", {name: line for name, line in points.items() if line})
-    return Finding({"extra": {"measures": measures, "rounds": rounds, "lines": [asdict(drawn)]}})
+    return ProbeResult({"extra": {"measures": measures, "rounds": rounds, "lines": [asdict(drawn)]}})
