@@ -515,11 +515,8 @@ def test_noise_that_another_message_has_is_told(tmp_path: Path) -> None:
     told = 'truth = "b-truth"\nrounds = "all"\ndefended = { name = "gaussian_noise", std = 1.0 }'
     Real(sizes=(1, 2), rounds=2, leaves=noisy).record(tmp_path / "b", defences=None)
     first, *_ = targets(job(tmp_path, told))
-    assert list(first.same_noise_in) == [
-        "as of client 1 in round 1",
-        "as of client 0 in round 2",
-        "as of client 1 in round 2",
-    ]
+    others = ["as of client 1 in round 1", "as of client 0 in round 2", "as of client 1 in round 2"]
+    assert list(first.same_noise_in) == others
     assert Kind.NOISE_REFUTED in [each.kind for each in message_doubts(first)]
     first, _ = targets(job(tmp_path, told, 'view = "aggregate"'))
     assert list(first.same_noise_in) == ["as in round 2"]
