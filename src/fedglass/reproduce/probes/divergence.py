@@ -31,7 +31,7 @@ from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
-from fedglass.fl.local import Batch, MeanGradient, Step
+from fedglass.fl.local import LocalBatch, MeanGradient, Step
 from fedglass.models.network import Network
 from fedglass.reproduce.charts import LogPlot
 from fedglass.reproduce.cost import Workload
@@ -139,7 +139,7 @@ def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 def _full_batch(network: Network, before: Sequence[Tensor], client: ClientExamples, lr: float, steps: int) -> Tensor:
     """Return the distance of the weights from the start after each step.  # (steps + 1, parameters)"""
-    batches = [Batch(epoch, slice(None)) for epoch in range(steps)]
+    batches = [LocalBatch(epoch, slice(None)) for epoch in range(steps)]
     deltas = local_path(network, before, *client, batches, Training(lr, epochs=steps))
     start = _vector(before)
     return torch.stack([_vector(weights) - start for weights in deltas])

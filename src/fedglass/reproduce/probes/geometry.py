@@ -20,7 +20,7 @@ from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
-from fedglass.fl.local import Batch, MeanGradient, Step, path, schedule
+from fedglass.fl.local import LocalBatch, MeanGradient, Step, path, schedule
 from fedglass.models.network import Network
 from fedglass.reproduce.charts import Curve
 from fedglass.reproduce.cost import Workload
@@ -31,7 +31,7 @@ def local_path(
     before: Sequence[Tensor],
     inputs: Tensor,
     labels: Tensor,
-    batches: Iterable[Batch],
+    batches: Iterable[LocalBatch],
     training: Training,
 ) -> Iterator[list[Tensor]]:
     """Yield the weights w_0 .. w_T of a local training on whitened inputs."""
