@@ -44,7 +44,7 @@ def refused(result: Result, *words: str) -> None:
     assert "Traceback" not in result.output
     *notice, said = result.stderr.strip().splitlines()
     assert len(notice) <= 1
-    assert all(line.startswith("This plan runs code of its own: ") for line in notice)
+    assert all(line.startswith("This plan runs code outside fedglass: ") for line in notice)
     assert said.startswith("fedglass: ")
     for word in words:
         assert word in said, said
