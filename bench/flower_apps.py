@@ -16,7 +16,7 @@ from flwr.simulation import run_simulation
 
 from bench import rounds
 from fedglass.core.tensors import Params, add, buffers_of
-from fedglass.federation.client import Call, respond
+from fedglass.federation.client import TrainRequest, train_client
 from fedglass.federation.federation import Federation
 
 app = ClientApp()
@@ -34,8 +34,10 @@ def train(message: Message, context: Context) -> Message:
     crowd, client = known(int(context.node_config["partition-id"]))
     before = message.content["arrays"].to_torch_state_dict()
     index = int(message.content["config"]["server-round"]) - 1
-    call = Call(crowd.model, before, buffers_of(crowd.model), crowd.training, crowd.whitening, crowd.seed, index)
-    after = add(before, respond(client, call).update)
+    call = TrainRequest(
+        crowd.model, before, buffers_of(crowd.model), crowd.training, crowd.whitening, crowd.seed, index
+    )
+    after = add(before, train_client(client, call).update)
     metrics = MetricRecord({"num-examples": len(client.labels)})
     return Message(content=RecordDict({"arrays": ArrayRecord(after), "metrics": metrics}), reply_to=message)
 

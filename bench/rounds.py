@@ -20,7 +20,7 @@ from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
 from fedglass.execution.client_training import answers_of
 from fedglass.execution.processes import Processes
-from fedglass.federation.client import Answers, Client, one_by_one
+from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.federation.federation import Federation
 from fedglass.models.catalogue import build
 
@@ -34,7 +34,7 @@ def measure() -> list[tuple[str, str, str]]:
     for clients, rounds in SIZES.items():
         crowd, title = federation(clients), f"LeNet, {clients} clients of {EXAMPLES} examples, rounds per minute"
         with Processes(WORKERS).kept() as team:
-            alone, shared, last = per_minute(crowd, rounds, one_by_one, answers_of(team))
+            alone, shared, last = per_minute(crowd, rounds, train_sequentially, answers_of(team))
         rows.append((f"{title}: here", f"{alone:.0f}", ""))
         rows.append((f"{title}: {WORKERS} processes", f"{shared:.0f} ({shared / alone:.2f} x, same bits)", ""))
         if importlib.util.find_spec("flwr") is not None:
@@ -57,9 +57,9 @@ def client(index: int) -> Client:
     return Client(f"client {index}", images, torch.randint(CLASSES, (EXAMPLES,), generator=generator))
 
 
-def per_minute(crowd: Federation, rounds: int, *ways: Answers) -> tuple[float, float, Params]:
+def per_minute(crowd: Federation, rounds: int, *ways: TrainClients) -> tuple[float, float, Params]:
     """Rounds per minute after a first one, of two ways that take turns, and the weights at the end."""
-    played = [crowd.play(rounds + 1, answers=answers) for answers in ways]
+    played = [crowd.play(rounds + 1, train_clients=answers) for answers in ways]
     fastest = [math.inf for _ in ways]
     for index in range(rounds + 1):
         weights = []

@@ -28,10 +28,10 @@ from fedglass.defend.dpsgd import DPSGD
 from fedglass.fl.local import schedule, train
 from fedglass.fl.release import Outgoing
 from fedglass.guard import Guard
+from fedglass.guard.checks import one_run
 from fedglass.guard.outbound import Outbound, Protected
-from fedglass.guard.quick_attack import one_run
 from fedglass.guard.report import Clock
-from fedglass.guard.runners import Here
+from fedglass.guard.runners import InlineRunner
 from fedglass.models.network import Network
 from fedglass.verdict.gate import Gate
 
@@ -127,8 +127,8 @@ def independent(kind: Kind) -> AnyAttack:
 def line(kind: Kind, out: Outbound, spent: float) -> dict[str, Any]:
     told: dict[str, Any] = {"kind": kind.name, "examples": len(out.labels), "training": spent}
     if not kind.what:
-        seen = out.seen()
-        found = one_run(independent(kind), seen, Target(seen, out.truth()), Gate(), 1, Clock(1e6))
+        seen = out.observation()
+        found = one_run(independent(kind), Target(seen, out.truth()), Gate(), 1, Clock(1e6))
         told |= {"recovered": any(found.recovered)}
     for name, options in (("guard", {}), ("attack alone", {"false_alarms": 0.0})):
         if options and told["guard"]["reasons"] != ["singled out"]:
@@ -143,7 +143,7 @@ def line(kind: Kind, out: Outbound, spent: float) -> dict[str, Any]:
             noise_multiplier=declared.noise_multiplier,
             dpsgd=declared.dpsgd,
             whitening=PHOTOS.whitening,
-            runner=Here(),
+            runner=InlineRunner(),
             **options,  # type: ignore[arg-type] # one float
         )
         start = time.process_time()

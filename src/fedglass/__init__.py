@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedglass.core.types import Training, Whitening
     from fedglass.data.catalogue import load
     from fedglass.defend import defence
-    from fedglass.federation.behaviour.poison import SignFlip
+    from fedglass.federation.behaviours import SignFlip
     from fedglass.federation.client import Client
     from fedglass.federation.federation import Federation
     from fedglass.federation.peer import PeerView
@@ -82,7 +82,7 @@ _PLACES = {
     "fedglass.models.catalogue": ("build",),
     "fedglass.recipes": ("recipe",),
     "fedglass.recorders.plain": ("record_aggregate", "recording"),
-    "fedglass.federation.behaviour.poison": ("SignFlip",),
+    "fedglass.federation.behaviours": ("SignFlip",),
     "fedglass.federation.client": ("Client",),
     "fedglass.federation.federation": ("Federation",),
     "fedglass.federation.transcript": ("Transcript",),

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedglass.attack.best_of import AnyAttack
 from fedglass.audit.audit import Job, Result, rehearse, run
 from fedglass.audit.cases import AuditProgress
-from fedglass.audit.play import play
+from fedglass.audit.play import play_case
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated
@@ -24,7 +24,7 @@ from fedglass.federation.federation import Federation
 from fedglass.federation.transcript import Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import Knows, ServerView, View
-from fedglass.metrics.catalogue import USUAL
+from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.plan.compile import read_job
 from fedglass.recipes import recipe
 from fedglass.report.html import write_report
@@ -50,7 +50,7 @@ class Audit:
     views: Sequence[View] = (ServerView(),)
     knows: Knows = field(default_factory=Knows)
     rounds: int = 1
-    metrics: Sequence[str] = USUAL
+    metrics: Sequence[str] = DEFAULT_METRICS
     gate: Gate = field(default_factory=Gate)
     repeats: int = 1
     seed: int = 0
@@ -124,7 +124,7 @@ def run_and_report(
 ) -> Result:
     """Run a job, and write its page next to its records."""
     if workers > 1 and executor is None:
-        warm(play.__module__)  # imports while the clients train
+        warm(play_case.__module__)  # imports while the clients train
     chosen = executor_for(workers) if executor is None else executor
     result = run(job, directory, executor=chosen, device=device_named(device), progress=progress)
     write_report(directory)

@@ -13,8 +13,7 @@ from fedglass.attack.best_of import AttacksByRule, BestOf
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Accepted, Observation, Reconstruction, Training
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
-from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.behaviours import Behaviour, Honest, SignFlip
 from fedglass.federation.federation import observe
 from fedglass.federation.peer import PeerView
 from fedglass.federation.truth import Truth

@@ -161,7 +161,7 @@ def test_a_start_that_was_paused_ends_where_it_does_alone(toy: Any, solver: Any,
 
 def test_a_solver_that_can_not_pause_is_refused(toy: Any) -> None:
     attack, _ = scripted([1.0, 2.0])
-    with pytest.raises(UsageError, match="Scripted has no method steps: leave it out"):
+    with pytest.raises(UsageError, match="Scripted has no method steps: leave halving out"):
         replace(attack, halving=True)
 
 
@@ -310,11 +310,11 @@ def test_refinements_see_the_images_one_after_another(toy: Any) -> None:
     class Plus:
         by: float
 
-        def refine(self, given: Refinement) -> Tensor:
-            assert torch.equal(given.labels, plain.labels)
-            assert given.knows.shape == (1, 8, 8)
-            given.progress(1, 1)
-            return 2 * given.images + self.by
+        def refine(self, refinement: Refinement) -> Tensor:
+            assert torch.equal(refinement.labels, plain.labels)
+            assert refinement.knows.shape == (1, 8, 8)
+            refinement.progress(1, 1)
+            return 2 * refinement.images + self.by
 
     seen = toy.observation(FEDAVG)
     plain = simple().run(seen)
@@ -328,8 +328,8 @@ class Instead:
 
     value: float
 
-    def refine(self, given: Refinement) -> Tensor:
-        return torch.full_like(given.images, self.value)
+    def refine(self, refinement: Refinement) -> Tensor:
+        return torch.full_like(refinement.images, self.value)
 
 
 def test_raw_and_refined_images_are_kept_with_the_energies_of_both(toy: Any) -> None:

@@ -39,9 +39,16 @@ from fedglass.attack.images.latent import Latent, OwnDecoder, StoredDecoder
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import BoundedLowResolution, FreePixels, LowResolution, Pixels
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels
-from fedglass.attack.labels.counts import BiasCounts, CountsAfter, CountsBefore, InterpolatedCounts
+from fedglass.attack.labels.counts import (
+    BiasCounts,
+    CountsAfter,
+    CountsBefore,
+    InstanceCounts,
+    InterpolatedCounts,
+    LastLayerCounts,
+    OwnCounts,
+)
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.instance_counts import InstanceCounts, LastLayerCounts, OwnCounts
 from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.participant import FixOwnImages, FixOwnLabels, KeepOwnUpdate, LabelsOfOthers, SubtractOwnUpdate

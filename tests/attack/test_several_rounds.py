@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.labels.given import known
+from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.stages import labels_of_rounds, with_mean_update
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import assign, squared_distances
@@ -74,21 +74,21 @@ def test_the_earliest_round_stands_for_all(toy: Any) -> None:
     view = Together((ServerView(0, 4), ServerView(0, 1), ServerView(0, 2)))
     assert view.rounds() == (4, 2, 1)
     assert view.describe().endswith("and the same of rounds 2, 3, 5 together")
-    assert view.brief().name == "server, client 0, 3 rounds together"
+    assert view.label().name == "server, client 0, 3 rounds together"
 
 
 def test_what_can_not_be_looked_at_together_is_said(toy: Any) -> None:
     with pytest.raises(UsageError, match="must be different ones, at least two"):
         Together((ServerView(0, 1), ServerView(0, 1)))
     federation = toy.federation(Training(0.1), clients=3)
-    with pytest.raises(UsageError, match="can not be attacked together: other clients or"):
+    with pytest.raises(UsageError, match="cannot be attacked together: they have different clients or"):
         observe(federation, Together((ServerView(0, 0), ServerView(1, 1))), Knows())
-    with pytest.raises(UsageError, match="can not be attacked together by a peer"):
+    with pytest.raises(UsageError, match="cannot be attacked together by a peer"):
         observe(federation, Together((PeerView(0, 0), PeerView(0, 1))), Knows())
     seen, _ = observe(federation, Together((AggregateView(0), AggregateView(1))), Knows())
     assert seen.knows.clients == 3
     short = toy.federation(Training(0.1, batch_size=1, steps=1), examples=4)
-    with pytest.raises(UsageError, match="other examples are behind them"):
+    with pytest.raises(UsageError, match="they have different clients or different examples"):
         observe(short, Together(tuple(ServerView(0, i) for i in range(4))), Knows())
 
 
@@ -100,7 +100,7 @@ def test_labels_on_which_all_rounds_agree_are_taken(toy: Any) -> None:
 
         def bind(self, observation: Any, generator: torch.Generator) -> Any:
             first = next(iter(observation.update.values())).flatten()[0]
-            return known((first.abs() > 0.5).long().reshape(1))
+            return fixed_labels((first.abs() > 0.5).long().reshape(1))
 
     seen, _ = observe(noisy(toy, 0.001), Together((ServerView(0, 0), ServerView(0, 1))), Knows())
 

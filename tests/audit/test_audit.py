@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
-from fedglass.audit.cases import Case, Silent
+from fedglass.audit.cases import Case, NoProgress
 from fedglass.audit.simulated import Simulated
 from fedglass.cli.progress import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
@@ -38,7 +38,7 @@ from fedglass.verdict.records import Record
 Make = Callable[..., Job]
 
 
-class Log(Silent):
+class Log(NoProgress):
     """Remembers which cases ran."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ def test_oracle_use_is_marked_by_what_an_attack_uses(make_job: Make, tmp_path: P
 def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:
     events: list[tuple[Any, ...]] = []
 
-    class Tell(Silent):
+    class Tell(NoProgress):
         def planned(self, cases: int, done: int) -> None:
             events.append(("planned", cases, done))
 
@@ -280,8 +280,8 @@ def test_a_view_that_a_rule_leaves_nothing_to_see_fails_alone(
     attacks = {"ig": recipe("inverting_gradients", iterations=2)}
     first, second = run(Job([source], attacks, metrics=("psnr",)), tmp_path).searches
     assert (first.status, second.status) == ("failed", "done")
-    assert "only that of 'client 0' itself got through" in str(first.error)
-    assert (second.client, second.kept) == ("client 0", ["client 0"])
+    assert "accepted no update of the round but that of 'client 0' itself" in str(first.error)
+    assert (second.client, second.accepted) == ("client 0", ["client 0"])
 
 
 @dataclass(frozen=True)
@@ -304,9 +304,9 @@ def test_a_round_whose_updates_were_all_rejected_keeps_the_model_and_the_audit_g
     job = Job([Simulated(federation, 2, views)], attacks, metrics=("psnr",))
     peer, aggregate, server, later = run(job, tmp_path).searches
     assert [r.status for r in (peer, aggregate, server, later)] == ["failed", "failed", "done", "done"]
-    assert "No update of the round got through the rule, which left the model as it was" in str(peer.error)
-    assert "No update of round 0 got through" in str(aggregate.error)
-    assert (server.kept, later.kept) == ([], ["client 0", "client 1"])
+    assert "The rule rejected all updates of the round and left the model as it was" in str(peer.error)
+    assert "The rule rejected all updates of round 0" in str(aggregate.error)
+    assert (server.accepted, later.accepted) == ([], ["client 0", "client 1"])
     assert "Round 1: none of 2 updates got through the aggregation rule; the model stayed." in audit_page(
         tmp_path, [server, later]
     )

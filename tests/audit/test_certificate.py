@@ -15,16 +15,16 @@ from torch.nn import functional as F
 
 from fedglass.audit import certificate as adversary
 from fedglass.audit.certificate import (
-    Bound,
-    beside,
+    MessageBound,
     bound_of,
     certificate_of,
     certify,
     declared_bound,
     planned_certificate,
-    total_std,
+    shown_figures,
 )
-from fedglass.checks.replay import Declared, Part
+from fedglass.checks.claim import Claim, ClientClaim
+from fedglass.checks.noise import total_std
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
@@ -56,19 +56,20 @@ def by_hand(images: torch.Tensor, labels: torch.Tensor, lr: float = 0.5) -> torc
     return torch.cat([-lr * p.grad.flatten() for p in model.parameters() if p.grad is not None]).double()
 
 
-def claim(*releases: Release, training: Training = ONE, count: int = 3, own: int = 0, **told: object) -> Declared:
+def claim(*releases: Release, training: Training = ONE, count: int = 3, own: int = 0, **told: object) -> Claim:
     images, labels = data(count * len(releases))
     model = network()
-    parts = tuple(
-        Part(images[i * count : (i + 1) * count], labels[i * count : (i + 1) * count], training, Protection(release=r))
-        for i, r in enumerate(releases)
+    rows = (slice(i * count, (i + 1) * count) for i in range(len(releases)))
+    clients = tuple(
+        ClientClaim(training, Examples(images[some], labels[some]), Protection(release=release))
+        for some, release in zip(rows, releases, strict=True)
     )
-    return Declared(model, weights_of(model), buffers_of(model), {}, PLAIN, parts, own=own, **told)  # type: ignore[arg-type]
+    return Claim(model, weights_of(model), buffers_of(model), {}, PLAIN, clients, own_clients=own, **told)  # type: ignore[arg-type]
 
 
-def bound(*claims: Declared) -> Bound:
+def bound(*claims: Claim) -> MessageBound:
     found = bound_of(claims)
-    assert isinstance(found, Bound)
+    assert isinstance(found, MessageBound)
     return found
 
 
@@ -117,14 +118,21 @@ def test_what_is_planned_stands_beside_what_holds() -> None:
     assert planned_certificate(clipped, 0).planned is None
 
 
+def stated(protection: Protection) -> Claim:
+    """A claim without the data."""
+    model = network()
+    client = ClientClaim(ONE, protection=protection, stated_examples=3)
+    return Claim(model, weights_of(model), buffers_of(model), {}, PLAIN, (client,))
+
+
 def test_a_declaration_alone_is_planned_for_too() -> None:
     shield = Protection(release=Chain((Clip(0.1), GaussianNoise(0.3))))
-    told = declared_bound([shield], [(3, ONE)], 2)
-    assert isinstance(told, Bound)
+    told = declared_bound(stated(shield), 2)
+    assert isinstance(told, MessageBound)
     found = planned_certificate(told, 6)
     assert found.mu == pytest.approx([math.sqrt(2) / 3])
     assert found.success_planned == pytest.approx(norm.cdf(norm.ppf(1e-3) + math.sqrt(8) / 3))
-    assert isinstance(declared_bound([Protection(release=GaussianNoise(0.3))], [(3, ONE)], 1), Doubt)
+    assert isinstance(declared_bound(stated(Protection(release=GaussianNoise(0.3))), 1), Doubt)
 
 
 def pool(count: int = 300) -> Examples:
@@ -136,7 +144,7 @@ def test_the_simulated_adversary_is_the_nearest_candidate() -> None:
     """Messages with each candidate in the place of the worst record, noised in full and compared with all."""
     made = claim(GaussianNoise(0.05))
     found, others = bound(made), pool()
-    shown = beside([made], found, others, seed=3)["adversary"]
+    shown = shown_figures([made], found, others, seed=3)["adversary"]
     assert isinstance(shown, dict)
     assert list(shown) == ["2", "10", "100"]
     images, labels = data()
@@ -157,23 +165,23 @@ def test_the_simulated_adversary_is_the_nearest_candidate() -> None:
 
 def test_rounds_make_the_simulated_adversary_stronger() -> None:
     made = claim(GaussianNoise(0.1))
-    one, four = (beside([made] * k, bound(*[made] * k), pool(), seed=0)["adversary"] for k in (1, 4))
+    one, four = (shown_figures([made] * k, bound(*[made] * k), pool(), seed=0)["adversary"] for k in (1, 4))
     near = claim(GaussianNoise(0.05))
     assert isinstance(one, dict)
     assert isinstance(four, dict)
     assert four["10"] > one["10"] + 0.05
-    assert four == beside([near], bound(near), pool(), seed=0)["adversary"]  # 4 rounds are half the noise
+    assert four == shown_figures([near], bound(near), pool(), seed=0)["adversary"]  # 4 rounds are half the noise
 
 
 def test_the_simulated_adversary_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     made = claim(GaussianNoise(0.05))
     monkeypatch.setattr(adversary, "MOST_WORK", 50 * 3 * adversary.LEAST_WEIGHTS)
-    shown = beside([made], bound(made), pool(), seed=3)["adversary"]
+    shown = shown_figures([made], bound(made), pool(), seed=3)["adversary"]
     assert isinstance(shown, dict)
     assert list(shown) == ["2", "10"]
-    assert beside([made], bound(made), None, seed=3)["adversary"] == {}
+    assert shown_figures([made], bound(made), None, seed=3)["adversary"] == {}
     laplacian = claim(LaplacianNoise(0.05))
-    assert beside([laplacian], bound(laplacian), pool(), seed=3) == {}
+    assert shown_figures([laplacian], bound(laplacian), pool(), seed=3) == {}
 
 
 def test_one_clipped_gradient_has_an_expected_psnr() -> None:
@@ -206,10 +214,10 @@ def test_a_message_that_is_the_same_whatever_the_record_is_tells_nothing() -> No
     """Labels alone move its last bias, so that all candidates with the label of the record give the same message."""
     images, labels = data()
     model = frozen()
-    part = Part(images, labels, ONE)
-    blind = Declared(model, weights_of(model), buffers_of(model), {}, PLAIN, (part,))
+    client = ClientClaim(ONE, Examples(images, labels))
+    blind = Claim(model, weights_of(model), buffers_of(model), {}, PLAIN, (client,))
     found = bound_of([blind], pool(330))
-    assert isinstance(found, Bound)
+    assert isinstance(found, MessageBound)
     certificate = certificate_of(found, 0)
     assert certificate is not None
     assert (certificate.method, certificate.accounting) == ("record", "identical")
@@ -230,18 +238,19 @@ def test_a_message_is_compared_in_the_precision_that_was_sent() -> None:
     images, labels = images.repeat(64, 1, 1, 1), labels.repeat(64)
     images[0, 0, 0, 0] += 1e-4
     model = network()
-    claimed = Declared(model, weights_of(model), buffers_of(model), {}, PLAIN, (Part(images, labels, ONE),))
+    client = ClientClaim(ONE, Examples(images, labels))
+    claimed = Claim(model, weights_of(model), buffers_of(model), {}, PLAIN, (client,))
     exact = by_hand(images, labels).float()
     sizes = {name: tensor.shape for name, tensor in weights_of(model).items()}
 
-    def sent(dtype: torch.dtype) -> Declared:
+    def sent(dtype: torch.dtype) -> Claim:
         pieces = exact.split([shape.numel() for shape in sizes.values()])
         named = zip(sizes.items(), pieces, strict=True)
         return replace(claimed, update={n: piece.view(shape).to(dtype).float() for (n, shape), piece in named})
 
     assert isinstance(bound_of([sent(torch.float32)]), Doubt)
     half = bound_of([sent(torch.bfloat16)])
-    assert isinstance(half, Bound)
+    assert isinstance(half, MessageBound)
     assert half.identical
 
 

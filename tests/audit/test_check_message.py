@@ -191,7 +191,7 @@ def test_without_a_certificate_something_says_why() -> None:
     open_one = simulated()
     cases = {
         Kind.NO_NOISE: open_one,
-        Kind.NOT_REPLAYED: replace(open_one, declared=None),
+        Kind.NOT_REPLAYED: replace(open_one, claim=None),
         Kind.ZERO_UPDATE: with_update(open_one, 0.0),
         Kind.NON_FINITE_UPDATE: with_update(open_one, float("nan")),
         Kind.NO_TRUTH: replace(open_one, truth=None, protections=()),

@@ -12,11 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedglass.checks.consistency import Statement, contradictions
+from fedglass.checks.claim import Claim, ClientClaim
+from fedglass.checks.consistency import contradictions
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.data.builtin import photos
+from fedglass.defend.noise import Clip
+from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
 
@@ -62,7 +65,7 @@ def black_and_white() -> nn.Module:
     return model
 
 
-def trained(model: nn.Module, training: Training, count: int = 2, mode: bool = False) -> Statement:
+def trained(model: nn.Module, training: Training, count: int = 2, mode: bool = False) -> Claim:
     """What a plain loop of PyTorch makes of the training."""
     data = photos().resized(12).subset(range(count))
     net = copy.deepcopy(model).train(mode)
@@ -78,8 +81,11 @@ def trained(model: nn.Module, training: Training, count: int = 2, mode: bool = F
         optimiser.step()
     before, after = weights_of(model), weights_of(net)
     update = {name: after[name] - before[name] for name in before}
-    told = ((count, training),)
-    return Statement(model, before, buffers_of(model), buffers_of(net), update, SHAPE, WHITENING, told)
+    clients = (ClientClaim(training, stated_examples=count),)
+    statistics = buffers_of(net)
+    return Claim(
+        model, before, buffers_of(model), update, WHITENING, clients, buffers_after=statistics, image_shape=SHAPE
+    )
 
 
 HONEST = {
@@ -106,10 +112,11 @@ def test_batch_statistics_as_declared_are_not_contradicted() -> None:
     assert contradictions(trained(normalised(), training, mode=True)) == ()
 
 
-def said(found: Statement, **changes: Any) -> str:
+def said(found: Claim, **changes: Any) -> str:
     """What is said of a message whose training is declared otherwise."""
-    (examples, training), *_ = found.trainings
-    return "; ".join(contradictions(replace(found, trainings=((examples, replace(training, **changes)),))))
+    client, *_ = found.clients
+    changed = replace(client, training=replace(client.training, **changes))
+    return "; ".join(contradictions(replace(found, clients=(changed,))))
 
 
 def test_statistics_and_their_count() -> None:
@@ -134,7 +141,9 @@ def test_statistics_in_half_precision_have_not_moved(kind: torch.dtype) -> None:
 def test_steps_of_equal_size_are_not_those_of_sgd(model: Callable[[], nn.Module], optimiser: Any) -> None:
     found = trained(model(), Training(lr=0.001, optimiser=optimiser))
     assert 'training.optimiser = "adam" with lr = 0.001' in said(found, optimiser=SGD())
-    assert said(replace(found, defended=True), optimiser=SGD()) == ""  # a defence may have made them so
+    assert (
+        said(found.protected_by(Protection(release=Clip(1.0))), optimiser=SGD()) == ""
+    )  # a defence may have made them so
 
 
 @pytest.mark.parametrize("model", [lenet, normalised])
@@ -166,4 +175,5 @@ def test_a_message_far_too_small_is_named_where_the_network_is_sure_of_nothing()
 
 def test_clients_that_differ_are_not_compared() -> None:
     found = trained(normalised(), replace(TRAINING, batch_norm=BatchNorm.BATCH), mode=True)
-    assert contradictions(replace(found, trainings=((1, TRAINING), (1, replace(TRAINING, lr=0.1))))) == ()
+    clients = tuple(ClientClaim(training, stated_examples=1) for training in (TRAINING, replace(TRAINING, lr=0.1)))
+    assert contradictions(replace(found, clients=clients)) == ()

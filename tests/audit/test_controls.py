@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.parts import Refine, Refinement
-from fedglass.audit.assessment import ANOTHER, UNTRAINED, controlled, other_picture
+from fedglass.audit.assessment import ANOTHER, UNTRAINED, other_picture, refinement_controls
 from fedglass.audit.audit import Job, run
 from fedglass.audit.target import Target
 from fedglass.core.types import Reconstruction
@@ -35,8 +35,8 @@ LOW = Gate(threshold=6.0)
 class Grey:
     """Draws grey from everything, trained or not."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        return torch.full_like(given.images, 0.5)
+    def refine(self, refinement: Refinement) -> Tensor:
+        return torch.full_like(refinement.images, 0.5)
 
     def untrained(self) -> Refine:
         return self
@@ -46,8 +46,8 @@ class Grey:
 class Faithful:
     """Draws what it is given; untrained it draws grey."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        return given.images.clone()
+    def refine(self, refinement: Refinement) -> Tensor:
+        return refinement.images.clone()
 
     def untrained(self) -> Refine:
         return Grey()
@@ -57,8 +57,8 @@ class Faithful:
 class Mirrors:
     """Draws something else than it is given."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        return 1 - given.images
+    def refine(self, refinement: Refinement) -> Tensor:
+        return 1 - refinement.images
 
     def untrained(self) -> Refine:
         return Grey()
@@ -94,7 +94,7 @@ def test_a_model_that_draws_the_same_from_everything_does_as_well_from_another_i
         shown = part.refine(Refinement(truth.images, truth.labels, target.observation.knows, torch.Generator()))
         found = Reconstruction(shown, truth.labels, 0.0, raw=truth.images)
         scores = score(shown, truth.images, ["psnr", "rmse"])
-        controls = controlled(attack(part), target.observation, found, truth, scores, seed=0)
+        controls = refinement_controls(attack(part), target.observation, found, truth, scores, seed=0)
         assert set(controls.values) == {ANOTHER, UNTRAINED}
         for control in controls.values.values():
             pairs = zip(scores.values["rmse"], control["rmse"], strict=True)
@@ -110,7 +110,10 @@ def test_identity_is_kept_where_the_nearest_true_image_is(target: Target) -> Non
     same = Reconstruction(0.5 * images + 0.2, truth.labels, 0.0, raw=images)
     # Matched as the raw ones were: the first refined picture belongs to the first truth, and shows the second.
     scores = score(images, images, ["psnr"])
-    kept = [controlled(attack(Faithful()), target.observation, f, truth, scores, 0).kept for f in (swapped, same)]
+    kept = [
+        refinement_controls(attack(Faithful()), target.observation, f, truth, scores, 0).identity_preserved
+        for f in (swapped, same)
+    ]
     assert kept == [(False, False), (True, True)]
 
 
@@ -119,7 +122,10 @@ def test_refinements_that_have_learned_nothing_have_no_controls(target: Target) 
     assert truth is not None
     found = Reconstruction(truth.images, truth.labels, 0.0, raw=truth.images)
     fedleak = recipe("fedleak", iterations=1)
-    assert controlled(fedleak, target.observation, found, truth, score(truth.images, truth.images), 0).values == {}
+    assert (
+        refinement_controls(fedleak, target.observation, found, truth, score(truth.images, truth.images), 0).values
+        == {}
+    )
 
 
 def test_another_picture_shows_something_else(target: Target) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.audit import Job
-from fedglass.audit.cases import Case, Finding, Silent
-from fedglass.audit.play import Work, play_unfinished, unfinished
+from fedglass.audit.cases import Case, NoProgress, ProbeResult
+from fedglass.audit.play import Work, play_unfinished, unfinished_cases
 from fedglass.audit.target import Target
 from fedglass.core.errors import AuditError
 from fedglass.execution.executor import Executor, InProcess
@@ -27,8 +27,8 @@ FACTS = {"attack": "count", "attack_repr": "Count()", "view": "v", "round": 1, "
 class Count:
     """A probe that counts the examples behind a message."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        return Finding({"extra": {"examples": target.observation.knows.examples, "drawn": seed}})
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        return ProbeResult({"extra": {"examples": target.observation.knows.examples, "drawn": seed}})
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def played(
     def prepared(todo: Sequence[Case[str]]) -> list[Work]:
         return [Work(each, Later(made[each.subject]), torch.device("cpu")) for each in todo]
 
-    play_unfinished(cases, directory, executor, prepared, Silent())
+    play_unfinished(cases, directory, executor, prepared, NoProgress())
     return {record.key: record for record in RecordFile(directory / RECORDS).read()}
 
 
@@ -74,7 +74,7 @@ def test_targets_are_made_where_they_are_played(
 def test_a_key_is_played_once_for_whoever_asked_first(make_job: Callable[..., Job], tmp_path: Path) -> None:
     (target, _) = make_job().sources[0].targets(lambda done, total: None)
     cases = [case("a", "first"), case("a", "second"), case("b")]
-    assert [each.title for each in unfinished(cases, tmp_path)] == ["first", ""]
+    assert [each.title for each in unfinished_cases(cases, tmp_path)] == ["first", ""]
     played(cases, tmp_path, {"a": target, "b": None}, InProcess())
-    assert [each.key for each in unfinished(cases, tmp_path)] == ["b"], "what failed is tried again"
+    assert [each.key for each in unfinished_cases(cases, tmp_path)] == ["b"], "what failed is tried again"
     assert len(RecordFile(tmp_path / RECORDS).history()) == 2

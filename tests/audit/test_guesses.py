@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedglass.audit.assessment import IMAGINED, Question, assess, best_guess, guessed_public, guesses, scored_guesses
+from fedglass.audit.assessment import (
+    IMAGINED,
+    ScoringContext,
+    assess,
+    best_guess,
+    guessed_public,
+    guesses,
+    scored_guesses,
+)
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
@@ -77,7 +85,7 @@ def test_what_public_data_show_as_well_is_not_recovered(make_federation: Make) -
     shown: Reconstruction = replace(run, images=(truth.images + 0.03).clamp(0, 1))
 
     def guessed(public: Public | None) -> int:
-        asked = Question(attack, replace(target, public=public), truth, shown, ("psnr",), 0)
+        asked = ScoringContext(attack, replace(target, public=public), truth, shown, ("psnr",), 0)
         return Gate().guessed(assess(asked).scores)
 
     assert guessed(None) == 0
@@ -94,7 +102,7 @@ def test_a_peer_that_shows_what_can_be_guessed_is_flagged_by_any_gate(make_feder
     shown: Reconstruction = replace(attack.run(target.observation), images=near)
 
     def guessed(public: Public | None) -> int:
-        asked = Question(attack, replace(target, public=public), truth, shown, ("psnr", "rmse"), 0)
+        asked = ScoringContext(attack, replace(target, public=public), truth, shown, ("psnr", "rmse"), 0)
         return gate.guessed(assess(asked).scores)
 
     assert guessed(None) == 0
@@ -134,7 +142,7 @@ def test_an_image_that_random_codes_draw_as_well_is_not_recovered(make_federatio
     truth = replace(target.truth, images=drawn.images)  # as if the private images were what the decoder draws anyway
     shown: Reconstruction = replace(attack.run(target.observation), images=drawn.images)
     gate = Gate("rmse", 0.1)
-    scores = assess(Question(attack, target, truth, shown, ("rmse",), 0)).scores
+    scores = assess(ScoringContext(attack, target, truth, shown, ("rmse",), 0)).scores
     assert gate.guessed(scores) > 0
     assert not any(gate.hits(scores))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedglass.attack.best_of import BestOf, GuessEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.audit.play_attack import isolated, iterations_of, oracle_facts
+from fedglass.audit.play_attack import isolate, iterations_of, oracle_facts
 from fedglass.core.types import Observation, Own
 from fedglass.federation.federation import Federation, observe
 from fedglass.federation.views import Knows, ServerView
@@ -26,17 +26,17 @@ def seen(make_federation: Callable[..., Federation]) -> Observation:
 
 
 def test_an_attack_without_an_oracle_part_is_told_nothing(seen: Observation) -> None:
-    knows = isolated(seen, recipe("inverting_gradients"), CPU).knows
+    knows = isolate(seen, recipe("inverting_gradients"), CPU).knows
     assert knows.labels is None
     assert knows.batch_labels is None
     assert knows.training == seen.knows.training
 
 
 def test_an_oracle_part_gets_its_own_fact_alone(seen: Observation) -> None:
-    plain = isolated(seen, recipe("inverting_gradients", labels=OracleLabels()), CPU).knows
+    plain = isolate(seen, recipe("inverting_gradients", labels=OracleLabels()), CPU).knows
     assert plain.labels is not None
     assert plain.batch_labels is None
-    batches = isolated(seen, recipe("inverting_gradients", labels=OracleBatchLabels()), CPU).knows
+    batches = isolate(seen, recipe("inverting_gradients", labels=OracleBatchLabels()), CPU).knows
     assert batches.labels is None
     assert batches.batch_labels == seen.knows.batch_labels
 
@@ -62,7 +62,7 @@ def tensors_of(seen: Observation) -> list[Tensor]:
 
 def test_a_copy_shares_neither_a_tensor_nor_the_model(seen: Observation) -> None:
     seen = replace(seen, own=Own(torch.rand(2, 1, 12, 12), torch.tensor([0, 1]), dict(seen.update)))
-    copied = isolated(seen, recipe("inverting_gradients", labels=OracleLabels()), CPU)
+    copied = isolate(seen, recipe("inverting_gradients", labels=OracleLabels()), CPU)
     mine, theirs = tensors_of(seen), tensors_of(copied)
     assert all(map(torch.equal, mine, theirs))
     assert not places(mine) & places(theirs)
@@ -73,6 +73,6 @@ def test_a_copy_shares_neither_a_tensor_nor_the_model(seen: Observation) -> None
 def test_what_an_attack_does_to_its_model_stays_with_it(seen: Observation) -> None:
     before = {name: tensor.clone() for name, tensor in seen.model.state_dict().items()}
     with torch.no_grad():
-        for parameter in isolated(seen, recipe("dlg"), CPU).model.parameters():
+        for parameter in isolate(seen, recipe("dlg"), CPU).model.parameters():
             parameter.fill_(7.0)
     assert all(torch.equal(tensor, before[name]) for name, tensor in seen.model.state_dict().items())

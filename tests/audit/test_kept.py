@@ -10,7 +10,7 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job
-from fedglass.audit.play import Work, play
+from fedglass.audit.play import Work, play_case
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import Knows
@@ -24,7 +24,7 @@ def records(make_job: Callable[..., Job], make_federation: Callable[..., Federat
     attack = recipe("maliciously_curious_client", labels=OracleLabels(), rule=rule, iterations=20)
     job = make_job((PeerView(0),), Knows(labels=True, kept=False), federation, attacks={"it": attack})  # type: ignore[arg-type]
     target = job.sources[0].targets(lambda done, total: None)[0]
-    return play(Work(job.cases[-1], target, torch.device("cpu")), lambda done, total: None).record
+    return play_case(Work(job.cases[-1], target, torch.device("cpu")), lambda done, total: None).record
 
 
 def test_the_record_says_whom_the_attack_supposes(

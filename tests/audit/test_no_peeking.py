@@ -11,7 +11,7 @@ import torch
 
 from fedglass.attack.needs import needs_of
 from fedglass.audit.audit import Job
-from fedglass.audit.play import Outcome, Work, play
+from fedglass.audit.play import PlayedCase, Work, play_case
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
@@ -26,8 +26,8 @@ from fedglass.verdict.directory import Reconstructed
 LABELS = torch.tensor([3, 3])
 
 
-def played(job: Job, target: Target) -> Outcome:
-    return play(Work(job.cases[-1], target, torch.device("cpu")), lambda done, total: None)
+def played(job: Job, target: Target) -> PlayedCase:
+    return play_case(Work(job.cases[-1], target, torch.device("cpu")), lambda done, total: None)
 
 
 @pytest.mark.parametrize("name", built_in("attacks"))

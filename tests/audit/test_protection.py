@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.audit.protection import DELTA, defences_of, privacy_in_words, undefended
-from fedglass.audit.public import accuracy, after
+from fedglass.audit.protection import DELTA, defences_of, describe_privacy, undefended
+from fedglass.audit.public import accuracy, model_after
 from fedglass.audit.simulated import Simulated
+from fedglass.audit.target import Target
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
 from fedglass.defend.accounting import Mechanism, budgets, gaussian_epsilon
@@ -34,7 +35,7 @@ def defended(federation: Federation, **parts: object) -> Federation:
 
 def promised(federation: Federation, rounds: int) -> list[str]:
     """By the first client's defences."""
-    return privacy_in_words(federation.clients[0], federation.training, rounds)
+    return describe_privacy(federation.clients[0], federation.training, rounds)
 
 
 def test_every_part_is_named_in_its_order(make_federation: Make) -> None:
@@ -57,8 +58,9 @@ def test_a_message_is_protected_by_its_own_clients_defences_alone(make_federatio
     views = ServerView(0), ServerView(1), ServerView(2), AggregateView(), PeerView(1)
     own, other, third, all_three, peer = Simulated(federation, views=views).targets(lambda done, total: None)
     assert own.defences == ()
-    assert own.protections == (Protection(),)
-    assert other.protections == (Protection(release=noisy.release),)
+    claims = [target.claim for target in (own, other) if isinstance(target, Target) and target.claim is not None]
+    protections = [[client.protection for client in claim.clients] for claim in claims]
+    assert protections == [[Protection()], [Protection(release=noisy.release)]]
     assert other.defences is not None
     assert "Defended by Clip(norm=1.0)." in other.defences
     assert third.defences is not None
@@ -117,7 +119,7 @@ def test_accuracy_is_measured_with_and_without_the_defences(make_federation: Mak
         return dict(Simulated(federation, rounds=2, test=test).targets(lambda done, total: None)[0].utility)
 
     def measured(federation: Federation) -> float:
-        return accuracy(after(federation.model, federation.run(2).rounds[1]), federation.whitening, test)
+        return accuracy(model_after(federation.model, federation.run(2).rounds[1]), federation.whitening, test)
 
     plain = measured(bare)
     assert utility(bare) == {"test accuracy": plain}
@@ -139,7 +141,7 @@ def test_accuracy_is_that_of_the_model_after_the_round_with_its_statistics(toy: 
         answers = model.eval()(federation.whitening.whiten(images)).argmax(1)
     test = Examples(images, answers)  # what the right model answers counts as right
     stale = replace(last, buffers_after=last.buffers)
-    assert accuracy(after(federation.model, stale), federation.whitening, test) < 1
-    assert accuracy(after(federation.model, last), federation.whitening, test) == 1
+    assert accuracy(model_after(federation.model, stale), federation.whitening, test) < 1
+    assert accuracy(model_after(federation.model, last), federation.whitening, test) == 1
     found = Simulated(federation, rounds=1, test=test).targets(lambda done, total: None)[0].utility
     assert found["test accuracy"] == 1

@@ -22,7 +22,7 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import Lowest
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.audit.audit import Job, run
-from fedglass.audit.play import Work, play
+from fedglass.audit.play import Work, play_case
 from fedglass.core.types import Film, Observation, Unknown
 from fedglass.federation.federation import Federation
 from fedglass.federation.views import ServerView
@@ -42,10 +42,10 @@ LOW = Gate(threshold=6.0)
 class Black:
     """A refinement that destroys everything, and shows how."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        frames = torch.stack([given.images, 0.5 * given.images, 0 * given.images])
-        given.film(Film((0, 5, 9), frames, (9,) * len(given.images)))
-        return torch.zeros_like(given.images)
+    def refine(self, refinement: Refinement) -> Tensor:
+        frames = torch.stack([refinement.images, 0.5 * refinement.images, 0 * refinement.images])
+        refinement.film(Film((0, 5, 9), frames, (9,) * len(refinement.images)))
+        return torch.zeros_like(refinement.images)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def test_without_a_truth_the_raw_images_are_kept_too(make_job: Make, tmp_path: P
     job = make_job(views=VIEW, attacks={"black": attack((Black(),))})
     target = job.sources[0].targets(lambda done, total: None)[0]
     work = Work(job.cases[-1], replace(target, truth=None), torch.device("cpu"))
-    outcome = play(work, lambda done, total: None)
+    outcome = play_case(work, lambda done, total: None)
     assert outcome.evidence is not None
     record = outcome.evidence.save(tmp_path, outcome.record)
     assert record.metrics_raw == {}

@@ -73,14 +73,14 @@ def test_what_lies_on_a_disk_is_played_again(make_federation: Make, tmp_path: Pa
     assert loaded.origin
     (target,) = Recorded(loaded, simulated.truths()).targets(lambda done, total: None)
     assert not target.simulated
-    assert target.declared is not None
-    found = replay(target.declared)
+    assert target.claim is not None
+    found = replay(target.claim)
     assert found is not None
     assert found.explained
     other = Truths({name: Examples(e.images.flip(-1), e.labels) for name, e in simulated.truths().examples.items()})
     (target,) = Recorded(loaded, other).targets(lambda done, total: None)
-    assert target.declared is not None
-    found = replay(target.declared)
+    assert target.claim is not None
+    found = replay(target.claim)
     assert found is not None
     assert not found.explained
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_run_again_is_named(make_federation: Make) -> None:
         (target,) = Recorded(replace(said, terms=replace(said.terms, **terms)), truths, simulated.views).targets(
             lambda done, total: None
         )
-        return [each.kind for each in message_doubts(target)]
+        return [each.kind for each in (*target.doubts, *message_doubts(target))]
 
     assert kinds() == []
     assert kinds(rule="Krum(byzantine=1)") == [Kind.NOT_REPLAYED]

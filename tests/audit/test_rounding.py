@@ -13,10 +13,13 @@ from torch.nn import functional as F
 
 from fedglass.audit.check_message import message_doubts
 from fedglass.audit.target import Target
-from fedglass.checks.replay import MOST_UNDECIDED, Declared, Part, as_declared, replay
+from fedglass.checks.claim import Claim, ClientClaim
+from fedglass.checks.replay import exact_replay, replay
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.tensors import buffers_of, weights_of
+from fedglass.core.thresholds import MOST_UNDECIDED
 from fedglass.core.types import BatchNorm, Knowledge, Observation, Training, Whitening
+from fedglass.federation.truth import Examples
 from fedglass.verdict.doubts import Kind
 
 WHITENING = Whitening((0.4,), (0.3,))
@@ -40,7 +43,7 @@ def declared(
     images: Tensor = IMAGES,
     model: Callable[[], nn.Module] = network,
     **options: Any,
-) -> Declared:
+) -> Claim:
     """A message that torch's own optimiser has made of some images, said to be of `IMAGES` and of a training."""
     trained = model().train()
     before, buffers = weights_of(trained), buffers_of(trained)
@@ -50,12 +53,13 @@ def declared(
         F.cross_entropy(trained(WHITENING.whiten(images)), LABELS).backward()
         optimiser.step()
     update = {name: after - before[name] for name, after in weights_of(trained).items()}
-    return Declared(model(), before, buffers, update, WHITENING, (Part(IMAGES, LABELS, training),))
+    client = ClientClaim(training, Examples(IMAGES, LABELS))
+    return Claim(model(), before, buffers, update, WHITENING, (client,))
 
 
-def test_adam_before_batch_normalisation_is_as_declared() -> None:
+def test_adam_before_batch_normalisation_is_exact_replay() -> None:
     said = declared()
-    strictly = as_declared(said)
+    strictly = exact_replay(said)
     assert strictly is not None
     assert not strictly.explained  # to the last entry it can not be: this is what rounding decides
     found = replay(said)
@@ -64,7 +68,7 @@ def test_adam_before_batch_normalisation_is_as_declared() -> None:
     assert found.residual < 1e-3
     biases = 12 / sum(p.numel() for p in network().parameters())
     assert found.undecided == pytest.approx(biases, rel=0.5)
-    assert "entries, which rounding decides" in found.words
+    assert "entries, which rounding decides" in found.text
 
 
 def test_biases_that_start_at_zero_are_no_doubt_of_plain_sgd() -> None:
@@ -102,7 +106,7 @@ def test_biases_that_start_at_zero_are_no_doubt_of_plain_sgd() -> None:
         pytest.param(lambda: declared(training=replace(ADAM, epochs=2)), id="fewer steps"),
     ],
 )
-def test_another_training_is_found(said: Callable[[], Declared]) -> None:
+def test_another_training_is_found(said: Callable[[], Claim]) -> None:
     found = replay(said())
     assert found is not None
     assert not found.explained
@@ -114,7 +118,7 @@ def test_what_explains_the_message_in_its_place_is_found_but_for_rounding() -> N
     found = replay(declared(training=replace(ADAM, optimiser=SGD())))
     assert found is not None
     assert not found.explained
-    assert found.other == 'the optimiser is Adam: set optimiser = "adam"'
+    assert found.correction == 'the optimiser is Adam: set optimiser = "adam"'
 
 
 def test_more_than_rounding_makes_is_not_left_to_it() -> None:
@@ -138,9 +142,9 @@ def test_where_rounding_decides_much_of_it_nothing_can_be_told() -> None:
     assert found is not None
     assert not found.explained
     assert found.undecided > MOST_UNDECIDED
-    assert found.untold
+    assert found.proves_nothing
     assert kinds(said) == [Kind.NOT_REPLAYED]
-    assert "rounding decides" in found.words
+    assert "rounding decides" in found.text
 
 
 def test_what_rounding_does_not_decide_is_still_compared_there() -> None:
@@ -148,7 +152,7 @@ def test_what_rounding_does_not_decide_is_still_compared_there() -> None:
     assert kinds(declared(model=channels, images=OTHERS)) == [Kind.NOT_AS_DECLARED]
 
 
-def kinds(said: Declared) -> list[Kind]:
+def kinds(said: Claim) -> list[Kind]:
     knows = Knowledge(shape=(1, 8, 8), classes=5, examples=6, whitening=WHITENING)
     seen = Observation(said.model, said.before, said.buffers, said.update, knows)
-    return [each.kind for each in message_doubts(Target(seen, None, declared=said))]
+    return [each.kind for each in message_doubts(Target(seen, None, claim=said))]

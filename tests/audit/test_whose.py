@@ -13,7 +13,7 @@ import torch
 
 from fedglass.audit.audit import Job, run
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import infos_of
+from fedglass.audit.target import target_infos
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import AggregateView, ServerView, View
@@ -47,7 +47,7 @@ def test_names_and_owners(
 def test_owners_follow_the_examples(make_federation: Make) -> None:
     """The images under a name are that client's, and the adversary's own have no place among them."""
     truths = make_federation(clients=3, examples=2).truths((0,))
-    truth = truths.behind(("client 2", "client 0"), 0, own="client 1").private
+    truth = truths.truth_of(("client 2", "client 0"), 0, own_client="client 1").private
     for name in OTHERS:
         rows = [i for i, owner in enumerate(truth.owners) if owner == name]
         assert torch.equal(truth.images[rows], truths.of(name, 0).images)
@@ -73,5 +73,5 @@ class Nameless:
 
 
 def test_a_view_need_not_have_a_short_name() -> None:
-    (info,) = infos_of("ours", [Nameless(ServerView())], (), lambda index: ())
-    assert (info.words, info.name, info.standpoint) == ("ours: somebody sees something", "", "")
+    (info,) = target_infos("ours", [Nameless(ServerView())], (), lambda index: ())
+    assert (info.text, info.name, info.standpoint) == ("ours: somebody sees something", "", "")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.checks.candidates import Pool
-from fedglass.checks.message_scores import Message
-from fedglass.checks.singling_out import GameResult, play, replayed
+from fedglass.checks.message_scores import ScoredMessage
+from fedglass.checks.singling_out import GameResult, counterfactual_update, play
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
@@ -38,9 +38,9 @@ def small_cnn(seed: int = 0) -> nn.Module:
         )  # fmt: skip
 
 
-def sent(model: nn.Module, training: Training, trained_on: Examples, whitening: Whitening = GREY) -> Message:
-    bare = Message(model, weights_of(model), buffers_of(model), {}, training, whitening)
-    return replace(bare, update=replayed(bare, trained_on, seed=11))
+def sent(model: nn.Module, training: Training, trained_on: Examples, whitening: Whitening = GREY) -> ScoredMessage:
+    bare = ScoredMessage(model, weights_of(model), buffers_of(model), {}, training, whitening)
+    return replace(bare, update=counterfactual_update(bare, trained_on, seed=11))
 
 
 def rows_of(examples: Examples, rows: Tensor | slice) -> Examples:
@@ -52,10 +52,10 @@ def pool_of(count: int, seed: int = 1) -> Pool:
     return Pool(made.images, made.labels)
 
 
-def with_control(message: Message, records: Examples, pool: Pool, **options: int | float) -> GameResult:
+def with_control(message: ScoredMessage, records: Examples, pool: Pool, **options: int | float) -> GameResult:
     """The game beside messages of half of the records."""
 
     def counterfactual(rows: Tensor) -> dict[str, Tensor]:
-        return replayed(message, rows_of(records, rows), seed=5)
+        return counterfactual_update(message, rows_of(records, rows), seed=5)
 
     return play(message, records, pool, counterfactual=counterfactual, **options)

@@ -9,8 +9,6 @@ import torch
 
 from fedglass.checks.candidates import (
     PUBLIC,
-    SAME_AS_PRIVATE,
-    SAME_IN_POOL,
     Pool,
     draw_candidates,
     is_first,
@@ -18,6 +16,7 @@ from fedglass.checks.candidates import (
 )
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
+from fedglass.core.thresholds import SAME_AS_PRIVATE, SAME_IN_POOL
 from fedglass.federation.truth import Examples
 
 from .games import rows_of, toy

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedglass.checks.candidates import Game, clopper_pearson, limits
+from fedglass.checks.candidates import GameScores, clopper_pearson, rate_limits
 
 
-def _drawn(random: np.random.Generator, shift: float, records: int) -> Game:
+def _drawn(random: np.random.Generator, shift: float, records: int) -> GameScores:
     scores, pool = random.normal(shift, 1, records), random.normal(size=1000)
     better = np.array([(pool >= score).sum() for score in scores])
-    return Game(scores, np.zeros(records, int), [pool], np.full(records, 1000), better)
+    return GameScores(scores, np.zeros(records, int), [pool], np.full(records, 1000), better)
 
 
 def test_limits_cover_where_all_records_meet_the_same_best_candidate() -> None:
@@ -20,7 +20,7 @@ def test_limits_cover_where_all_records_meet_the_same_best_candidate() -> None:
     true, above, below, outside_independent = fresh.mean(), 0, 0, 0
     for seed in range(trials):
         game = _drawn(random, shift, 100)
-        low, high = limits(game, 1, seed)
+        low, high = rate_limits(game, 1, seed)
         above, below = above + (low > true), below + (high < true)
         low, high = clopper_pearson(int((game.better == 0).sum()), 100, 0.05)
         outside_independent += not low <= true <= high
@@ -30,5 +30,5 @@ def test_limits_cover_where_all_records_meet_the_same_best_candidate() -> None:
 
 def test_limits_are_wider_over_many_messages() -> None:
     game = _drawn(np.random.default_rng(1), 3.5, 32)
-    one, many = limits(game, 1, 0), limits(game, 200, 0)
+    one, many = rate_limits(game, 1, 0), rate_limits(game, 200, 0)
     assert many[0] < one[0] < game.rate < one[1] < many[1]

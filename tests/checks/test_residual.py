@@ -13,11 +13,12 @@ from scipy.stats import binom, kstest, laplace, norm
 from torch import Tensor
 
 from fedglass.checks import residual_tests
-from fedglass.checks.residual import SPREAD, Residual, refutations, rounding_of, spread_of
+from fedglass.checks.residual import NoiseResidual, refutations, rounding_of, spread_of
 from fedglass.checks.rounding_cells import Law, cell, draw_in_cell, normal_scores
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import flatten, subtract, unflatten
+from fedglass.core.thresholds import REPLAY_SPREAD
 
 STD = 0.01
 FIRST = "0.weight"
@@ -30,25 +31,27 @@ def drawn(shapes: dict[str, tuple[int, ...]], generator: torch.Generator, size: 
     return {name: size * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def left_of(noise: Noise, generator: torch.Generator, dtype: torch.dtype = torch.float32, **more: object) -> Residual:
+def left_of(
+    noise: Noise, generator: torch.Generator, dtype: torch.dtype = torch.float32, **more: object
+) -> NoiseResidual:
     """What is left of a message: an update and noise, sent in a type, minus the update."""
     update = drawn({name: tuple(tensor.shape) for name, tensor in noise.items()}, generator, 0.02)
     message = {name: (update[name] + noise[name]).to(dtype) for name in noise}
     residual = {name: message[name].double() - update[name].double() for name in noise}
-    return Residual(residual, STD, message=message, **more)  # type: ignore[arg-type]
+    return NoiseResidual(residual, STD, message=message, **more)  # type: ignore[arg-type]
 
 
-def left_of_weights(noise: Noise, generator: torch.Generator, dtype: torch.dtype) -> Residual:
+def left_of_weights(noise: Noise, generator: torch.Generator, dtype: torch.dtype) -> NoiseResidual:
     """The same of weights, whose rounding is coarser than that of an update."""
     shapes = {name: tuple(tensor.shape) for name, tensor in noise.items()}
     update, before = drawn(shapes, generator, 0.02), drawn(shapes, generator, 0.1)
     before = {name: tensor.to(dtype).float() for name, tensor in before.items()}
     message = {name: (before[name] + update[name] + noise[name]).to(dtype).float() for name in noise}
     residual = {name: message[name].double() - before[name].double() - update[name].double() for name in noise}
-    return Residual(residual, STD, message=message, before=before, weights_sent=True)
+    return NoiseResidual(residual, STD, message=message, before=before, weights_sent=True)
 
 
-def alarms(given: Callable[[torch.Generator], Residual], draws: int, name: str) -> int:
+def alarms(given: Callable[[torch.Generator], NoiseResidual], draws: int, name: str) -> int:
     generator = stream(0, "noise", name)
     return sum(bool(refutations(given(generator))) for _ in range(draws))
 
@@ -73,7 +76,7 @@ def test_noise_of_a_network_passes() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("left", [left_of, left_of_weights])
-def test_rounding_after_the_noise_passes(left: Callable[..., Residual], dtype: torch.dtype) -> None:
+def test_rounding_after_the_noise_passes(left: Callable[..., NoiseResidual], dtype: torch.dtype) -> None:
     shapes = {"w": (32, 64), **SMALL}
     name = f"{left.__name__} {dtype}"
     assert alarms(lambda generator: left(drawn(shapes, generator), generator, dtype), 15, name) == 0
@@ -81,10 +84,10 @@ def test_rounding_after_the_noise_passes(left: Callable[..., Residual], dtype: t
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_noise_in_the_type_of_the_message_passes(dtype: torch.dtype) -> None:
-    def given(generator: torch.Generator) -> Residual:
+    def given(generator: torch.Generator) -> NoiseResidual:
         update, noise = drawn({"w": (128, 128)}, generator, 0.02)["w"], drawn({"w": (128, 128)}, generator)["w"]
         message = update.to(dtype) + noise.to(dtype)
-        return Residual({"w": message.double() - update.to(dtype).double()}, STD, message={"w": message})
+        return NoiseResidual({"w": message.double() - update.to(dtype).double()}, STD, message={"w": message})
 
     assert alarms(given, 15, f"native {dtype}") == 0
 
@@ -119,7 +122,7 @@ GRADIENTS = torch.randn(12, 16 * 20, generator=stream(0, "gradients"))
 
 
 @pytest.mark.parametrize("test", SINGLE)
-def test_p_is_never_smaller_than_its_chance(test: Callable[..., residual_tests.Outcome]) -> None:
+def test_p_is_never_smaller_than_its_chance(test: Callable[..., residual_tests.TestOutcome]) -> None:
     noise = np.random.default_rng(1).standard_normal((1000, 16, 20))
     p = np.array([test(z).p for z in noise])
     for level in (0.2, 0.05, 0.01):
@@ -371,14 +374,14 @@ def test_far_entries_stay_finite() -> None:
         again = draw_in_cell(far, half, half, law, stream(0))
         assert np.abs(again - far).max() <= 0.1 + 1e-9
         assert np.isfinite(normal_scores(again, law)).all()
-    assert {"std", "largest_entry"} <= {r.test for r in refutations(Residual({"w": torch.full((70,), 1e30)}, 1.0))}
+    assert {"std", "largest_entry"} <= {r.test for r in refutations(NoiseResidual({"w": torch.full((70,), 1e30)}, 1.0))}
 
 
 def test_the_width_of_cells_tells_whether_rounding_hides_the_noise() -> None:
     weights = {"w": torch.full((100,), 1.5)}
-    coarse = Residual({"w": torch.zeros(100)}, 1e-3, message=weights, sent_dtype=torch.bfloat16, weights_sent=True)
+    coarse = NoiseResidual({"w": torch.zeros(100)}, 1e-3, message=weights, sent_dtype=torch.bfloat16, weights_sent=True)
     assert rounding_of(coarse) == pytest.approx(2**-7 / 1e-3)
-    assert rounding_of(Residual({"w": torch.zeros(100)}, 1e-3)) == 0
+    assert rounding_of(NoiseResidual({"w": torch.zeros(100)}, 1e-3)) == 0
 
 
 # --- what is given
@@ -386,14 +389,14 @@ def test_the_width_of_cells_tells_whether_rounding_hides_the_noise() -> None:
 
 def test_replays_that_differ_are_measured_in_deviations() -> None:
     replays = [drawn(SMALL, stream(0, i), 1e-6) for i in range(5)]
-    assert spread_of(replays, STD) < SPREAD < spread_of(replays, 1e-6)
+    assert spread_of(replays, STD) < REPLAY_SPREAD < spread_of(replays, 1e-6)
     assert spread_of(replays[:2], 1.0) == pytest.approx(
         max(float(t.abs().max()) for t in subtract(replays[0], replays[1]).values())
     )
 
 
 def test_a_residual_that_is_not_finite_is_refuted() -> None:
-    (found,) = refutations(Residual({"w": torch.ones(3), "b": torch.tensor([math.nan])}, STD))
+    (found,) = refutations(NoiseResidual({"w": torch.ones(3), "b": torch.tensor([math.nan])}, STD))
     assert (found.test, found.tensor, found.p) == ("finite", "b", 0.0)
 
 
@@ -403,7 +406,7 @@ def test_what_is_no_noise_at_all_is_refuted(law: Law) -> None:
     for value in (0.0, STD, 1e300):
         silent = {name: torch.full(shape, value, dtype=torch.float64) for name, shape in shapes.items()}
         for message in (None, {name: tensor.bfloat16() for name, tensor in silent.items()} if value < 1 else None):
-            found = refutations(Residual(silent, STD, law, message=message))
+            found = refutations(NoiseResidual(silent, STD, law, message=message))
             assert {"small_entries" if value == 0 else "row_sums", "distribution"} <= {each.test for each in found}
             assert not any(math.isnan(each.p) for each in found)
 
@@ -412,9 +415,9 @@ def test_what_does_not_fit_is_refused() -> None:
     noise = {"w": torch.ones(3)}
     for wrong in ({"std": 0.0}, {"std": math.inf}, {"public": torch.ones(2, 4)}, {"signal": torch.ones(3)}):
         with pytest.raises(UsageError):
-            Residual(noise, **{"std": STD, **wrong})  # type: ignore[arg-type]
+            NoiseResidual(noise, **{"std": STD, **wrong})  # type: ignore[arg-type]
     for message in (None, {}, {"w": torch.ones(4)}):
         with pytest.raises(UsageError, match="message"):
-            Residual(noise, STD, message=message, weights_sent=True)
+            NoiseResidual(noise, STD, message=message, weights_sent=True)
     with pytest.raises(UsageError, match="no entries"):
-        Residual({"w": torch.ones(0)}, STD)
+        NoiseResidual({"w": torch.ones(0)}, STD)

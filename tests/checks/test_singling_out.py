@@ -12,7 +12,7 @@ from torch import nn
 
 from fedglass.bounds.success import gdp_success
 from fedglass.checks.candidates import Pool
-from fedglass.checks.message_scores import Message
+from fedglass.checks.message_scores import ScoredMessage
 from fedglass.checks.singling_out import play, singling_out
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam
@@ -26,7 +26,7 @@ from fedglass.models.network import Network
 
 from .games import FEDAVG, GREY, ONE_STEP, pool_of, rows_of, sent, small_cnn, toy, with_control
 
-Noisy = Callable[[nn.Module, Examples, float, int], tuple[Message, float]]
+Noisy = Callable[[nn.Module, Examples, float, int], tuple[ScoredMessage, float]]
 ADAM = replace(FEDAVG, lr=0.002, optimiser=Adam())
 DECAYED = replace(FEDAVG, optimiser=SGD(momentum=0.5, weight_decay=0.2))
 
@@ -182,18 +182,18 @@ def test_near_duplicates_neither_expose_nor_hide(records: Examples, public: Pool
 # Noise
 
 
-def _private_step(model: nn.Module, records: Examples, multiplier: float, seed: int) -> tuple[Message, float]:
+def _private_step(model: nn.Module, records: Examples, multiplier: float, seed: int) -> tuple[ScoredMessage, float]:
     """One step of DP-SGD, and how far it separates a record from its absence."""
     network, before = Network(model, {}, BatchNorm.FROZEN), [*weights_of(model).values()]
     batches, rule = schedule(ONE_STEP, len(records.labels), None), DPSGD(0.5, multiplier)
     inputs, noise = GREY.whiten(records.images), stream(seed, "noise")
     after = train(network, before, inputs, records.labels, batches, ONE_STEP, rule, noise)
     update = {name: a - b for name, a, b in zip(network.names, after, before, strict=True)}
-    message = Message(model, weights_of(model), {}, update, ONE_STEP, GREY)
+    message = ScoredMessage(model, weights_of(model), {}, update, ONE_STEP, GREY)
     return replace(message, noise_std=ONE_STEP.lr * multiplier * 0.5 / len(records.labels)), 1 / multiplier
 
 
-def _noisy_update(model: nn.Module, records: Examples, multiplier: float, seed: int) -> tuple[Message, float]:
+def _noisy_update(model: nn.Module, records: Examples, multiplier: float, seed: int) -> tuple[ScoredMessage, float]:
     """A step with noise on the update, and how far that separates any record from its absence."""
     message, noise, count = sent(model, ONE_STEP, records), stream(seed, "noise"), len(records.labels)
     alone = [sent(model, ONE_STEP, rows_of(records, slice(i, i + 1))).update for i in range(count)]

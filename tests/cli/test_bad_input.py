@@ -323,4 +323,4 @@ def test_a_peer_that_can_not_be(
 
 def test_a_peer_of_nobody(audited: Callable[[Path], Result], write_plan: Write) -> None:
     alone = ("clients = 4", "clients = 1"), ("client = [0, 1, 2, 3]", "client = 0")
-    refused(audited(write_plan(*alone, text=PEER)), "is alone in round 0: a peer needs others whose data it could read")
+    refused(audited(write_plan(*alone, text=PEER)), "is alone in round 0, but a peer needs other participants")

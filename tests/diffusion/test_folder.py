@@ -122,7 +122,7 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path) -> None:
         load_folder(folder / CONFIG)
     good = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(good[:-100])
-    with pytest.raises(UsageError, match="can not be read as safetensors"):
+    with pytest.raises(UsageError, match="cannot be read as safetensors"):
         load_folder(folder)
     weights = load_file_of(good, folder)
     weights["first.bias"][0] = float("nan")

@@ -19,8 +19,8 @@ from fedglass.execution.client_training import Crew, answers_of, respond_all
 from fedglass.execution.executor import InProcess, Lost, Ready, Result, Watch, kept
 from fedglass.execution.executor import Job as AnyJob
 from fedglass.execution.processes import Processes
-from fedglass.federation.behaviour.poison import SignFlip
-from fedglass.federation.client import Client, one_by_one
+from fedglass.federation.behaviours import SignFlip
+from fedglass.federation.client import Client, train_sequentially
 from fedglass.federation.federation import Federation
 from fedglass.federation.transcript import Round
 
@@ -49,14 +49,14 @@ def test_rounds_are_bit_identical(toy: Any, team: Ready, same: Same) -> None:
         Training(lr=0.1, batch_norm=BatchNorm.BATCH), model=toy.normalised(), clients=3, examples=3
     )
     for federation in (replace(plain, clients=clients, participation=0.8), normalised):
-        here, there = list(federation.play(3)), list(federation.play(3, answers=answers_of(team)))
+        here, there = list(federation.play(3)), list(federation.play(3, train_clients=answers_of(team)))
         assert all(equal(a, b, same) for a, b in zip(here, there, strict=True))
 
 
 def test_every_number_of_clients_is_shared_out(toy: Any, team: Ready) -> None:
     for count in (1, 2, 3, 5, 9):
         federation = toy.federation(Training(lr=0.1), clients=count, examples=1)
-        (past,) = federation.play(answers=Crew(team))
+        (past,) = federation.play(train_clients=Crew(team))
         assert [m.client for m in past.messages] == [c.name for c in federation.clients]
 
 
@@ -70,9 +70,9 @@ def test_what_fails_is_told_as_it_is_without_workers(toy: Any, team: Ready) -> N
 
     federation = toy.federation(Training(lr=0.1), clients=3)
     wrong = [replace(client, behaviour=Forgetful()) for client in federation.clients]
-    for answers in (one_by_one, Crew(team)):
+    for answers in (train_sequentially, Crew(team)):
         with pytest.raises(DataError, match="gave 1 images"):
-            list(replace(federation, clients=wrong).play(answers=answers))
+            list(replace(federation, clients=wrong).play(train_clients=answers))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Losing:
 
 def test_what_no_worker_answered_is_answered_here(toy: Any, same: Same) -> None:
     federation = toy.federation(Training(lr=0.1), clients=7)
-    (here,), (there,) = federation.play(), federation.play(answers=Crew(Losing()))
+    (here,), (there,) = federation.play(), federation.play(train_clients=Crew(Losing()))
     assert equal(here, there, same)
 
 
@@ -107,14 +107,14 @@ def test_a_part_of_a_larger_tensor_travels_alone(toy: Any) -> None:
     labels = torch.zeros(40, dtype=torch.int64)
     clients = [Client(f"c{i}", images[4 * i : 4 * i + 4], labels[4 * i : 4 * i + 4]) for i in range(10)]
     federation = toy.federation(Training(lr=0.1))
-    (past,) = replace(federation, clients=clients).play(answers=Crew(Watching()))
+    (past,) = replace(federation, clients=clients).play(train_clients=Crew(Watching()))
     assert len(past.messages) == len(sent) == 10
     assert all(client.images.untyped_storage().nbytes() == client.images.nbytes for client in sent)
 
 
 def test_executors_that_wait_for_nothing_train_clients_here() -> None:
     with kept(InProcess()) as executor:
-        assert answers_of(executor) is one_by_one
+        assert answers_of(executor) is train_sequentially
     with kept(Processes(2)) as executor:
         assert isinstance(answers_of(executor), Crew)
     assert respond_all.__module__ == "fedglass.execution.client_training", "workers find it by name"

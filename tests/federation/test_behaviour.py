@@ -13,8 +13,16 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import Update
 from fedglass.core.types import Training
 from fedglass.defend.noise import Clip, norm_of
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest, PerRound, Rejoin, Turn
-from fedglass.federation.behaviour.poison import Backdoor, Gaussian, SignFlip
+from fedglass.federation.behaviours import (
+    Backdoor,
+    Behaviour,
+    Gaussian,
+    Honest,
+    PerRound,
+    RejoinAfterRejection,
+    SignFlip,
+    Turn,
+)
 from fedglass.federation.federation import Federation
 
 FEDAVG = Training(0.2, epochs=2, batch_size=3)
@@ -122,7 +130,7 @@ def test_a_backdoor_marks_a_share_of_the_examples(toy: Any) -> None:
     [(Backdoor(side=9), "does not fit into images of 8 x 8"), (Backdoor(target=5), "classes 0 to 4, got 5")],
 )
 def test_a_backdoor_that_does_not_fit_is_refused_before_anything_runs(toy: Any, part: Backdoor, words: str) -> None:
-    for behaviour in (part, PerRound((Honest(), part)), Rejoin(part, 2)):
+    for behaviour in (part, PerRound((Honest(), part)), RejoinAfterRejection(part, 2)):
         with pytest.raises(DataError, match=words):
             acting(toy, behaviour)
 

@@ -14,15 +14,15 @@ from torch import nn
 from fedglass.core.errors import DataError
 from fedglass.core.tensors import Update, buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.federation.client import Call, Client, respond
+from fedglass.federation.client import Client, TrainRequest, train_client
 from fedglass.federation.transcript import Message
 from fedglass.fl.release import Outgoing
 
 PLAIN = Whitening((0.0,), (1.0,))
 
 
-def call_of(model: nn.Module, training: Training, seed: int = 0, round_index: int = 0) -> Call:
-    return Call(model, weights_of(model), buffers_of(model), training, PLAIN, seed, round_index)
+def call_of(model: nn.Module, training: Training, seed: int = 0, round_index: int = 0) -> TrainRequest:
+    return TrainRequest(model, weights_of(model), buffers_of(model), training, PLAIN, seed, round_index)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_bad_examples_are_refused(images: torch.Tensor, labels: torch.Tensor, sa
 
 def test_the_update_is_after_minus_before(toy: Any) -> None:
     client, model = toy.client(), toy.dense()
-    message = respond(client, call_of(model, Training(0.1)))
+    message = train_client(client, call_of(model, Training(0.1)))
     loss = nn.functional.cross_entropy(model(client.images), client.labels)
     for (name, _), g in zip(model.named_parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
         torch.testing.assert_close(message.update[name], -0.1 * g, rtol=1e-4, atol=1e-6)
@@ -51,14 +51,14 @@ def test_the_update_is_after_minus_before(toy: Any) -> None:
 
 def test_inputs_are_whitened(toy: Any, same: Callable[..., bool]) -> None:
     model, whitening = toy.dense(), Whitening((0.4,), (0.3,))
-    one = respond(toy.client(), replace(call_of(model, Training(0.1)), whitening=whitening))
-    assert not same(one.update, respond(toy.client(), call_of(model, Training(0.1))).update)
+    one = train_client(toy.client(), replace(call_of(model, Training(0.1)), whitening=whitening))
+    assert not same(one.update, train_client(toy.client(), call_of(model, Training(0.1))).update)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"round": 1}])
 def test_seed_and_round_reshuffle(toy: Any, same: Callable[..., bool], change: dict[str, Any]) -> None:
     call = call_of(toy.dense(), Training(0.1, 2, 1))
-    one, again, other = (respond(toy.client(), c) for c in (call, call, replace(call, **change)))
+    one, again, other = (train_client(toy.client(), c) for c in (call, call, replace(call, **change)))
     assert same(one.update, again.update)
     assert not same(one.update, other.update)
 
@@ -81,7 +81,7 @@ class Half:
 
 def test_a_release_changes_what_leaves(toy: Any) -> None:
     call = call_of(toy.dense(), Training(0.1))
-    plain, halved = respond(toy.client(), call), respond(toy.client(release=Half()), call)
+    plain, halved = train_client(toy.client(), call), train_client(toy.client(release=Half()), call)
     assert all(torch.equal(halved.update[name], plain.update[name] / 2) for name in plain.update)
 
 
@@ -91,14 +91,14 @@ def statistics(message: Message) -> torch.Tensor:
 
 def test_frozen_statistics_stay(toy: Any, same: Callable[..., bool]) -> None:
     call = call_of(toy.normalised(), Training(0.1, 2, 2))
-    assert same(respond(toy.client(), call).buffers, call.buffers)
+    assert same(train_client(toy.client(), call).buffers, call.buffers)
 
 
 def test_batch_statistics_are_those_of_a_training_pass(toy: Any, same: Callable[..., bool]) -> None:
     model, client = toy.normalised(), toy.client()
     call = call_of(model, Training(0.1, batch_norm=BatchNorm.BATCH))
     before = {name: tensor.clone() for name, tensor in call.buffers.items()}
-    message = respond(client, call)
+    message = train_client(client, call)
     assert same(call.buffers, before)
     trained = copy.deepcopy(model).train()
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_statistics_are_those_that_torch_leaves_behind(toy: Any) -> None:
     """Of a training loop as anybody writes it."""
     model, client = toy.normalised(), toy.client()
     training = Training(0.1, epochs=2, batch_size=2, batch_norm=BatchNorm.BATCH, shuffle=False)
-    message = respond(client, call_of(model, training))
+    message = train_client(client, call_of(model, training))
     plain = copy.deepcopy(model).train()
     optimiser = torch.optim.SGD(plain.parameters(), 0.1)
     for _ in range(2):
@@ -127,6 +127,6 @@ def test_statistics_are_gathered_without_global_random_numbers(toy: Any, same: C
     model = nn.Sequential(nn.Dropout(0.5), *toy.normalised())
     call = call_of(model, Training(0.1, batch_norm=BatchNorm.BATCH))
     state = torch.random.get_rng_state()
-    one, other = respond(toy.client(), call), respond(toy.client(), call)
+    one, other = train_client(toy.client(), call), train_client(toy.client(), call)
     assert same(one.buffers, other.buffers)
     assert same(state, torch.random.get_rng_state())

@@ -14,8 +14,7 @@ from torch import Tensor
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
-from fedglass.federation.behaviour.behaviour import Doorbook, Rejoin
-from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.behaviours import RejoinAfterRejection, ServerNames, SignFlip
 from fedglass.federation.federation import Federation
 from fedglass.federation.transcript import Transcript
 from fedglass.federation.views import ServerView
@@ -45,7 +44,8 @@ def federation(toy: Any, after: int | None, behaviour: Any = None) -> Federation
     first, *others = made.clients
     acting = behaviour or OnlyFirst()
     return replace(
-        made, clients=[replace(first, behaviour=acting if after is None else Rejoin(acting, after)), *others]
+        made,
+        clients=[replace(first, behaviour=acting if after is None else RejoinAfterRejection(acting, after)), *others],
     )
 
 
@@ -63,16 +63,16 @@ class OnlyFirst:
         return "shouts once"
 
 
-def names(past: Any) -> list[str]:
-    return [p.known_as or p.name for p in past.participants]
+def names(round_: Any) -> list[str]:
+    return [p.known_as or p.name for p in round_.participants]
 
 
 def test_who_is_banished_stays_out_until_it_has_a_new_name(toy: Any) -> None:
     stays = federation(toy, None).run(4).rounds
-    assert ["client 0" in stays[i].kept for i in range(4)] == [False] * 4
+    assert ["client 0" in stays[i].accepted for i in range(4)] == [False] * 4
     back = federation(toy, 2).run(4).rounds
     assert [names(back[i])[0] for i in range(4)] == ["client 0", "client 0", "newcomer 1", "newcomer 1"]
-    assert ["client 0" in back[i].kept for i in range(4)] == [False, False, True, True]
+    assert ["client 0" in back[i].accepted for i in range(4)] == [False, False, True, True]
 
 
 def test_it_keeps_changing_names_while_it_is_rejected(toy: Any) -> None:
@@ -89,7 +89,7 @@ def test_views_and_truths_still_know_who_it_is(toy: Any) -> None:
     made = federation(toy, 1)
     (target,) = Simulated(made, 2, (ServerView(0, 1),)).targets(lambda done, total: None)
     found = target.target()
-    assert found.behind == ("client 0",)
+    assert found.contributors == ("client 0",)
     assert found.behaviours == (
         "Client 0 shouts once, and comes back under a new name when one of its updates was rejected.",
         "Round 2: the server knew client 0 as 'newcomer 1', under which it had come back after rejections.",
@@ -105,10 +105,10 @@ def test_a_transcript_keeps_both_names(toy: Any, tmp_path: Path) -> None:
 
 
 def test_a_newcomer_never_has_anybodys_name() -> None:
-    book = Doorbook({"a": 1, "b": 1}, frozenset({"a", "b", "newcomer 1"}))
-    assert book.after(["a", "b"], []).known == {"a": "newcomer 2", "b": "newcomer 3"}
+    server = ServerNames({"a": 1, "b": 1}, frozenset({"a", "b", "newcomer 1"}))
+    assert server.after(["a", "b"], []).renamed == {"a": "newcomer 2", "b": "newcomer 3"}
 
 
 def test_zero_rejections_are_refused() -> None:
     with pytest.raises(UsageError, match="rejoins_after must be at least 1, got 0"):
-        Rejoin(OnlyFirst(), 0)
+        RejoinAfterRejection(OnlyFirst(), 0)

@@ -48,7 +48,7 @@ def test_an_update_with_a_hole_reaches_no_rule(
     whole = federation(toy, rule)
     first, *others = whole.clients
     broken = replace(whole, clients=[replace(first, release=Broken(value)), *others]).run().rounds[0]
-    assert "client 0" not in broken.kept
+    assert "client 0" not in broken.accepted
     without = replace(whole, clients=others).run().rounds[0]
     assert same(broken.step, without.step)
     assert [m.client for m in broken.messages] == [c.name for c in whole.clients]
@@ -57,14 +57,14 @@ def test_an_update_with_a_hole_reaches_no_rule(
 def test_a_round_in_which_every_update_has_a_hole_keeps_the_model(toy: Any, same: Callable[..., bool]) -> None:
     whole = federation(toy, WeightedMean(), 2)
     past = replace(whole, clients=[replace(c, release=Broken()) for c in whole.clients]).run(2)
-    assert past.rounds[0].kept == past.rounds[1].kept == ()
+    assert past.rounds[0].accepted == past.rounds[1].accepted == ()
     assert same(past.rounds[1].before, past.rounds[0].before)
 
 
 def test_krum_lets_a_peer_see_one_client_as_the_server_does(toy: Any, same: Callable[..., bool]) -> None:
     made = federation(toy, Krum(1))
     past = made.run()
-    (winner,) = past.rounds[0].kept
+    (winner,) = past.rounds[0].accepted
     message = past.rounds[0].message(winner)
     assert message is not None
     peer = next(i for i, client in enumerate(made.clients) if client.name != winner)
@@ -76,9 +76,9 @@ def test_krum_lets_a_peer_see_one_client_as_the_server_does(toy: Any, same: Call
 def test_balance_compares_with_what_the_servers_own_examples_give(toy: Any, same: Callable[..., bool]) -> None:
     own = toy.client(9, 8)
     near = federation(toy, Balance(phi=100.0), server=own).run().rounds[0]
-    assert len(near.kept) == 6
+    assert len(near.accepted) == 6
     far = federation(toy, Balance(phi=1e-9), server=own).run().rounds[0]
-    assert far.kept == ()
+    assert far.accepted == ()
     assert same(far.after, far.before)
 
 

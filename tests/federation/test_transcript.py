@@ -43,7 +43,7 @@ def test_what_was_saved_comes_back(toy: Any, same: Callable[..., bool], tmp_path
     heard = Transcript.load(tmp_path, toy.normalised())
     assert (heard.terms, heard.origin, list(heard.rounds)) == (said.terms, said.origin, [0, 2])
     for one, other in zip(said.rounds.values(), heard.rounds.values(), strict=True):
-        assert (one.participants, one.kept) == (other.participants, other.kept)
+        assert (one.participants, one.accepted) == (other.participants, other.accepted)
         assert [m.client for m in one.messages] == [m.client for m in other.messages]
         for part in ("before", "buffers", "step", "buffers_after", "after"):
             assert same(getattr(one, part), getattr(other, part))
@@ -72,7 +72,7 @@ def test_nothing_private_is_saved(toy: Any, tmp_path: Path) -> None:
 def test_an_aggregate_alone_is_saved_too(toy: Any, tmp_path: Path) -> None:
     said = federation(toy).run()
     people = (Participant("a", 3, lr=0.1, steps=2), Participant("b", 5))
-    secure = replace(said.rounds[0], messages=(), participants=people, kept=("b",))
+    secure = replace(said.rounds[0], messages=(), participants=people, accepted=("b",))
     replace(said, rounds={0: secure}).save(tmp_path)
     assert Transcript.load(tmp_path, toy.normalised()).rounds[0].participants == people
 
@@ -155,8 +155,8 @@ def endless(folder: Path) -> None:
         (edited("terms.mean", [float("nan")]), "whitening needs .* all finite"),
         (edited("terms.std", [float("inf")]), "whitening needs .* all finite"),
         (edited("rounds.0.participants.0.lr", float("nan")), "rounds.0.participants.0.lr"),
-        (swollen, "is longer than .* bytes"),
-        (endless, "is no plain file"),
+        (swollen, "it has .* bytes, expected at most"),
+        (endless, "is a link, which is not followed here"),
         (torn, "other SHA-256"),
         (lambda folder: (folder / "round-00001-00002.safetensors").unlink(), "Cannot read .*00002"),
         (mixed_rounds, "does not start where round 0 ended"),

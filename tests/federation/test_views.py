@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from fedglass.core.tensors import add
 from fedglass.core.types import Training
 from fedglass.federation.federation import Federation, observe
 from fedglass.federation.peer import PeerView
+from fedglass.federation.transcript import MEAN_RULE
 from fedglass.federation.truth import Truths
-from fedglass.federation.views import AggregateView, Knows, ServerView, View
-from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State
+from fedglass.federation.views import SEEDED_VIEWS, AggregateView, Knows, ServerView, Together, View
+from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, WeightedMean
 
 FEDAVG = Training(0.2, epochs=2, batch_size=3)
 NOTHING = Knows(training=False)
@@ -105,7 +106,7 @@ def test_behind_an_aggregate_are_those_that_got_through(federation: Federation, 
     assert same(seen.update, federation.run().rounds[0].messages[2].update)
     seen, truth = observe(chosen, PeerView(client=0), Knows())
     assert (truth.clients, truth.own, seen.knows.examples) == (("client 2",), 0, 4)
-    with pytest.raises(UsageError, match="only that of 'client 2' itself got through"):
+    with pytest.raises(UsageError, match="accepted no update of the round but that of 'client 2' itself"):
         observe(chosen, PeerView(client=2), Knows())
 
 
@@ -152,22 +153,22 @@ def test_batch_labels_are_told_of_one_client_only(federation: Federation) -> Non
 
 
 def test_views_of_what_did_not_happen_are_refused(federation: Federation) -> None:
-    attendance = federation.attendance(2)
+    participants = federation.participants_by_round(2)
     for kind in (ServerView, PeerView):
         with pytest.raises(UsageError, match=r"adversary\.client must be one of 0 to 2, got 3"):
-            kind(client=3).check(attendance)
+            kind(client=3).check(participants)
     for view in (ServerView(0, 2), AggregateView(2), PeerView(0, 2)):
         with pytest.raises(UsageError, match=r"adversary\.round must be one of 0 to 1, got 2"):
-            view.check(attendance)
+            view.check(participants)
     partial = replace(federation, participation=0.7)
-    absent = ({0, 1, 2} - {int(client.name[-1]) for client in partial.called(0)}).pop()
+    absent = ({0, 1, 2} - {int(client.name[-1]) for client in partial.clients_in_round(0)}).pop()
     for kind in (ServerView, PeerView):
         with pytest.raises(UsageError, match="did not take part in round 0"):
-            kind(client=absent).check(partial.attendance(1))
+            kind(client=absent).check(partial.participants_by_round(1))
     with pytest.raises(UsageError, match="is alone in round 0"):
-        PeerView().check(replace(federation, clients=federation.clients[:1]).attendance(1))
+        PeerView().check(replace(federation, clients=federation.clients[:1]).participants_by_round(1))
     with pytest.raises(UsageError, match="must be one of 1, 4, got 0"):
-        AggregateView().check(replace(attendance, rounds={1: (), 4: ()}))
+        AggregateView().check(replace(participants, rounds={1: (), 4: ()}))
 
 
 def test_a_recording_of_aggregates_alone_has_no_server_view(federation: Federation) -> None:
@@ -175,11 +176,11 @@ def test_a_recording_of_aggregates_alone_has_no_server_view(federation: Federati
     secure = replace(transcript, rounds={0: replace(transcript.rounds[0], messages=())})
     with pytest.raises(UsageError, match="recorded as an aggregate only"):
         ServerView().see(secure, Knows(), None)
-    with pytest.raises(UsageError, match="What 'client 0' contributed itself is not known"):
+    with pytest.raises(UsageError, match="The contribution of 'client 0' is unknown"):
         PeerView().see(secure, Knows(), federation.truths())
-    with pytest.raises(DataError, match="private examples of 'client 0' are not beside"):
+    with pytest.raises(DataError, match="private examples of 'client 0' are missing; those of no client are stored"):
         PeerView().see(transcript, Knows(), Truths({}))
-    assert AggregateView().see(secure, Knows(), None).behind == ("client 0", "client 1", "client 2")
+    assert AggregateView().see(secure, Knows(), None).clients == ("client 0", "client 1", "client 2")
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -187,6 +188,21 @@ def test_a_view_prints_as_itself(view: View) -> None:
     assert eval(repr(view)) == view
     assert view.rounds() == (1,)
     assert "round 2" in view.describe()
+
+
+def test_views_that_seeds_depend_on_keep_their_names_and_fields() -> None:
+    kinds = (ServerView, AggregateView, PeerView, Together)
+    assert {kind.__name__: tuple(field.name for field in fields(kind)) for kind in kinds} == SEEDED_VIEWS
+    assert [repr(view) for view in (*VIEWS, Together((ServerView(), ServerView(0, 1))))] == [
+        "ServerView(client=1, round=1)",
+        "AggregateView(round=1)",
+        "PeerView(client=1, round=1)",
+        "Together(views=(ServerView(client=0, round=0), ServerView(client=0, round=1)))",
+    ]
+
+
+def test_the_identifier_of_a_mean_is_how_it_prints(federation: Federation) -> None:
+    assert repr(WeightedMean()) == federation.terms.rule == MEAN_RULE
 
 
 def test_behind_the_message_are_the_examples_that_were_taken(federation: Federation) -> None:

@@ -26,10 +26,10 @@ from fedglass.fl.local import schedule, train
 from fedglass.fl.release import Outgoing
 from fedglass.guard import REFUSED, Guard, GuardRefusal, GuardReport, Reason
 from fedglass.guard.outbound import Outbound, Protected
-from fedglass.guard.runners import Apart, Here
+from fedglass.guard.runners import InlineRunner, SubprocessRunner
 from fedglass.models.network import Network
 
-HERE: dict[str, Any] = {"runner": Here(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}
+HERE: dict[str, Any] = {"runner": InlineRunner(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}
 """No process and no clock: a busy machine must not fail a law."""
 STEP = Training(lr=0.1)
 CLIP, MULTIPLIER = 0.5, 1.0
@@ -373,7 +373,7 @@ def test_the_time_is_a_limit_whatever_is_computed(slow: nn.Module) -> None:
     F.cross_entropy(slow(inputs), labels).backward()
     after = {name: before[name] - 0.1 * p.grad for name, p in slow.named_parameters() if p.grad is not None}
     slow.waits = True  # type: ignore[assignment] # an instance's own
-    guard = Guard(runner=Apart(), budget_seconds=2.0)
+    guard = Guard(runner=SubprocessRunner(), budget_seconds=2.0)
     report = guard.check(slow, before, after=after, examples=inputs, labels=labels, training=STEP)
     assert report.reasons == (Reason.OUT_OF_TIME,)
     assert not report.allowed
@@ -381,7 +381,7 @@ def test_the_time_is_a_limit_whatever_is_computed(slow: nn.Module) -> None:
 
 def test_what_can_not_be_sent_to_a_process_is_refused(world: World) -> None:
     world.model.body[2].forward = lambda inputs: inputs.sigmoid()
-    report = world.report(Guard(runner=Apart()), world.trained())
+    report = world.report(Guard(runner=SubprocessRunner()), world.trained())
     assert report.reasons == (Reason.FAULT,)
 
 

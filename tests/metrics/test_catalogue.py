@@ -12,7 +12,7 @@ from torch import Tensor
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
-from fedglass.metrics.catalogue import USUAL, metric, names, score
+from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, names, score
 from fedglass.metrics.images import psnr, rmse, ssim
 from fedglass.metrics.lpips import ALEX, HOW_TO_PROVIDE, Lpips
 from fedglass.metrics.matching import Matching
@@ -47,8 +47,8 @@ def test_each_figure_is_that_of_the_matched_pair(weights: Path):
     assert found.matching.partner == (2, 1, 3, 0)
     assert found.skipped == {}
     alone = {"psnr": psnr, "ssim": ssim, "rmse": rmse, "lpips": Lpips.load(weights)}
-    assert tuple(found.values) == USUAL == tuple(alone)
-    assert set(USUAL) == set(names())
+    assert tuple(found.values) == DEFAULT_METRICS == tuple(alone)
+    assert set(DEFAULT_METRICS) == set(names())
     for name, function in alone.items():
         assert found.values[name] == pytest.approx(function(guess, truth).tolist(), rel=1e-5)
 

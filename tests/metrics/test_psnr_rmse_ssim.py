@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
-from fedglass.metrics.images import CAP, psnr, rmse, ssim
+from fedglass.metrics.images import MOST_DECIBELS, psnr, rmse, ssim
 
 SHAPES = [(3, 1, 28, 28), (2, 3, 32, 32), (2, 3, 11, 17), (1, 4, 40, 23)]
 
@@ -69,8 +69,8 @@ def test_psnr_of_a_shift_is_minus_20_log10_of_it(shift: float, peak: float):
 
 def test_psnr_of_equal_images_is_the_cap_and_far_worse_ones_go_below_zero():
     truth = torch.full((1, 1, 3, 3), 0.5)
-    assert psnr(truth, truth).item() == CAP
-    assert psnr(truth + 1e-9, truth).item() == CAP
+    assert psnr(truth, truth).item() == MOST_DECIBELS
+    assert psnr(truth + 1e-9, truth).item() == MOST_DECIBELS
     assert psnr(truth + 10, truth).item() == pytest.approx(-20, abs=1e-4)
 
 

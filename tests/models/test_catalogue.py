@@ -197,12 +197,12 @@ def test_an_initialisation_is_applied() -> None:
     assert not model.get_parameter("fc2.bias").any()
 
 
-def test_what_can_not_be_built_is_said() -> None:
+def test_what_cannot_be_built_is_said() -> None:
     with pytest.raises(UsageError, match="Unknown model 'resnet81': did you mean 'resnet8'"):
         build("resnet81", shape=(3, 32, 32), classes=10)
-    with pytest.raises(ModelError, match=r"'lenet_tanh' can not take inputs of shape \(1, 4, 4\)"):
+    with pytest.raises(ModelError, match=r"'lenet_tanh' cannot take inputs of shape \(1, 4, 4\)"):
         build("lenet_tanh", shape=(1, 4, 4), classes=10)
-    with pytest.raises(ModelError, match=r"'densenet121' can not take inputs of shape \(1, 4, 4\)"):
+    with pytest.raises(ModelError, match=r"'densenet121' cannot take inputs of shape \(1, 4, 4\)"):
         build("densenet121", shape=(1, 4, 4), classes=10)
     with pytest.raises(UsageError, match="classes must be at least 2, got 1"):
         build("mlp", shape=(1, 4, 4), classes=1)

@@ -10,7 +10,7 @@ from fedglass.core.errors import ModelError
 from fedglass.core.identity import of_model
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm
-from fedglass.models.fixed import matching, unmoved, with_fixed
+from fedglass.models.fixed import matching_parameters, unmoved, with_fixed
 from fedglass.models.network import Network
 
 
@@ -55,19 +55,17 @@ def test_a_head_that_is_not_trained_tells_no_labels() -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "one.weight", "two.weight"])
-def test_what_can_not_be_held_fixed_is_refused(name: str) -> None:
-    with pytest.raises(ModelError, match=f"'{name}' can not be held fixed"):
+def test_what_cannot_be_held_fixed_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=f"'{name}' cannot be held fixed"):
         with_fixed(Tied(), [name])
 
 
 def test_names_are_patterns() -> None:
-    assert matching(two_layers(), ["0.*", "*.bias"]) == ["0.weight", "0.bias", "2.bias"]
-    with pytest.raises(
-        ModelError, match=r"'features.\*', which is the name of no parameter, expected some of 0.weight"
-    ):
-        matching(two_layers(), ["features.*"])
+    assert matching_parameters(two_layers(), ["0.*", "*.bias"]) == ["0.weight", "0.bias", "2.bias"]
+    with pytest.raises(ModelError, match=r"'features.\*', which matches no parameter, expected some of 0.weight"):
+        matching_parameters(two_layers(), ["features.*"])
     with pytest.raises(ModelError, match="all parameters"):
-        matching(two_layers(), ["*"])
+        matching_parameters(two_layers(), ["*"])
 
 
 def test_the_rounding_of_a_mean_is_no_movement() -> None:

@@ -77,7 +77,7 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
         Transfer(path).apply(build("mobilenet_v2", shape=SMALL, classes=10), stream(0, "x"))
 
 
-def test_a_file_that_can_not_be_read_is_met_with_what_to_do(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_met_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(b"\xff" * 64)
     with pytest.raises(DataError, match=r"damaged or of another format\. Save it again with safetensors"):

@@ -116,7 +116,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     lying = struct.pack("<Q", len(header)) + header + b"\0" * 8
     for content in (b"", b"\0" * 4, whole[:100], whole[:-1], b"\xff" * 64, b"PK\x03\x04" + whole[:99], lying):
         path.write_bytes(content)
-        refused(resnet(), path, DataError, "can not be read as safetensors .* damaged or of another format")
+        refused(resnet(), path, DataError, "cannot be read as safetensors .* damaged or of another format")
     refused(resnet(), tmp_path, DataError, "does not exist")
     refused(resnet(), tmp_path / "none.safetensors", DataError, "does not exist")
 

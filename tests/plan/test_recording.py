@@ -25,7 +25,7 @@ from fedglass.models.catalogue import build
 from fedglass.plan.code import code_of
 from fedglass.plan.compile import read_job
 from fedglass.plan.schema import Plan
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import Kind, doubt
 
 PLAN = """
 [recording]
@@ -241,7 +241,8 @@ def test_whether_a_recording_was_defended_is_told_or_unknown(
     said: str, defences: tuple[str, ...] | None, unnamed: bool, folder: Path
 ) -> None:
     (target,) = source(job(folder, ("classes = 4", f"classes = 4\n{said}"))).targets(lambda done, total: None)
-    assert (target.defences, target.unnamed) == (defences, unnamed)
+    assert target.defences == defences
+    assert (doubt(Kind.DEFENCE_NOT_NAMED) in target.doubts) == unnamed
 
 
 def test_statistics_after_the_training_come_with_it_or_in_a_file_of_their_own(folder: Path) -> None:
@@ -255,26 +256,29 @@ def test_statistics_after_the_training_come_with_it_or_in_a_file_of_their_own(fo
     for held, more in (({**parameters, **moved}, ""), (parameters, '\nbuffers_after = "statistics.safetensors"')):
         save_file(held, folder / "after.safetensors")
         (target,) = source(job(folder, resnet, ("classes = 4", f"classes = 4{more}"))).targets(lambda *_: None)
-        assert target.statement is not None
-        assert contradictions(target.statement)[0].startswith("the running statistics moved")
+        assert target.claim is not None
+        assert contradictions(target.claim)[0].startswith("the running statistics moved")
     (target,) = source(job(folder, resnet)).targets(lambda *_: None)
-    assert target.statement is not None
-    assert target.statement.buffers_after == {}
+    assert target.claim is not None
+    assert target.claim.buffers_after == {}
 
 
 def test_a_defence_may_be_named_with_its_options(folder: Path) -> None:
     said = 'defended = { name = "gaussian_noise", std = 0.5 }'
     found = source(job(folder, ("classes = 4", f"classes = 4\n{said}")))
     (target,) = found.targets(lambda *_: None)
-    assert (target.defences, target.unnamed) == (("Defended by GaussianNoise(std=0.5).",), False)
-    assert target.declared is not None
-    assert target.declared.parts[0].protection == Protection(release=GaussianNoise(std=0.5))
+    assert target.defences == ("Defended by GaussianNoise(std=0.5).",)
+    assert target.claim is not None
+    assert not target.claim.unnamed_defence
+    assert target.claim.clients[0].protection == Protection(release=GaussianNoise(std=0.5))
     other = source(job(folder, ("classes = 4", f"classes = 4\n{said.replace('0.5', '0.4')}")))
     assert other.identity() != found.identity()
     with pytest.raises(UsageError, match="std"):
         job(folder, ("classes = 4", f"classes = 4\n{said.replace('0.5', '-1.0')}"))
     (target,) = source(job(folder, ("classes = 4", "classes = 4\ndefended = []"))).targets(lambda *_: None)
-    assert (target.protections, target.unnamed) == ((Protection(),), False)
+    assert target.claim is not None
+    assert not target.claim.unnamed_defence
+    assert [client.protection for client in target.claim.clients] == [Protection()]
 
 
 def test_code_of_others_in_a_recordings_defence_is_named() -> None:

@@ -43,7 +43,7 @@ def test_they_are_constants_of_the_network(tmp_path: Path) -> None:
 
 
 def test_a_name_of_no_parameter_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"federation.untrained has 'features.\*', which is the name of no parameter"):
+    with pytest.raises(UsageError, match=r"federation.untrained has 'features.\*', which matches no parameter"):
         simulated(tmp_path, '["features.*"]')
 
 

@@ -11,8 +11,7 @@ from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.defend.noise import Clip
-from fedglass.federation.behaviour.behaviour import Honest, PerRound, Rejoin
-from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.behaviours import Honest, PerRound, RejoinAfterRejection, SignFlip
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import ServerView
 from fedglass.fl.aggregate.rule import WeightedMean
@@ -123,7 +122,7 @@ def test_what_can_not_be_is_refused(change: tuple[str, str], words: str) -> None
 
 def test_a_group_may_come_back_under_new_names() -> None:
     text = PLAN.replace("clients = [1]\n", "clients = [1]\nrejoins_after = 2\n")
-    assert source(text).federation.clients[1].behaviour == Rejoin(SignFlip(2.0), 2)
+    assert source(text).federation.clients[1].behaviour == RejoinAfterRejection(SignFlip(2.0), 2)
     lines = [line for section in threat_model(compile_plan(parse_plan(text), Path())) for line in section.lines]
     told = "Client 1 sends its update with the sign flipped, times 2, and comes back under a new name when 2 of its"
     assert any(line.startswith(told) for line in lines)
@@ -153,7 +152,7 @@ def test_what_a_rule_or_a_behaviour_can_not_do_is_one_sentence(change: tuple[str
 def test_a_peer_of_one_client_is_refused() -> None:
     text = PLAN[: PLAN.index("[[federation.group]]")].replace("clients = 4", "clients = 1")
     text += PLAN[PLAN.index("[adversary]") :].replace("[0, 3]", "0")
-    with pytest.raises(UsageError, match="is alone in round 0: a peer needs others"):
+    with pytest.raises(UsageError, match="is alone in round 0, but a peer needs other participants"):
         source(text)
 
 

@@ -35,7 +35,7 @@ def round_of_three(toy: Any) -> tuple[Observation, Truth]:
 
 def test_three_surrogates_are_tried_on_codes_by_squared_error_and_adam() -> None:
     attack: Any = recipe(NAME, iterations=7)
-    stages = {name: one.stages for name, one in attack.attacks}
+    stages = {name: one.stages for name, one in attack.attack}
     expected = {"mean": SupposedMean(), "soft_median": SoftMedian(), "one_client": OneClient()}
     assert {name: stage.forward for name, (stage,) in stages.items()} == {
         name: Through(each, own=False) for name, each in expected.items()

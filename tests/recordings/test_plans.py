@@ -22,9 +22,9 @@ from fedglass.models.catalogue import build
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
-from fedglass.plan.selection import chosen
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.format import best
+from fedglass.recordings.format import preferred
+from fedglass.recordings.selection import select_messages
 from fedglass.verdict.doubts import Kind
 
 from .federations import CLASSES, SHAPE, TERMS, Real, State, examples
@@ -49,6 +49,15 @@ def targets(job: Job) -> list[Target]:
     return [target.target() for source in job.sources for target in source.targets(lambda done, total: None)]
 
 
+def details(target: Target, kind: Kind) -> dict[str, Any]:
+    """The details of a doubt that the source already has; empty where it has none of this kind."""
+    return next((doubt.details for doubt in target.doubts if doubt.kind is kind), {})
+
+
+def unread(target: Target) -> tuple[str, ...]:
+    return tuple(details(target, Kind.EXTRA_PAYLOAD).get("names", ()))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     Real(sizes=(1, 2), rounds=3).record(tmp_path / "b")
@@ -57,9 +66,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_first_and_the_last_round_are_looked_at(folder: Path) -> None:
     (source,) = sources(job(folder))
-    expected = [ServerView(client, index) for index in (0, 2) for client in (0, 1)]
+    expected = [ServerView(client, index) for index in (1, 3) for client in (0, 1)]
     assert list(source.views) == expected
-    assert source.infos()[-1].words == "b: the server sees the update of client 1 in round 3"
+    assert source.infos()[-1].text == "b: the server sees the update of client 1 in round 3"
 
 
 def in_turn(folder: Path, present: dict[int, tuple[str, ...]], unsent: tuple[int, ...] = ()) -> None:
@@ -78,7 +87,7 @@ def in_turn(folder: Path, present: dict[int, tuple[str, ...]], unsent: tuple[int
 def test_nobody_is_passed_over_who_took_part_in_other_rounds(tmp_path: Path) -> None:
     in_turn(tmp_path, {1: ("a",), 2: ("a", "b"), 3: ("b",), 4: ("c", "b"), 5: ("a",)})
     (source,) = sources(job(tmp_path))
-    assert [view.rounds()[-1] + 1 for view in source.views] == [1, 2, 2, 4, 4, 5]
+    assert [view.rounds()[-1] for view in source.views] == [1, 2, 2, 4, 4, 5]
     assert source.overlooked == ()
 
 
@@ -86,7 +95,7 @@ def test_who_can_not_be_looked_at_is_not_passed_over_in_silence(tmp_path: Path) 
     in_turn(tmp_path, {1: ("a",), 2: ("b",), 3: ("a",)}, unsent=(2,))
     (source,) = sources(job(tmp_path))
     assert source.overlooked == ("b",)
-    assert all(target.overlooked == ("b",) for target in targets(job(tmp_path)))
+    assert all(details(target, Kind.CLIENTS_NOT_AUDITED) == {"clients": ["'b'"]} for target in targets(job(tmp_path)))
     (source,) = sources(job(tmp_path, 'rounds = "all"'))
     assert source.overlooked == ("b",), "all means everybody"
     (source,) = sources(job(tmp_path, "rounds = [1]"))
@@ -105,11 +114,11 @@ def test_a_message_that_the_rule_left_out_was_seen_by_the_server(tmp_path: Path)
 
 
 def test_a_truth_of_another_number_than_was_told_is_noticed(folder: Path) -> None:
-    assert not any(target.miscounted for target in targets(job(folder, 'truth = "b-truth"')))
+    assert not any(details(target, Kind.WRONG_COUNT) for target in targets(job(folder, 'truth = "b-truth"')))
     images, labels = examples(1, 2)
     BundleWriter(folder / "b", resume=True).truth("client 1", images[:1], labels[:1])
-    found = [target.miscounted for target in targets(job(folder, 'truth = "b-truth"\nrounds = [1]'))]
-    assert found == [False, True]
+    found = [details(target, Kind.WRONG_COUNT) for target in targets(job(folder, 'truth = "b-truth"\nrounds = [1]'))]
+    assert found == [{}, {"stated": 2, "true": 1}]
 
 
 class Remembers(torch.nn.Module):
@@ -132,10 +141,10 @@ def test_what_no_attack_reads_is_named(tmp_path: Path) -> None:
     writer = Real(sizes=(1,), rounds=1, model=Remembers).record(tmp_path / "b", model=None)
     keys = f'truth = "b-truth"\nmodel = "{__name__}:Remembers"'
     (target,) = targets(job(tmp_path, keys))
-    assert target.unread == ("seen",)
+    assert unread(target) == ("seen",)
     writer.training("client 0", 1, {"x-further-arrays": {"control": {"0": [3]}}}, source="read")
     (target,) = targets(job(tmp_path, keys))
-    assert target.unread == ("seen", "control")
+    assert unread(target) == ("seen", "control")
 
 
 def test_an_aggregate_of_nobody_knows_whom_is_not_scored_by_somebody_s_truth(tmp_path: Path) -> None:
@@ -150,16 +159,16 @@ def test_an_aggregate_of_nobody_knows_whom_is_not_scored_by_somebody_s_truth(tmp
 
 def test_rounds_and_clients_can_be_chosen(folder: Path) -> None:
     (source,) = sources(job(folder, 'rounds = [2]\nwhose = ["client 1"]'))
-    assert source.views == (ServerView(1, 1),)
+    assert source.views == (ServerView(1, 2),)
     (source,) = sources(job(folder, 'rounds = "all"', 'view = "aggregate"'))
-    assert source.views == (AggregateView(0), AggregateView(1), AggregateView(2))
+    assert source.views == (AggregateView(1), AggregateView(2), AggregateView(3))
 
 
 def test_a_message_is_what_its_client_trained(folder: Path) -> None:
     """The declared training, replayed on the truth, gives it, whoever it is and in whatever round."""
     for target in targets(job(folder, 'truth = "b-truth"\nrounds = "all"')):
-        assert target.declared is not None
-        found = replay(target.declared)
+        assert target.claim is not None
+        found = replay(target.claim)
         assert found is not None
         assert found.explained
         assert message_doubts(target) == []
@@ -167,11 +176,11 @@ def test_a_message_is_what_its_client_trained(folder: Path) -> None:
 
 def test_an_aggregate_is_replayed_as_the_server_weighs_it(folder: Path) -> None:
     (target, _) = targets(job(folder, 'truth = "b-truth"', 'view = "aggregate"'))
-    assert target.declared is not None
-    found = replay(target.declared)
+    assert target.claim is not None
+    found = replay(target.claim)
     assert found is not None
     assert found.explained
-    even = replace(target.declared, parts=tuple(replace(part, weight=1) for part in target.declared.parts))
+    even = replace(target.claim, clients=tuple(replace(client, weight=1) for client in target.claim.clients))
     other = replay(even)
     assert other is not None
     assert not other.explained
@@ -186,13 +195,13 @@ def test_tensors_that_stay_as_they_came_are_taken_as_not_trained(tmp_path: Path)
     """In one step it makes no difference whether they were, and what the others tell is told of these examples."""
     Real(sizes=(2,), rounds=1, leaves=kept_back).record(tmp_path / "b")
     (target,) = targets(job(tmp_path, 'truth = "b-truth"'))
-    assert target.declared is not None
+    assert target.claim is not None
     assert not any(name.startswith("body.0.") for name in target.observation.before)
-    found = replay(target.declared)
+    found = replay(target.claim)
     assert found is not None
     assert found.explained
-    (part,) = target.declared.parts
-    other = replay(replace(target.declared, parts=(replace(part, images=part.images.flip(-1)),)))
+    (client,) = target.claim.clients
+    other = replay(replace(target.claim, clients=(client.with_examples(client.images.flip(-1), client.labels),)))
     assert other is not None
     assert not other.explained
 
@@ -200,9 +209,9 @@ def test_tensors_that_stay_as_they_came_are_taken_as_not_trained(tmp_path: Path)
 def test_behind_a_defence_what_stays_may_have_been_cut_out(tmp_path: Path) -> None:
     Real(sizes=(2,), rounds=1, leaves=kept_back).record(tmp_path / "b")
     (target,) = targets(job(tmp_path, 'truth = "b-truth"\ndefended = { name = "clip", norm = 100.0 }'))
-    assert target.declared is not None
+    assert target.claim is not None
     assert any(name.startswith("body.0.") for name in target.observation.before)
-    found = replay(target.declared)
+    found = replay(target.claim)
     assert found is not None
     assert (found.explained, found.residual) == (False, pytest.approx(1.0))
 
@@ -210,7 +219,7 @@ def test_behind_a_defence_what_stays_may_have_been_cut_out(tmp_path: Path) -> No
 def test_clients_without_a_truth_are_attacked_and_not_scored(folder: Path) -> None:
     keys = 'truth = "b-truth/client-00000"\nrounds = [1]'
     scored, other = sources(job(folder, keys))
-    assert (scored.views, other.views) == ((ServerView(0, 0),), (ServerView(1, 0),))
+    assert (scored.views, other.views) == ((ServerView(0, 1),), (ServerView(1, 1),))
     assert other.truths is None
 
 
@@ -230,11 +239,11 @@ def test_the_recorded_order_of_batches_is_replayed(tmp_path: Path) -> None:
     writer.training("a", 1, {"optimiser": "SGD", "lr": 0.3, "steps": 4, "batch_sizes": [2] * 4}, source="read")
     writer.truth("a", images, labels, batches={1: order})
     (target,) = targets(job(tmp_path, 'truth = "b-truth"'))
-    assert target.declared is not None
-    found = replay(target.declared)
+    assert target.claim is not None
+    found = replay(target.claim)
     assert found is not None
     assert found.residual < 1e-4
-    wrong = replace(target.declared, parts=(replace(target.declared.parts[0], order=tuple(map(tuple, order[::-1]))),))
+    wrong = replace(target.claim, clients=(replace(target.claim.clients[0], order=tuple(map(tuple, order[::-1]))),))
     other = replay(wrong)
     assert other is not None
     assert other.residual > 1e-2
@@ -242,7 +251,7 @@ def test_the_recorded_order_of_batches_is_replayed(tmp_path: Path) -> None:
 
 def test_the_plan_s_word_counts_more_than_the_bundle_s(folder: Path) -> None:
     (source,) = sources(job(folder, 'training = { lr = 0.5, epochs = 2 }\ndefended = { name = "clip", norm = 1.0 }'))
-    past = source.transcript.rounds[0]
+    past = source.transcript.rounds[1]
     assert {person.training for person in past.participants} == {Training(lr=0.5, epochs=2)}
     assert source.transcript.terms.defences is not None
     assert "Clip" in source.transcript.terms.defences["client 0"][0]
@@ -251,9 +260,9 @@ def test_the_plan_s_word_counts_more_than_the_bundle_s(folder: Path) -> None:
 def test_doubts_reach_the_verdict(folder: Path) -> None:
     writer = BundleWriter(folder / "b", resume=True)
     writer.training("client 0", 1, {"lr": 0.7}, source="declared")
-    found = {view.client: target.doubts for view, target in _pairs(job(folder, "rounds = [1]"))}
-    assert found[0] == ("lr is told differently: 0.1 (read), 0.7 (declared)",)
-    assert found[1] == ()
+    found = {view.client: details(target, Kind.NOT_AS_DECLARED) for view, target in _pairs(job(folder, "rounds = [1]"))}
+    assert found[0] == {"found": "sources disagree on lr: 0.1 (read), 0.7 (declared)"}
+    assert found[1] == {}
 
 
 def _pairs(job: Job) -> list[tuple[Any, Target]]:
@@ -264,9 +273,9 @@ def _pairs(job: Job) -> list[tuple[Any, Target]]:
 def test_an_aggregate_alone_is_attacked_as_one(tmp_path: Path) -> None:
     Real(sizes=(1, 2)).record(tmp_path / "b", sees="aggregate")
     (source,) = sources(job(tmp_path))
-    assert source.views == (AggregateView(0), AggregateView(1))
+    assert source.views == (AggregateView(1), AggregateView(2))
     assert source.rehearse()
-    assert chosen(read_bundle(tmp_path / "b"), None).view == "aggregate"
+    assert select_messages(read_bundle(tmp_path / "b"), None).view == "aggregate"
 
 
 def test_an_aggregate_of_nobody_knows_whom(tmp_path: Path) -> None:
@@ -278,7 +287,7 @@ def test_an_aggregate_of_nobody_knows_whom(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"number of examples behind the message.*give recording\.examples"):
         job(tmp_path)
     (source,) = sources(job(tmp_path, "examples = 6"))
-    assert source.views == (AggregateView(0),)
+    assert source.views == (AggregateView(1),)
     (seen,) = source.rehearse()
     assert seen.observation.knows.examples == 6
 
@@ -291,7 +300,7 @@ def test_numbers_that_nobody_told_are_not_known_to_the_adversary(tmp_path: Path)
     with pytest.raises(UsageError, match=r"number of examples behind the message.*give recording\.examples"):
         job(tmp_path)
     (source,) = sources(job(tmp_path, "examples = 3"))
-    assert source.infos()[0].words.endswith("client 0 in round 1")
+    assert source.infos()[0].text.endswith("the update of a in round 0")
     (seen,) = source.rehearse()
     assert seen.observation.knows.examples == 3
 
@@ -324,14 +333,14 @@ def test_defences_that_a_bundle_names_are_words_unless_they_are_built_in(tmp_pat
 @pytest.mark.parametrize(
     ("facts", "keys", "match"),
     [
-        ({"shape": None}, "", r"does not tell its shape.*fedglass init --from"),
-        ({"whitening": None}, "", "does not tell its whitening"),
+        ({"shape": None}, "", r"does not have its shape.*fedglass init --from"),
+        ({"whitening": None}, "", "does not have its whitening"),
         ({"model": None}, "", r"does not name its model.*--model"),
         ({}, 'model = "resnet18"', "was not recorded from this model"),
         ({}, f"classes = {CLASSES + 1}", "was not recorded from this model"),
         ({}, "rounds = [9]", "expected rounds of"),
         ({}, 'whose = ["nobody"]', "names 'nobody', expected clients"),
-        ({}, 'truth = "nowhere"', "is no folder, expected one of truths"),
+        ({}, 'truth = "nowhere"', "is not a folder, expected one of truths"),
         ({}, 'bundel = "b"', "did you mean 'bundle'"),
     ],
 )
@@ -348,7 +357,7 @@ def test_a_fact_that_is_missing_is_taken_from_the_plan(tmp_path: Path) -> None:
     Real().record(tmp_path / "b", whitening=None, shape=None)
     keys = f"shape = {list(SHAPE)}\nwhitening = {{ mean = [0.5], std = [0.3] }}"
     assert job(tmp_path, keys).cases
-    assert best(read_bundle(tmp_path / "b").facts, "shape") is None
+    assert preferred(read_bundle(tmp_path / "b").facts, "shape") is None
 
 
 @pytest.mark.parametrize(("steps", "told"), [(1, True), (None, False)])
@@ -375,7 +384,7 @@ def test_keys_of_a_simulation_are_refused_beside_a_bundle(folder: Path) -> None:
 
 def test_a_message_that_nobody_could_take_down_is_not_passed_over(tmp_path: Path) -> None:
     writer = Real(sizes=(1, 2), rounds=1).record(tmp_path / "b")
-    writer.round(1).unseen("client 2", "its reply is no model")
+    writer.round(1).not_recorded("client 2", "its reply is no model")
     for keys in ("", 'rounds = "all"', "rounds = [1]"):
         (source,) = sources(job(tmp_path, keys))
         assert source.overlooked == ("client 2",), keys
@@ -429,12 +438,12 @@ def test_the_second_name_of_a_tensor_is_read_or_told(tmp_path: Path) -> None:
 
     keys = f'truth = "b-truth"\nmodel = "{__name__}:Tied"'
     Real(sizes=(1,), rounds=1, model=Tied).record(tmp_path / "b", model=None)
-    assert targets(job(tmp_path, keys))[0].unread == ()
+    assert unread(targets(job(tmp_path, keys))[0]) == ()
     Real(sizes=(1,), rounds=1, model=Tied, leaves=noisy).record(tmp_path / "c", model=None)
     text = f'[recording]\nbundle = "c"\nmodel = "{__name__}:Tied"\n'
     for more in ("", '[adversary]\nview = "aggregate"\n'):
         (target,) = targets(compile_plan(parse_plan(f"{text}{more}{ATTACK}"), tmp_path))
-        assert target.unread == ("again.weight",)
+        assert unread(target) == ("again.weight",)
     whole = dict(Tied().state_dict())
     second = {name: tensor + 0.1 for name, tensor in whole.items() if name != "body.body.0.weight"}
     writer = BundleWriter(tmp_path / "e", facts={**TERMS, "model": None})
@@ -443,7 +452,7 @@ def test_the_second_name_of_a_tensor_is_read_or_told(tmp_path: Path) -> None:
     told = {"optimiser": "SGD", "lr": 0.1, "steps": 1, "batch_sizes": [1]}
     writer.training("a", 1, told, source="read")
     (target,) = targets(compile_plan(parse_plan(text.replace('"c"', '"e"') + ATTACK), tmp_path))
-    assert target.unread == ("again.weight",), "the first name did not travel"
+    assert unread(target) == ("again.weight",), "the first name did not travel"
 
 
 @pytest.mark.parametrize(
@@ -465,13 +474,13 @@ def test_metrics_that_may_hold_a_picture_are_told(
     writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
     writer.training("client 0", 1, {"metrics": metrics}, source="read")
     (target,) = targets(job(tmp_path, 'truth = "b-truth"'))
-    assert target.unread == told
+    assert unread(target) == told
 
 
 def test_further_arrays_may_be_told_in_any_form(tmp_path: Path) -> None:
     writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
     writer.training("client 0", 1, {"x-further-arrays": "a control variate"}, source="read")
-    assert targets(job(tmp_path))[0].unread == ("a control variate",)
+    assert unread(targets(job(tmp_path))[0]) == ("a control variate",)
 
 
 def test_class_names_that_are_not_one_for_each_class_are_not_used(tmp_path: Path) -> None:
@@ -518,9 +527,9 @@ def test_what_a_recorder_lost_is_not_passed_over(tmp_path: Path) -> None:
     """Its bundle is whole by itself, and nobody sees what it lacks."""
     writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
     assert sources(job(tmp_path))[0].overlooked == ()
-    writer.lost()
+    writer.mark_incomplete()
     for keys in ("", "rounds = [1]", 'whose = ["client 0"]'):
-        assert sources(job(tmp_path, keys))[0].overlooked == ("somebody whom the recorder lost",)
+        assert sources(job(tmp_path, keys))[0].overlooked == ("an unidentified client (recording incomplete)",)
 
 
 def test_a_declared_training_that_moves_nothing_is_not_called_a_zero_update(tmp_path: Path) -> None:
@@ -545,4 +554,24 @@ def test_clients_that_have_the_same_picture_tell_of_the_same_data(tmp_path: Path
         writer.truth(name, images, labels)
     writer.truth("b", *examples(1, 1))
     found = targets(job(tmp_path, 'truth = "b-truth"\nrounds = "all"'))
-    assert [(*target.behind, target.further) for target in found] == [("a", 1), ("b", 0), ("c", 1)]
+    assert [(*target.contributors, target.further) for target in found] == [("a", 1), ("b", 0), ("c", 1)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_rounds_and_clients_keep_the_numbers_and_names_of_the_federation(first: int, tmp_path: Path) -> None:
+    """NVFlare counts from 0 and Flower from 1; the seeds of cases do not depend on it."""
+    Real(sizes=(1, 2), rounds=2, first=first).record(tmp_path / "b")
+    made = job(tmp_path, 'truth = "b-truth"')
+    (source,) = sources(made)
+    assert list(source.transcript.rounds) == [first, first + 1]
+    assert [info.round for info in source.infos()] == [first, first, first + 1, first + 1]
+    assert source.infos()[1].text == f"b: the server sees the update of client 1 in round {first}"
+    assert source.infos()[1].name == "b: server, client 1"
+    assert [info.spec for info in source.infos()][:3] == [
+        "ServerView(client=0, round=0)",
+        "ServerView(client=1, round=0)",
+        "ServerView(client=0, round=1)",
+    ]
+    together = job(tmp_path, 'truth = "b-truth"', "together = true").sources[0].infos()[0]
+    assert together.spec.startswith("Together(views=(ServerView(client=0, round=0), ServerView(client=0, round=1)")
+    assert f"rounds {first}, {first + 1} together" in together.text

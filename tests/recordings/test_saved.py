@@ -18,7 +18,7 @@ from fedglass.defend.noise import Clip
 from fedglass.federation.federation import Federation
 from fedglass.models.fixed import with_fixed
 from fedglass.recordings.join import bundle_of_saved, is_saved
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.observed import contradictions_of
 
 from .test_plans import job, sources, targets
 
@@ -46,19 +46,19 @@ def test_its_messages_are_those_of_the_transcript(federation: Federation, saved:
     assert is_saved(saved)
     bundle = bundle_of_saved(saved, tmp_path / "b")
     assert not is_saved(tmp_path / "b")
-    assert [finding for index in bundle.rounds for finding in findings_of(bundle, index)] == []
+    assert [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)] == []
     (source,) = sources(job(tmp_path, KEYS))
     for index, past in federation.run(2).rounds.items():
         found = source.transcript.rounds[index]
         assert found.participants == past.participants
-        assert found.kept == past.kept
+        assert found.accepted == past.accepted
         assert all(torch.equal(found.before[name], tensor) for name, tensor in past.before.items())
         assert all(torch.equal(found.step[name], tensor) for name, tensor in past.step.items())
         for one, other in zip(found.messages, past.messages, strict=True):
             assert all(torch.equal(one.update[name], tensor) for name, tensor in other.update.items())
     for target in targets(job(tmp_path, KEYS)):
-        assert target.declared is not None
-        played = replay(target.declared)
+        assert target.claim is not None
+        played = replay(target.claim)
         assert played is not None
         assert played.explained
 
@@ -89,8 +89,8 @@ def test_layers_that_its_model_does_not_train_are_told_behind_a_defence_too(
     keys = 'model = "lenet"\ntruth = "private"\ndefended = [{ name = "clip", norm = 0.01 }]'
     for target in targets(job(tmp_path, keys)):
         assert not set(fixed) & set(target.observation.update)
-        assert target.declared is not None
-        played = replay(target.declared)
+        assert target.claim is not None
+        played = replay(target.claim)
         assert played is not None
         assert played.explained
 

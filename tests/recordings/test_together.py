@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from fedglass.audit.audit import Job
-from fedglass.audit.certificate import without_noise
 from fedglass.audit.check_message import message_doubts
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import Target
-from fedglass.checks.replay import played
+from fedglass.audit.target import Target, coverage_doubts, joint_doubts
+from fedglass.checks.noise import without_noise
+from fedglass.checks.replay import replayed_update
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params
-from fedglass.federation.views import AggregateView, ServerView, Together
+from fedglass.federation.views import AggregateView, ServerView, Together, ViewResult
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import FURTHER
-from fedglass.verdict.doubts import Kind
+from fedglass.recordings.format import EXTRA_ARRAYS
+from fedglass.verdict.doubts import Kind, doubt
 
 from .federations import Real, State, examples
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rounds_of(client: int) -> Together:
-    return Together(tuple(ServerView(client, index) for index in range(3)))
+    return Together(tuple(ServerView(client, index) for index in (1, 2, 3)))
 
 
 def test_all_rounds_of_a_client_are_one_message(folder: Path) -> None:
@@ -60,12 +60,12 @@ def test_all_rounds_of_a_client_are_one_message(folder: Path) -> None:
     (first, second) = targets(found)
     assert [len(target.observation.also) for target in (first, second)] == [2, 2]
     assert [target.further for target in (first, second)] == [0, 0]
-    assert {len(target.also) for target in (first, second)} == {2}
+    assert {len(target.joint_targets) for target in (first, second)} == {2}
 
 
 def test_rounds_can_be_attacked_one_by_one_and_together(folder: Path) -> None:
     found = job(folder, '"also"', adversary='view = "aggregate"')
-    alone = tuple(AggregateView(index) for index in range(3))
+    alone = tuple(AggregateView(index) for index in (1, 2, 3))
     assert source(found).views == (*alone, Together(alone))
     # What the others tell is looked at in the last one.
     assert [target.further for target in targets(found)] == [0, 0, 0, 0]
@@ -78,7 +78,7 @@ def test_rounds_that_nothing_attacks_are_told(folder: Path) -> None:
 
 def test_a_client_of_one_round_is_looked_at_alone(tmp_path: Path) -> None:
     Real(sizes=(1,), rounds=1).record(tmp_path / "b")
-    assert source(job(tmp_path, '"also"')).views == (ServerView(0, 0),)
+    assert source(job(tmp_path, '"also"')).views == (ServerView(0, 1),)
     with pytest.raises(UsageError, match="at least two"):
         job(tmp_path, "true")
 
@@ -91,18 +91,21 @@ def test_every_message_must_be_as_declared(folder: Path) -> None:
     """A later round whose message is another one hides what the earlier would tell: nothing may pass with it."""
     first = targets(job(folder, "true"))[0]
     assert Kind.NOT_AS_DECLARED not in kinds(first)
-    last = first.also[-1]
-    assert last.declared is not None
-    noise = {name: torch.randn_like(t) * t.std() for name, t in last.declared.update.items()}
-    other = replace(last, declared=replace(last.declared, update=noise))
-    forged = replace(first, also=(*first.also[:-1], other))
+    last = first.joint_targets[-1]
+    assert last.claim is not None
+    noise = {name: torch.randn_like(t) * t.std() for name, t in last.claim.update.items()}
+    other = replace(last, claim=replace(last.claim, update=noise))
+    forged = replace(first, joint_targets=(*first.joint_targets[:-1], other))
     assert Kind.NOT_AS_DECLARED in kinds(forged)
 
 
 def test_the_doubts_of_all_rounds_count(folder: Path) -> None:
     first = targets(job(folder, "true"))[0]
     assert Kind.NOT_AS_DECLARED not in kinds(first)
-    doubted = replace(first, also=(replace(first.also[0], doubts=("it was swapped",)),))
+    doubted = replace(
+        first,
+        joint_targets=(replace(first.joint_targets[0], doubts=(doubt(Kind.NOT_AS_DECLARED, found="it was swapped"),)),),
+    )
     (found,) = [each for each in message_doubts(doubted) if each.kind is Kind.NOT_AS_DECLARED]
     assert "it was swapped" in str(found.details["found"])
 
@@ -110,18 +113,21 @@ def test_the_doubts_of_all_rounds_count(folder: Path) -> None:
 def test_what_nobody_reads_in_a_later_round_is_told(folder: Path) -> None:
     """A control variate that only the last message brings may hold the examples as well."""
     writer = BundleWriter(folder / "b", resume=True)
-    writer.training("client 0", 3, {FURTHER: {"control": [1, 5, 5]}}, source="read")
+    writer.training("client 0", 3, {EXTRA_ARRAYS: {"control": [1, 5, 5]}}, source="read")
     first, second = targets(job(folder, "true"))
-    assert first.unread == ("control",)
-    assert second.unread == ()
+    first_payload, second_payload = ([d for d in t.doubts if d.kind is Kind.EXTRA_PAYLOAD] for t in (first, second))
+    assert first_payload == [doubt(Kind.EXTRA_PAYLOAD, names=["control"])]
+    assert second_payload == []
 
 
 def test_a_wrong_number_of_examples_in_a_later_round_is_told(folder: Path) -> None:
     first = targets(job(folder, "true"))[0]
-    assert not first.miscounted
-    knows = replace(first.also[0].observation.knows, examples=9)
-    later = replace(first.also[0], observation=replace(first.also[0].observation, knows=knows))
-    assert replace(first, also=(later,)).miscounted
+    assert Kind.WRONG_COUNT not in [each.kind for each in first.doubts]
+    later = first.joint_targets[0].observation
+    seen = ViewResult(replace(later, knows=replace(later.knows, examples=9)), first.contributors)
+    (wrong,) = coverage_doubts(seen, first.truth, ())
+    assert wrong == doubt(Kind.WRONG_COUNT, stated=9, true=1)
+    assert joint_doubts([first, replace(first.joint_targets[0], doubts=(wrong,))]) == (wrong,)
 
 
 def test_without_its_defence_every_round_is_without_it(tmp_path: Path) -> None:
@@ -131,10 +137,10 @@ def test_without_its_defence_every_round_is_without_it(tmp_path: Path) -> None:
     noise = [{"name": "gaussian_noise", "options": {"std": 0.01}}]
     Real(sizes=(1,), rounds=2, leaves=noisy).record(tmp_path / "b", defences=noise)
     (target,) = targets(job(tmp_path, "true"))
-    assert len(target.also) == 1
-    for each in (target, *target.also):
-        assert each.declared is not None
-        bare = played(without_noise(each.declared))
+    assert len(target.joint_targets) == 1
+    for each in (target, *target.joint_targets):
+        assert each.claim is not None
+        bare = replayed_update(without_noise(each.claim))
         assert bare is not None
         assert 0.005 < difference(each.observation.update, bare) < 0.02
 

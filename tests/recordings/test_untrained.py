@@ -16,15 +16,15 @@ from fedglass.audit.recorded import Recorded
 from fedglass.audit.target import Target
 from fedglass.checks.replay import replay
 from fedglass.core.errors import UpdateError
-from fedglass.federation.transcript import still
+from fedglass.federation.transcript import unmoved_parameters
 from fedglass.models.catalogue import build
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recorders.plain import recording
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.observed import findings_of
-from fedglass.recordings.transcript import Reading
+from fedglass.recordings.observed import contradictions_of
+from fedglass.recordings.transcript import TranscriptReader
 
 from .federations import CLASSES, SHAPE, TERMS, State, examples
 
@@ -69,8 +69,8 @@ def looked_at(folder: Path, keys: str = "") -> tuple[Recorded, Target]:
 
 
 def explained(target: Target) -> bool:
-    assert target.declared is not None
-    found = replay(target.declared)
+    assert target.claim is not None
+    found = replay(target.claim)
     assert found is not None
     return found.explained
 
@@ -102,9 +102,9 @@ def test_what_never_travels_is_named_by_the_plan(tmp_path: Path) -> None:
     ):
         looked_at(tmp_path)
     save_file({name: state[name] for name in STEM}, tmp_path / "stem.safetensors")
-    assert draft(tmp_path / "b").chosen is None
+    assert draft(tmp_path / "b").selection is None
     made = draft(tmp_path / "b", weights=tmp_path / "stem.safetensors")
-    assert made.chosen is not None
+    assert made.selection is not None
     assert "\nweights = " in made.text
     _, target = looked_at(tmp_path, 'weights = "stem.safetensors"')
     assert torch.equal(target.observation.buffers["body.0.weight"], state["body.0.weight"])
@@ -134,7 +134,7 @@ def test_the_recorder_tells_what_is_not_trained(tmp_path: Path) -> None:
         optimiser.step()
     bundle = read_bundle(tmp_path / "b")
     assert bundle.facts_of("a", 1)["untrained"] == {"read": list(STEM)}
-    assert findings_of(bundle, 1) == []
+    assert contradictions_of(bundle, 1) == []
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -150,7 +150,7 @@ def test_the_recorder_tells_them_by_the_networks_own_names(tmp_path: Path, wrapp
         optimiser.step()
     bundle = read_bundle(tmp_path / "b")
     assert bundle.facts_of("a", 1)["untrained"] == {"read": list(STEM)}
-    assert Reading(bundle, pretrained(), {}).round(1).participants[0].untrained == STEM
+    assert TranscriptReader(bundle, pretrained(), {}).round(1).participants[0].untrained == STEM
 
 
 def test_what_is_not_trained_and_moves_is_said(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_what_is_not_trained_and_moves_is_said(tmp_path: Path) -> None:
     after["body.0.bias"] = after["body.0.bias"] + 1
     written(tmp_path, dict(model.state_dict()), after)
     BundleWriter(tmp_path / "b", resume=True).training("a", 1, {"untrained": list(STEM)}, source="read")
-    words = [found.words for found in findings_of(read_bundle(tmp_path / "b"), 1)]
-    assert words == ["body.0.bias moved, although it is told that this is not trained"]
+    words = [found.text for found in contradictions_of(read_bundle(tmp_path / "b"), 1)]
+    assert words == ["body.0.bias changed although declared as frozen"]
     _, target = looked_at(tmp_path)
     assert "body.0.bias" in target.observation.before
     assert not explained(target)
@@ -180,11 +180,11 @@ def test_a_difference_that_is_too_small_for_a_weight_is_no_layer_that_nobody_tra
     """Clients that send differences send the smallest of them in full: what it tells is not to be left out."""
     before = {"first": torch.ones(3), "last": torch.ones(3)}
     update = {"first": torch.tensor([1e-9, -2e-9, 0.0]), "last": torch.full((3,), 0.1)}
-    assert still(before, update) == ()
-    assert still(before, update, mean=True) == ()
+    assert unmoved_parameters(before, update) == ()
+    assert unmoved_parameters(before, update, mean=True) == ()
     rounded = {**update, "first": torch.tensor([2.0**-23, 1e-16, 0.0])}
-    assert still(before, rounded, mean=True) == ("first",)
-    assert still(before, {**update, "first": torch.zeros(3)}) == ("first",)
+    assert unmoved_parameters(before, rounded, mean=True) == ("first",)
+    assert unmoved_parameters(before, {**update, "first": torch.zeros(3)}) == ("first",)
 
 
 def test_what_moves_in_an_aggregate_is_no_constant_although_no_message_had_it(tmp_path: Path) -> None:

@@ -22,11 +22,10 @@ from fedglass.defend.soteria import Soteria
 from fedglass.fl.release import AsIs, Chain
 from fedglass.models.catalogue import build
 from fedglass.models.init import FromFile, KaimingNormal, KaimingUniform, Orthogonal, Transfer
-from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, known_methods
-from fedglass.reproduce.charts import _place, charts_over
-from fedglass.reproduce.compare import lines
+from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, method_titles
+from fedglass.reproduce.charts import _x_of, charts_of
+from fedglass.reproduce.compare import compare_cells, remarks
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.page import remarks
 from fedglass.reproduce.paper import Setup
 from fedglass.reproduce.papers.c2f import DELTA, NAMES, correlation, inverted
 from fedglass.reproduce.populations import KINDS, populations
@@ -58,7 +57,7 @@ def test_every_cell_is_an_experiment_on_data_of_the_right_shape(name: str) -> No
     for row in of.rows:
         for part in row.parts():
             given = dict.fromkeys(("transfer", "25", "50", "75", "max"), __file__)
-            for method in known_methods(of):
+            for method in method_titles(of):
                 made = inverted(part, method, Request(10, weights=given))
                 assert isinstance(made.probe, Invert)
                 assert sum(iterations_of_stages(made.probe.attack)) == 10
@@ -146,7 +145,7 @@ def test_the_correlation_is_taken_for_each_picture_over_the_initialisations() ->
     for case in average.cases:
         if case.subject.client == 1:
             del records[case.key]
-    line = lines(of, cells_, records)[-1]
+    line = compare_cells(of, cells_, records)[-1]
     assert line.measured["pearson"] == "-1.000"
     assert line.published["pearson"] == "-0.478"
     assert correlation(cells_[-2], records) is None
@@ -163,12 +162,12 @@ def test_what_was_reduced_is_said() -> None:
 def test_figures_are_drawn_over_their_axis() -> None:
     of, cells_ = table("c2f-figure16"), planned("c2f-figure16")
     records = {c.cases[0].key: done(c.cases[0].key, psnr=20.0 - i, ssim=0.5) for i, c in enumerate(cells_)}
-    charts = charts_over(of, cells_, records)
+    charts = charts_of(of, cells_, records)
     assert [chart.title for chart in charts] == ["PSNR over pruning rate", "SSIM over pruning rate"]
     assert all(name in charts[0].svg for name in ("CelebA-HQ, Magnitude", "CelebA-HQ, OUTPOST", "CIFAR-10, Magnitude"))
     assert charts[0].svg.count("<polyline") == 4, "no line of the undefended rows' own"
     assert charts[0].svg.count("<circle") == 20, "each line has its four rates and starts without a defence"
-    alone = charts_over(of, cells_[:1], records)[0].svg
+    alone = charts_of(of, cells_[:1], records)[0].svg
     assert "<title>Ours</title>" in alone, "what all lines share is left out, but for the method"
 
 
@@ -182,20 +181,19 @@ def test_figures_are_drawn_over_their_axis() -> None:
 def test_values_that_are_no_numbers_stand_at_the_edge(name: str, words: str, places: list[float]) -> None:
     of = table(name)
     assert words in of.drawn_over["title"]
-    values = [row.setting[of.drawn_over["x"]] for row in of.rows[:5]]
-    assert [_place(of, value) for value in values] == pytest.approx(places)
+    assert [_x_of(of, row) for row in of.rows[:5]] == pytest.approx(places)
 
 
 def test_an_average_over_the_axis_has_no_place_on_it() -> None:
     of, cells_ = table("c2f-figure13"), planned("c2f-figure13")
     records = {case.key: done(case.key, psnr=20.0, ssim=0.5) for cell in cells_ for case in cell.cases}
-    assert "<polyline" in charts_over(of, cells_, records)[0].svg
+    assert "<polyline" in charts_of(of, cells_, records)[0].svg
 
 
 def test_clipping_alone_is_drawn_beside_the_budgets() -> None:
     of, cells_ = table("c2f-figure14"), planned("c2f-figure14")
     records = {c.cases[0].key: done(c.cases[0].key, psnr=20.0 - i, ssim=0.5) for i, c in enumerate(cells_)}
-    chart = charts_over(of, cells_, records)[0]
+    chart = charts_of(of, cells_, records)[0]
     assert chart.svg.count("<circle") == len(of.rows)
     assert "∞ is drawn at 8" in chart.svg
 
@@ -222,10 +220,10 @@ def averaged(clients: int, failed: Sequence[int] = ()) -> tuple[list[Cell], dict
 
 def test_an_average_spreads_over_clients_and_not_over_initialisations() -> None:
     of = table("c2f-table2")
-    assert lines(of, *averaged(1))[0].measured["psnr"] == "2.0"
+    assert compare_cells(of, *averaged(1))[0].measured["psnr"] == "2.0"
     # Clients of 2 and 12: the standard error of these two, however many initialisations each has.
-    assert lines(of, *averaged(2))[0].measured["psnr"] == "7.0 ± 5.0"
-    line = lines(of, *averaged(2, failed=[0]))[0]
+    assert compare_cells(of, *averaged(2))[0].measured["psnr"] == "7.0 ± 5.0"
+    line = compare_cells(of, *averaged(2, failed=[0]))[0]
     assert (line.measured["psnr"], line.done, line.failed) == ("7.5 ± 5.0", 4, 2)
 
 
@@ -234,7 +232,7 @@ def test_a_measure_that_some_clients_lack_says_so() -> None:
     (cell,), records = averaged(2)
     case = cell.cases[0]
     records[case.key] = done(case.key, psnr=1.0, lpips=0.25)
-    line = lines(of, [cell], records)[0]
+    line = compare_cells(of, [cell], records)[0]
     assert (line.measured["lpips"], line.measured["ssim"]) == ("0.250 (1 of 2)", "-")
 
 
@@ -272,7 +270,7 @@ def test_transfer_takes_all_but_the_last_layer(tmp_path: Path) -> None:
 def test_stand_ins_and_genuine_data(shared_data: Path) -> None:
     kinds = ["cifar10", "celeba@96", "lc25000@96", "imagenet@96"]
     found = populations(kinds, [], shared_data, 0)
-    words = [found[kind].words() for kind in kinds]
+    words = [found[kind].describe() for kind in kinds]
     assert [text.startswith("STAND-IN") for text in words] == [False, True, True, False]
     assert "ORL faces of 40 persons" in words[1]
     assert "H&E tiles" in words[2]
@@ -311,7 +309,7 @@ def test_a_table_is_recreated_on_the_command_line(tmp_path: Path, monkeypatch: p
         (["c2f-table1", "--weights", "transfer"], "--weights must be NAME=FILE with a file or folder that exists"),
         (["c2f-figure9", "--weights", f"30={__file__}"], "Unknown network for --weights '30'"),
         (["c2f-table1", "--weights", f"transfer={__file__}"], "No row of c2f-table1 takes a trained network"),
-        (["c2f-figure9", "--weights", f"25={__file__}"], "can not be read as safetensors"),
+        (["c2f-figure9", "--weights", f"25={__file__}"], "cannot be read as safetensors"),
         (["c2f-figure13", "--data", "cifar10=photos"], "these are CIFAR-10's, but the rows chosen need CelebA-HQ's"),
         (["dlfa-table1", "--restarts", "2"], "the attacks of dlfa-table1 are not restarted"),
         (["c2f-figure9", "--rows", "2"], "need trained networks: give them as --weights 25=FILE"),

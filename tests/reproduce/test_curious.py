@@ -17,7 +17,7 @@ from fedglass.attack.refine.restoration import MedianFilter
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import flatten
@@ -25,26 +25,25 @@ from fedglass.core.types import Training
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import Knows
 from fedglass.metrics.images import psnr
-from fedglass.metrics.matching import match
-from fedglass.reproduce.cases import known_methods, refuse_options
-from fedglass.reproduce.messages import Message, members
-from fedglass.reproduce.paper import Experiment, Setup, paper_of, round_of
+from fedglass.reproduce.cases import check_options, method_titles
+from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
+from fedglass.reproduce.paper import Experiment, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import curious
 from fedglass.reproduce.populations import Population, populations
-from fedglass.reproduce.probes.divergence import Divergence, Place, Sweep
+from fedglass.reproduce.probes.divergence import Divergence, Sweep, SweepPoint
 from fedglass.reproduce.probes.peer import (
     Grey,
-    Guessed,
+    GuessedImages,
     OwnImages,
-    Peer,
+    PeerImages,
     Reduced,
     WrongRate,
-    back,
     enlarged,
     reduced,
     repeated,
 )
-from fedglass.reproduce.probes.reconstruct import FindOut
+from fedglass.reproduce.probes.probe import match_images
+from fedglass.reproduce.probes.reconstruct import SearchUnknowns
 from fedglass.reproduce.tables import Request, choose_rows, table
 from fedglass.verdict.directory import Strips
 
@@ -63,8 +62,8 @@ def setup_of(experiment: Experiment) -> Setup:
     return experiment.setup
 
 
-def probe_of(experiment: Experiment) -> Peer:
-    assert isinstance(experiment.probe, Peer)
+def probe_of(experiment: Experiment) -> PeerImages:
+    assert isinstance(experiment.probe, PeerImages)
     return experiment.probe
 
 
@@ -79,11 +78,13 @@ def population() -> Population:
 
 @pytest.fixture(scope="module")
 def round_(population: Population) -> Target:
-    setup = round_of(KIND, "lenet", Training(0.1, epochs=2), SIZES)
-    return Message(Experiment(setup, Peer(short()), Knows(labels=True)), members(setup, population, 0), 0).target()
+    setup = peer_setup(KIND, "lenet", Training(0.1, epochs=2), SIZES)
+    return SimulatedMessage(
+        Experiment(setup, PeerImages(short()), Knows(labels=True)), clients_of_message(setup, population, 0), 0
+    ).target()
 
 
-def measures(found: Finding) -> dict[str, float]:
+def measures(found: ProbeResult) -> dict[str, float]:
     known: dict[str, float] = found.record["extra"]["measures"]
     return known
 
@@ -92,7 +93,7 @@ def measures(found: Finding) -> dict[str, float]:
 def test_every_cell_is_a_round_that_a_client_sees(name: str) -> None:
     of = table(name)
     for row in of.rows:
-        for method in known_methods(of):
+        for method in method_titles(of):
             setup = setup_of(made(name, row.number, method))
             assert setup.view() == PeerView(client=0)
             assert (len(setup.sizes), setup.clients) == (row.setting["clients"], row.setting["clients"])
@@ -124,7 +125,7 @@ def test_networks_rates_and_operators() -> None:
     guess = made("curious-figure11", 2).probe
     assert isinstance(guess, WrongRate)
     assert guess.guess == 0.3
-    assert isinstance(made("curious-figure11", 5).probe, Peer)
+    assert isinstance(made("curious-figure11", 5).probe, PeerImages)
 
 
 def test_a_peer_sees_the_mean_by_sizes_of_clients_who_share_no_image(population: Population, round_: Target) -> None:
@@ -133,39 +134,39 @@ def test_a_peer_sees_the_mean_by_sizes_of_clients_who_share_no_image(population:
     assert seen.own is not None
     assert torch.equal(seen.own.images, truth.images[3:])
     assert len({tuple(image.flatten().tolist()) for image in truth.images}) == 6
-    setup = round_of(KIND, "lenet", Training(0.1, epochs=2), SIZES)
-    clients = members(setup, population, 0)
+    setup = peer_setup(KIND, "lenet", Training(0.1, epochs=2), SIZES)
+    clients = clients_of_message(setup, population, 0)
     alone = Setup(KIND, "lenet", setup.training, setup.examples)
     updates = []
     for client, size in zip(clients, SIZES, strict=True):
         assert len(client.labels) == size
-        federation = Message(Experiment(alone, Peer(short())), [client], 0).target()
+        federation = SimulatedMessage(Experiment(alone, PeerImages(short())), [client], 0).target()
         updates.append(flatten(federation.observation.update) * size / sum(SIZES))
     torch.testing.assert_close(flatten(seen.update), sum(updates), atol=1e-6, rtol=1e-4)
 
 
 def test_too_many_images_are_refused_before_anything_runs(population: Population) -> None:
-    setup = round_of(KIND, "lenet", Training(0.1), (30, 30))
+    setup = peer_setup(KIND, "lenet", Training(0.1), (30, 30))
     with pytest.raises(DataError, match="a client needs 60 images, but there are 48"):
         setup.check(population, 1)
 
 
 def test_only_sizes_of_the_paper_are_taken() -> None:
     with pytest.raises(UsageError, match="--size 96: the pictures of curious-figure5 are 32 or 64 or 128 wide"):
-        refuse_options(table("curious-figure5"), Request(side=96))
+        check_options(table("curious-figure5"), Request(side=96))
     with pytest.raises(UsageError, match="--size 64: the pictures of c2f-table1"):
-        refuse_options(table("c2f-table1"), Request(side=64))
+        check_options(table("c2f-table1"), Request(side=64))
     assert choose_rows(table("curious-figure12"), ["spread=uneven"])[0].number == 2
 
 
 @pytest.mark.parametrize("name", curious.PAPER.tables)
 def test_every_table_can_be_run_without_options(name: str) -> None:
     of = table(name)
-    refuse_options(of, Request(side=of.default["side"]))
+    check_options(of, Request(side=of.default["side"]))
 
 
 def test_scores_are_those_of_the_peers_images_alone(round_: Target) -> None:
-    found = Peer(short()).measure(round_, 0, no_progress)
+    found = PeerImages(short()).measure(round_, 0, no_progress)
     strips = found.evidence
     assert isinstance(strips, Strips)
     assert len(strips.shown) == 3
@@ -180,9 +181,9 @@ def test_what_is_measured_on_the_true_images_themselves(round_: Target) -> None:
     truth = round_.known_truth
     order = torch.tensor([4, 2, 0, 5, 1, 3])
     shuffled = truth.images[order]
-    assert back(shuffled, truth, match(shuffled, truth.images)) == 1.0
+    assert match_images(shuffled, truth).share_back() == 1.0
     grey = torch.full_like(truth.images, 0.5)
-    assert back(grey, truth, match(grey, truth.images)) == 0.0
+    assert match_images(grey, truth).share_back() == 0.0
 
 
 def test_small_images_are_found_again_in_their_enlargement() -> None:
@@ -197,10 +198,10 @@ def test_small_images_are_found_again_in_their_enlargement() -> None:
 def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target) -> None:
     heard: list[Target] = []
 
-    class Ear(Peer):
-        def measure(self, target: Target, seed: int, progress: object) -> Finding:
+    class Ear(PeerImages):
+        def measure(self, target: Target, seed: int, progress: object) -> ProbeResult:
             heard.append(target)
-            return Finding({})
+            return ProbeResult({})
 
     WrongRate(Ear(short()), 4.0).measure(round_, 0, no_progress)
     seen, scaled = round_.observation, heard[0].observation
@@ -209,16 +210,16 @@ def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target) -> None:
 
 
 def test_a_search_is_scored_by_what_it_took_for_the_truth(population: Population) -> None:
-    setup = round_of(KIND, "lenet", Training(0.1, epochs=2), SIZES)
+    setup = peer_setup(KIND, "lenet", Training(0.1, epochs=2), SIZES)
     knows = Knows(labels=True, steps=True, lr=False, examples=False)
     search = SearchByOwnImages(short(), rates=(0.05, 0.2), counts=(6, 9), zooms=0)
-    experiment = Experiment(setup, FindOut(short(), search, lr=0.1), knows)
-    target = Message(experiment, members(setup, population, 0), 0).target()
-    found = FindOut(short(), search, lr=0.1).measure(target, 0, no_progress)
+    experiment = Experiment(setup, SearchUnknowns(short(), search, lr=0.1), knows)
+    target = SimulatedMessage(experiment, clients_of_message(setup, population, 0), 0).target()
+    found = SearchUnknowns(short(), search, lr=0.1).measure(target, 0, no_progress)
     assert measures(found)["rate"] in (0.5, 2.0)
     assert measures(found)["images"] in (1.0, 1.5)
     assert measures(found)["found"] == 0
-    again = FindOut(short(), replace(search, rates=(0.11,), counts=(6,)), lr=0.1).measure(target, 0, no_progress)
+    again = SearchUnknowns(short(), replace(search, rates=(0.11,), counts=(6,)), lr=0.1).measure(target, 0, no_progress)
     assert measures(again)["found"] == 100
     assert [drawn["axis"] for drawn in found.record["extra"]["lines"]] == ["learning rate", "images"]
 
@@ -227,19 +228,19 @@ def test_searches_are_told_what_is_not_unknown() -> None:
     knows = [made("curious-search", row, "search").knows for row in (1, 2, 3)]
     assert [(known.lr, known.examples) for known in knows] == [(False, True), (True, False), (False, False)]
     probe = made("curious-search", 3, "search", Request(side=32, images=2)).probe
-    assert isinstance(probe, FindOut)
+    assert isinstance(probe, SearchUnknowns)
     assert probe.search.counts == (3, 4, 6, 8)
 
 
 def test_refined_images_are_beside_the_raw_ones(round_: Target) -> None:
-    found = measures(Peer(replace(short(), refine=(MedianFilter(),))).measure(round_, 0, no_progress))
-    assert found["psnr_raw"] == measures(Peer(short()).measure(round_, 0, no_progress))["psnr"]
+    found = measures(PeerImages(replace(short(), refine=(MedianFilter(),))).measure(round_, 0, no_progress))
+    assert found["psnr_raw"] == measures(PeerImages(short()).measure(round_, 0, no_progress))["psnr"]
     assert found["psnr"] != found["psnr_raw"]
 
 
 def test_guesses_stand_in_their_order(round_: Target) -> None:
     scores = {
-        type(guess): measures(Guessed(guess).measure(round_, 0, no_progress))
+        type(guess): measures(GuessedImages(guess).measure(round_, 0, no_progress))
         for guess in (Grey(), OwnImages(), Reduced())
     }
     truth = round_.known_truth
@@ -252,7 +253,7 @@ def test_guesses_stand_in_their_order(round_: Target) -> None:
 
 def test_the_distance_of_the_updates_is_drawn_with_its_exponents(round_: Target) -> None:
     rates = (1e-5, 1e-4)
-    sweep = Sweep("η", rates, tuple(Place(rate, 2, 2, 4) for rate in rates))
+    sweep = Sweep("η", rates, tuple(SweepPoint(rate, 2, 2, 4) for rate in rates))
     found = Divergence(sweep, draws=3).measure(round_, 0, no_progress)
     assert measures(found)["distance"] == pytest.approx(2.0, abs=0.05)
     assert measures(found)["expectation"] == pytest.approx(2.0, abs=0.05)

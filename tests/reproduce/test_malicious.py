@@ -10,29 +10,28 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import no_progress
-from fedglass.audit.cases import Silent
+from fedglass.audit.cases import NoProgress
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive
 from fedglass.core.types import Training
 from fedglass.defend.dpsgd import GhostDPSGD
 from fedglass.execution.processes import executor_for
-from fedglass.federation.behaviour.behaviour import Honest
-from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.behaviours import Honest, SignFlip
 from fedglass.federation.views import Knows
 from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.fl.aggregate.selection import DnC, Krum
 from fedglass.fl.local import MeanGradient
 from fedglass.models.init import Orthogonal
 from fedglass.recipes.maliciously_curious_client import maliciously_curious_client
-from fedglass.reproduce.cases import cells, known_methods, refuse_options
-from fedglass.reproduce.charts import charts_along, charts_over
-from fedglass.reproduce.compare import NO_BETTER, lines
-from fedglass.reproduce.messages import Played, federation_of_course
-from fedglass.reproduce.paper import Course, Experiment, Setup, paper_of, round_of
+from fedglass.reproduce.cases import cells, check_options, method_titles
+from fedglass.reproduce.charts import charts_of
+from fedglass.reproduce.compare import NO_BETTER, compare_cells
+from fedglass.reproduce.messages import PlayedFederation, federation_of_run
+from fedglass.reproduce.paper import Experiment, FederationRun, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import malicious
 from fedglass.reproduce.populations import Population, populations
-from fedglass.reproduce.probes.peer import Accuracy, Read, accuracies, together
+from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, accuracies, joint_rmse
 from fedglass.reproduce.run import run
 from fedglass.reproduce.tables import Request, table
 from fedglass.verdict.directory import Strips
@@ -45,9 +44,9 @@ def made(name: str, row: int, method: str, request: Request | None = None) -> Ex
     return paper_of(of).tables[name].experiment(of.rows[row - 1], method, request or Request())
 
 
-def course_of(experiment: Experiment) -> Course:
-    assert experiment.setup.course is not None
-    return experiment.setup.course
+def course_of(experiment: Experiment) -> FederationRun:
+    assert experiment.setup.federation_run is not None
+    return experiment.setup.federation_run
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +54,20 @@ def population() -> Population:
     return populations(["mnist"], [], None, seed=0)["mnist"].with_own_labels()
 
 
-def small(course: Course, sizes: tuple[int, ...] = ()) -> Setup:
-    setup = round_of("mnist", "lenet5", Training(0.05, epochs=2), sizes or (6, 6, 6, 6, 6))
-    return replace(setup, sizes=sizes, course=course)
+def small(course: FederationRun, sizes: tuple[int, ...] = ()) -> Setup:
+    setup = peer_setup("mnist", "lenet5", Training(0.05, epochs=2), sizes or (6, 6, 6, 6, 6))
+    return replace(setup, sizes=sizes, federation_run=course)
 
 
 def played(setup: Setup, population: Population, index: int = 0) -> Target:
-    return Played(Experiment(setup, Accuracy(), Knows(labels=True)), population, index, 0).target()
+    return PlayedFederation(Experiment(setup, Accuracy(), Knows(labels=True)), population, index, 0).target()
 
 
 @pytest.mark.parametrize("name", TESTED)
 def test_accuracies_are_of_the_papers_federation(name: str) -> None:
     of = table(name)
     for row in of.rows:
-        for method in known_methods(of):
+        for method in method_titles(of):
             setup, course = (found := made(name, row.number, method)).setup, course_of(found)
             assert (setup.clients, setup.training.local_steps(1000), setup.training.batch_size) == (10, 5, 100)
             assert (setup.training.lr, course.alpha, setup.sizes) == (0.01, 0.1, ())
@@ -81,7 +80,7 @@ def test_a_method_is_a_poison_a_noise_or_a_rule() -> None:
     assert made("malicious-table2", 3, "dp7").setup.gradient == GhostDPSGD(4.0, 7.0)
     krum = made("malicious-table4", 5, "krum-dp")
     assert (course_of(krum).rule, krum.setup.gradient) == (Krum(), GhostDPSGD(4.0, 3.0))
-    assert course_of(made("malicious-table3", 2, "dnc", Request(rounds=7))) == Course(7, DnC(), Honest(), 0.1)
+    assert course_of(made("malicious-table3", 2, "dnc", Request(rounds=7))) == FederationRun(7, DnC(), Honest(), 0.1)
 
 
 def test_the_same_federation_in_four_tables_is_run_once() -> None:
@@ -94,13 +93,13 @@ def test_the_same_federation_in_four_tables_is_run_once() -> None:
 def test_figures_are_rounds_that_the_adversary_sees(name: str) -> None:
     of, small = table(name), Request(images=2, iterations=3)
     for row in of.rows:
-        for method in known_methods(of):
+        for method in method_titles(of):
             found = made(name, row.number, method, small)
             clients = row.setting.get("clients", 10)
             assert found.setup.sizes == (2,) * clients
             assert course_of(found).rounds == row.setting["round"]
             assert found.knows.labels
-            assert isinstance(found.probe, Read)
+            assert isinstance(found.probe, PeerRmse)
             assert found.probe.iterations == 3
             assert isinstance(found.setup.gradient, GhostDPSGD) == bool(row.setting.get("noise"))
     assert made(name, 1, "ours").setup.sizes == ((2,) * 4 if name == "malicious-rounds" else (100,) * 10)
@@ -116,10 +115,10 @@ def test_initial_weights_and_rules_of_the_figures() -> None:
 @pytest.mark.parametrize("name", malicious.PAPER.tables)
 def test_every_table_can_be_asked_for_with_its_own_options(name: str) -> None:
     of = table(name)
-    refuse_options(of, Request(iterations=of.default.get("iterations"), images=of.default.get("images")))
+    check_options(of, Request(iterations=of.default.get("iterations"), images=of.default.get("images")))
     if "round" not in of.rows[0].setting:
         with pytest.raises(UsageError, match="takes a trained network"):
-            refuse_options(of, Request(weights={"autoencoder": "folder"}))
+            check_options(of, Request(weights={"autoencoder": "folder"}))
 
 
 def test_classes_are_dealt_in_shares_of_each_clients_own(population: Population) -> None:
@@ -140,8 +139,8 @@ def test_no_image_is_dealt_twice_before_all_of_its_class_are_out(population: Pop
 
 
 def test_the_adversary_alone_is_poisonous_and_undefended(population: Population) -> None:
-    setup = replace(small(Course(1, behaviour=SignFlip(), alpha=0.5)), gradient=GhostDPSGD(4.0, 3.0))
-    federation = federation_of_course(setup, population, 0, 0)
+    setup = replace(small(FederationRun(1, behaviour=SignFlip(), alpha=0.5)), gradient=GhostDPSGD(4.0, 3.0))
+    federation = federation_of_run(setup, population, 0, 0)
     first, *others = federation.clients
     assert (first.behaviour, first.gradient) == (SignFlip(), MeanGradient())
     assert all((c.behaviour, c.gradient) == (Honest(), setup.gradient) for c in others)
@@ -149,7 +148,7 @@ def test_the_adversary_alone_is_poisonous_and_undefended(population: Population)
 
 
 def test_accuracy_is_taken_on_the_way_and_at_the_end(population: Population) -> None:
-    target = played(small(Course(12)), population)
+    target = played(small(FederationRun(12)), population)
     assert sorted(accuracies(target.utility)) == [10, 12]
     finding = Accuracy().measure(target, 0, no_progress)
     measures = finding.record["extra"]["measures"]
@@ -157,7 +156,7 @@ def test_accuracy_is_taken_on_the_way_and_at_the_end(population: Population) -> 
 
 
 def test_runs_differ_in_network_and_data_and_repeat(population: Population) -> None:
-    first, again, second = (played(small(Course(1)), population, i).observation for i in (0, 0, 1))
+    first, again, second = (played(small(FederationRun(1)), population, i).observation for i in (0, 0, 1))
     name = next(iter(first.before))
     assert torch.equal(first.before[name], again.before[name])
     assert torch.equal(first.update[name], again.update[name])
@@ -165,9 +164,9 @@ def test_runs_differ_in_network_and_data_and_repeat(population: Population) -> N
 
 
 def test_the_adversary_sees_the_round_after_those_before_it(population: Population) -> None:
-    setup = small(Course(3), (4, 4, 4))
+    setup = small(FederationRun(3), (4, 4, 4))
     seen = played(setup, population).observation
-    federation = federation_of_course(setup, population, 0, derive(0, "run", 0))
+    federation = federation_of_run(setup, population, 0, derive(0, "run", 0))
     *_, second, third = federation.play(3)
     name = next(iter(seen.before))
     assert torch.equal(seen.before[name], second.after[name])
@@ -177,21 +176,21 @@ def test_the_adversary_sees_the_round_after_those_before_it(population: Populati
 
 def test_where_the_rule_lets_nobody_else_through_a_later_round_is_seen(population: Population) -> None:
     """Krum takes one update, now and then the adversary's own."""
-    setup = small(Course(1, Krum()), (4, 4, 4, 4, 4))
+    setup = small(FederationRun(1, Krum()), (4, 4, 4, 4, 4))
     for index in range(8):
         target = played(setup, population, index)
-        assert target.behind != (federation_of_course(setup, population, index, 0).clients[0].name,)
+        assert target.contributors != (federation_of_run(setup, population, index, 0).clients[0].name,)
         assert len(target.known_truth.private.labels) == 4
 
 
 def test_an_attack_is_held_against_the_best_guess(population: Population) -> None:
-    target = played(small(Course(2), (2, 2, 2)), population)
+    target = played(small(FederationRun(2), (2, 2, 2)), population)
     reader = maliciously_curious_client(OracleLabels(), rule="mean", iterations=2)
-    finding = Read(reader, 2).measure(target, 0, no_progress)
+    finding = PeerRmse(reader, 2).measure(target, 0, no_progress)
     measures = finding.record["extra"]["measures"]
     blind = [measures[name] for name in ("grey", "black", "flat", "own", "mean", "class_mean")]
     assert measures["guess"] == min(blind)
-    assert measures["rmse"] == pytest.approx(together(finding.record["metrics"]["rmse"]))
+    assert measures["rmse"] == pytest.approx(joint_rmse(finding.record["metrics"]["rmse"]))
     assert isinstance(finding.evidence, Strips)
     assert len(finding.evidence.shown) == 4, "those of the two others"
 
@@ -199,32 +198,31 @@ def test_an_attack_is_held_against_the_best_guess(population: Population) -> Non
 def test_rmse_is_that_of_equation_14() -> None:
     images, truth = torch.rand(3, 1, 4, 4), torch.rand(3, 1, 4, 4)
     each = [float((a - b).square().mean().sqrt()) for a, b in zip(images, truth, strict=True)]
-    assert together(each) == pytest.approx(float((images - truth).square().mean().sqrt()), rel=1e-5)
+    assert joint_rmse(each) == pytest.approx(float((images - truth).square().mean().sqrt()), rel=1e-5)
 
 
 def test_a_figure_is_run_compared_and_drawn(tmp_path: Path) -> None:
     of, request = table("malicious-rounds"), Request(iterations=2)
     found = populations(["mnist"], [], None, 0)
     planned = cells(of, of.rows[:2], ["ours"], 2, found, request, 0)
-    records = run(planned[:1], tmp_path, executor_for(1), Silent())
+    records = run(planned[:1], tmp_path, executor_for(1), NoProgress())
     assert [record.status for record in records.values()] == ["done", "done"]
-    (line,) = lines(of, planned[:1], records)
+    (line,) = compare_cells(of, planned[:1], records)
     assert f"({NO_BETTER}" in line.measured["rmse"], "two iterations read nothing"
     assert NO_BETTER not in line.measured["accuracy"]
-    (chart,) = charts_over(of, planned[:1], records)
+    (chart,) = charts_of(of, planned[:1], records)
     assert "best blind guess" in chart.svg
-    assert charts_along(of, planned[:1], records) == []
 
 
 def test_what_came_back_is_told_where_rmse_is_high(tmp_path: Path) -> None:
     """A picture in another contrast is no better than a guess by RMSE, and shows the image."""
     of = table("malicious-rounds")
     planned = cells(of, of.rows[:1], ["ours"], 1, populations(["mnist"], [], None, 0), Request(iterations=1), 0)
-    (record,) = run(planned, tmp_path, executor_for(1), Silent()).values()
+    (record,) = run(planned, tmp_path, executor_for(1), NoProgress()).values()
 
     def told(**measures: float) -> str:
         changed = record.model_copy(update={"extra": {**record.extra, "measures": measures}})
-        (line,) = lines(of, planned, {record.key: changed})
+        (line,) = compare_cells(of, planned, {record.key: changed})
         return line.measured["rmse"]
 
     assert told(rmse=0.3, guess=0.2, back=100.0).endswith("(no better than guessing by RMSE, but 100 % came back)")
@@ -235,11 +233,11 @@ def test_what_came_back_is_told_where_rmse_is_high(tmp_path: Path) -> None:
 def test_accuracies_are_drawn_along_the_rounds(tmp_path: Path) -> None:
     of, request = table("malicious-table1"), Request(rounds=11, images=10)
     planned = cells(of, of.rows[:1], ["passive", "flip"], 1, populations(["mnist"], [], None, 0), request, 0)
-    records = run(planned, tmp_path, executor_for(1), Silent())
-    (chart,) = charts_along(of, planned, records)
+    records = run(planned, tmp_path, executor_for(1), NoProgress())
+    (chart,) = charts_of(of, planned, records)
     assert (chart.note, chart.svg.count("<polyline")) == ("MNIST", 2)
     assert chart.svg.count("<circle") >= 4, "after 10 and after 11 rounds"
-    assert run(planned, tmp_path, executor_for(1), Silent()).keys() == records.keys()
+    assert run(planned, tmp_path, executor_for(1), NoProgress()).keys() == records.keys()
 
 
 def test_the_papers_own_data_are_split(shared_data: Path) -> None:

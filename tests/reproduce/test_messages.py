@@ -17,18 +17,18 @@ from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
-from fedglass.reproduce.messages import Message, members, network_of
+from fedglass.reproduce.messages import SimulatedMessage, clients_of_message, network_of
 from fedglass.reproduce.paper import Experiment, Setup, WarmUp
 from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.run import warmed_up
+from fedglass.reproduce.run import warm_up_network
 
 SETUP = Setup("femnist", "lenet", Training(0.05, epochs=3, batch_size=2), examples=4)
 TOLD = Knows(labels=True, batch_labels=True)
 
 
 def observe(experiment: Experiment, clients: Sequence[Client]) -> tuple[Observation, Truth]:
-    target = Message(experiment, clients, seed=0).target()
+    target = SimulatedMessage(experiment, clients, seed=0).target()
     return target.observation, target.known_truth
 
 
@@ -38,7 +38,7 @@ def population() -> Population:
 
 
 def test_a_message_is_the_clients_training(population: Population) -> None:
-    clients = members(SETUP, population, 0)
+    clients = clients_of_message(SETUP, population, 0)
     experiment = Experiment(replace(SETUP, training=replace(SETUP.training, shuffle=False)), Geometry(), TOLD)
     seen, truth = observe(experiment, clients)
     network = Network(seen.model, seen.buffers, SETUP.training.batch_norm)
@@ -50,7 +50,7 @@ def test_a_message_is_the_clients_training(population: Population) -> None:
 
 
 def test_batches_are_shuffled_anew_or_the_same_in_each_epoch(population: Population) -> None:
-    clients = members(replace(SETUP, examples=12), population, 0)
+    clients = clients_of_message(replace(SETUP, examples=12), population, 0)
     for shuffled in (True, False):
         training = replace(SETUP.training, shuffle=shuffled)
         experiment = Experiment(replace(SETUP, examples=12, training=training), Geometry(), TOLD)
@@ -62,7 +62,7 @@ def test_batches_are_shuffled_anew_or_the_same_in_each_epoch(population: Populat
 
 
 def test_an_aggregate_is_the_mean_of_its_clients(population: Population) -> None:
-    both = members(replace(SETUP, clients=2), population, 1)
+    both = clients_of_message(replace(SETUP, clients=2), population, 1)
     assert [c.name for c in both] == ["writer 2 (client 2)", "writer 3 (client 3)"]
     together, truth = observe(Experiment(replace(SETUP, clients=2), Geometry(), TOLD), both)
     alone = [flatten(observe(Experiment(SETUP, Geometry(), TOLD), [c])[0].update) for c in both]
@@ -71,7 +71,7 @@ def test_an_aggregate_is_the_mean_of_its_clients(population: Population) -> None
 
 
 def test_what_the_adversary_supposes_changes_nothing_that_it_sees(population: Population) -> None:
-    clients = members(SETUP, population, 0)
+    clients = clients_of_message(SETUP, population, 0)
     right, _ = observe(Experiment(SETUP, Geometry()), clients)
     wrong, _ = observe(Experiment(SETUP, Geometry(), supposed=Training(0.05, 6, 4)), clients)
     assert torch.equal(flatten(right.update), flatten(wrong.update))
@@ -81,24 +81,24 @@ def test_what_the_adversary_supposes_changes_nothing_that_it_sees(population: Po
 def test_a_warm_up_trains_the_network(population: Population) -> None:
     warm = replace(SETUP, warm_up=WarmUp(2, Training(0.1, batch_size=20), examples=40, called=3))
     heard: list[tuple[int, int]] = []
-    model = warmed_up(warm, population, 0, lambda done, total: heard.append((done, total)))
+    model = warm_up_network(warm, population, 0, lambda done, total: heard.append((done, total)))
     assert heard == [(1, 2), (2, 2)]
     start = weights_of(network_of(warm, 0))
     assert not torch.equal(flatten(weights_of(model)), flatten(start))
-    again = warmed_up(warm, population, 0, lambda done, total: None)
+    again = warm_up_network(warm, population, 0, lambda done, total: None)
     assert torch.equal(flatten(weights_of(model)), flatten(weights_of(again)))
-    assert members(warm, population, 0)[0].labels.max() < 62
+    assert clients_of_message(warm, population, 0)[0].labels.max() < 62
 
 
 def test_a_longer_warm_up_goes_through_a_shorter_one(population: Population, tmp_path: Path) -> None:
     short, long = (replace(SETUP, warm_up=WarmUp(n, Training(0.1), examples=20, called=2)) for n in (1, 2))
     path = tmp_path / "short.safetensors"
-    path.write_bytes(save(warmed_up(short, population, 0, lambda done, total: None).state_dict()))
-    continued = warmed_up(long, population, 0, lambda done, total: None, 1, str(path))
-    straight = warmed_up(long, population, 0, lambda done, total: None)
+    path.write_bytes(save(warm_up_network(short, population, 0, lambda done, total: None).state_dict()))
+    continued = warm_up_network(long, population, 0, lambda done, total: None, 1, str(path))
+    straight = warm_up_network(long, population, 0, lambda done, total: None)
     assert torch.equal(flatten(weights_of(continued)), flatten(weights_of(straight)))
 
 
 def test_without_a_warm_up_the_network_is_untrained(population: Population) -> None:
-    model = warmed_up(SETUP, population, 0, lambda done, total: None)
+    model = warm_up_network(SETUP, population, 0, lambda done, total: None)
     assert torch.equal(flatten(weights_of(model)), flatten(weights_of(network_of(SETUP, 0))))

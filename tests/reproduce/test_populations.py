@@ -14,7 +14,7 @@ from fedglass.core.types import Training
 from fedglass.data.dataset import CIFAR100, FEMNIST
 from fedglass.reproduce.paper import WarmUp
 from fedglass.reproduce.populations import Population, populations
-from fedglass.reproduce.run import crowd
+from fedglass.reproduce.run import warm_up_clients
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +26,15 @@ def test_embedded_images_stand_in_and_say_so(embedded: dict[str, Population]) ->
     femnist, cifar = (embedded[kind].dataset() for kind in ("femnist", "cifar100"))
     assert (femnist.shape, femnist.classes, femnist.whitening) == ((1, 28, 28), 62, FEMNIST)
     assert (cifar.shape, cifar.classes, cifar.whitening, len(cifar)) == ((3, 32, 32), 100, CIFAR100, 480)
-    assert embedded["femnist"].words() == "STAND-IN for FEMNIST: drawn characters with labels drawn from 62 classes"
-    assert "STAND-IN for CIFAR100: crops of the embedded photographs" in embedded["cifar100"].words()
+    assert embedded["femnist"].describe() == "STAND-IN for FEMNIST: drawn characters with labels drawn from 62 classes"
+    assert "STAND-IN for CIFAR100: crops of the embedded photographs" in embedded["cifar100"].describe()
 
 
 def test_a_trained_network_is_given_the_datas_own_labels(embedded: dict[str, Population]) -> None:
     population = embedded["cifar100"]
     assert int(population.with_own_labels().dataset().labels.max()) < 10
     assert int(population.dataset().labels.max()) > 10
-    assert population.with_own_labels().words().endswith("with their own labels")
+    assert population.with_own_labels().describe().endswith("with their own labels")
 
 
 def test_a_stand_in_keeps_its_labels_where_that_is_asked_for(embedded: dict[str, Population], tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_stand_in_keeps_its_labels_where_that_is_asked_for(embedded: dict[str,
     _, images, labels = kept.client(0, 20)
     assert torch.equal(images, drawn.client(0, 20)[1])
     assert torch.equal(labels, drawn.with_own_labels().client(0, 20)[2])
-    assert kept.words().endswith("with their own labels")
+    assert kept.describe().endswith("with their own labels")
     assert kept.identity != drawn.identity
     with pytest.raises(UsageError, match="--own-labels is for stand-ins"):
         populations(["femnist"], [leaf(tmp_path / "data.json", [4])], None, 0, own_labels=True)
@@ -120,7 +120,7 @@ def test_a_client_of_the_papers_own_data_has_its_writers_first_images(tmp_path: 
 def test_a_warm_up_passes_over_them_too(tmp_path: Path) -> None:
     source = leaf(tmp_path / "data.json", [4, 1, 3])
     found = populations(["femnist"], [source], None, 0)["femnist"]
-    clients = crowd(WarmUp(1, Training(0.1), examples=3), found)
+    clients = warm_up_clients(WarmUp(1, Training(0.1), examples=3), found)
     assert [client.labels.tolist() for client in clients] == [[0] * 3, [2] * 3]
 
 
@@ -141,7 +141,7 @@ def test_a_users_data_take_the_place_of_the_stand_in(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     found = populations(["femnist", "cifar100"], [f"leaf:{path}"], None, 0)
     assert not found["femnist"].stand_in
-    assert "STAND-IN" not in found["femnist"].words()
+    assert "STAND-IN" not in found["femnist"].describe()
     assert sorted(found["femnist"].dataset().labels.tolist()) == [1, 5, 61]
     assert found["cifar100"].stand_in
 
@@ -161,7 +161,7 @@ def test_a_folder_without_the_file_falls_back_to_embedded_images(tmp_path: Path)
 
 def test_the_shared_stand_ins(shared_data: Path) -> None:
     found = populations(["femnist", "cifar100"], [], shared_data, 0)
-    assert found["femnist"].words() == (
+    assert found["femnist"].describe() == (
         "STAND-IN for FEMNIST: handwritten digits of 12 writers with labels drawn from 62 classes"
     )
     name, images, labels = found["femnist"].client(11, 50)

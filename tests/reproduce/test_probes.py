@@ -18,13 +18,13 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import no_progress
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import Cosine
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.metrics.images import psnr
 from fedglass.metrics.matching import label_errors
-from fedglass.reproduce.messages import Message, members
+from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Setup
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
@@ -38,19 +38,21 @@ SETUP = Setup("femnist", "lenet", Training(0.05, epochs=2, batch_size=2), exampl
 def message() -> Target:
     population = populations(["femnist"], [], None, seed=0)["femnist"]
     knows = Knows(labels=True, batch_labels=True)
-    return Message(Experiment(SETUP, Geometry(), knows), members(SETUP, population, 0), seed=0).target()
+    return SimulatedMessage(
+        Experiment(SETUP, Geometry(), knows), clients_of_message(SETUP, population, 0), seed=0
+    ).target()
 
 
-def reconstruct(message: Target, attack: Attack, threshold: float = 20.0) -> Finding:
+def reconstruct(message: Target, attack: Attack, threshold: float = 20.0) -> ProbeResult:
     return Reconstruct(attack, threshold, ByPsnr()).measure(message, 3, no_progress)
 
 
-def measures(found: Finding) -> dict[str, float]:
+def measures(found: ProbeResult) -> dict[str, float]:
     known: dict[str, float] = found.record["extra"]["measures"]
     return known
 
 
-def strips(found: Finding) -> Strips:
+def strips(found: ProbeResult) -> Strips:
     assert isinstance(found.evidence, Strips)
     return found.evidence
 

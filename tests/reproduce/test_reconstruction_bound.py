@@ -10,15 +10,15 @@ import torch
 
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
-from fedglass.reproduce.probes.theory import Federated, smoothness, steepness, terms
+from fedglass.reproduce.probes.theory import FederationSizes, bound_terms, smoothness, steepness
 
-SGD = Federated(lr=0.1, clients=4, batch=2, parameters=50, clip=3.0, noise=2.0)
+SGD = FederationSizes(lr=0.1, clients=4, batch=2, parameters=50, clip=3.0, noise=2.0)
 
 
 def test_the_terms_follow_the_proof_step_by_step() -> None:
     """e_0 + L |g_0 - g_k| with |g_0 - g_k|^2 <= 8k/eta (gap^2 + k eta d C^2 sigma^2 / (M B^2)) [Eqs. 35d, 37f]."""
     for index, gap in ((1, 0.2), (7, 1.3)):
-        found = terms(SGD, index, steep=0.6, gap=gap, base=0.4, longest=1e9)
+        found = bound_terms(SGD, index, steep=0.6, gap=gap, base=0.4, longest=1e9)
         spread = index * SGD.lr * SGD.parameters * (SGD.clip * SGD.noise / SGD.batch) ** 2 / SGD.clients
         both = 0.6 * math.sqrt(8 * index / SGD.lr * (gap**2 + spread))
         of_gap, of_noise = (0.6 * math.sqrt(8 * index / SGD.lr * part) for part in (gap**2, spread))
@@ -29,13 +29,13 @@ def test_the_terms_follow_the_proof_step_by_step() -> None:
 
 
 def test_without_noise_the_clipping_does_not_matter() -> None:
-    one, other = (terms(replace(SGD, clip=c, noise=0.0), 3, 1.0, 0.5, 0.1, 9.0) for c in (0.0, 5.0))
+    one, other = (bound_terms(replace(SGD, clip=c, noise=0.0), 3, 1.0, 0.5, 0.1, 9.0) for c in (0.0, 5.0))
     assert one == other
     assert one.noise == 0
 
 
 def test_a_risen_objective_leaves_the_cap() -> None:
-    found = terms(SGD, 3, 1.0, None, 0.1, 9.0)
+    found = bound_terms(SGD, 3, 1.0, None, 0.1, 9.0)
     assert (found.total, found.capped, found.error(81)) == (None, True, 2.0)
 
 

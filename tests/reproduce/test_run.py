@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from fedglass.audit.cases import Case
-from fedglass.audit.play import unfinished
+from fedglass.audit.play import unfinished_cases
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.execution.executor import InProcess
 from fedglass.execution.processes import Processes
 from fedglass.reproduce.cases import Cell, Trial, cases_of, cells
-from fedglass.reproduce.compare import Line, lines, number, spread_in_words, summarised
-from fedglass.reproduce.cost import gradient_seconds
-from fedglass.reproduce.page import in_words, remarks, seconds_of, write_recreation
+from fedglass.reproduce.compare import ComparedCell, compare_cells, describe_spread, mean_over_clients, number, remarks
+from fedglass.reproduce.cost import describe_cost, experiment_seconds
+from fedglass.reproduce.page import write_recreation
 from fedglass.reproduce.paper import WarmUp
 from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.run import TRAINED, run, untrained
+from fedglass.reproduce.run import TRAINED, cases_without_network, run
 from fedglass.reproduce.tables import Printed, Request, figure, table
 from fedglass.verdict.directory import RECORDS, RecordFile, alone
 from fedglass.verdict.records import Record
@@ -83,7 +83,7 @@ def test_records_hold_what_the_table_shows(
 def test_nothing_finished_is_run_again(recreated: tuple[Path, list[Cell], dict[str, Record], Heard]) -> None:
     directory, asked, records, _ = recreated
     heard = Heard()
-    assert unfinished(cases_of(asked), directory) == []
+    assert unfinished_cases(cases_of(asked), directory) == []
     assert run(asked, directory, InProcess(), heard) == records
     assert (heard.plan, heard.ran) == ((2, 2), [])
 
@@ -134,8 +134,8 @@ def test_failures_are_recorded_shown_and_tried_again(tmp_path: Path) -> None:
         error="it broke",
     )
     RecordFile(tmp_path / RECORDS).append(record)
-    assert [c.key for c in unfinished(cases_of([broken]), tmp_path)] == [case.key]
-    found = lines(table("sme-figure6"), [broken], {case.key: record})
+    assert [c.key for c in unfinished_cases(cases_of([broken]), tmp_path)] == [case.key]
+    found = compare_cells(table("sme-figure6"), [broken], {case.key: record})
     assert (found[0].done, found[0].failed, found[0].measured["psnr"]) == (0, 1, "-")
     path = write_recreation(tmp_path, figure("sme-figure6"), table("sme-figure6"), [broken], {case.key: record}, "")
     assert "it broke" in path.read_text()
@@ -152,14 +152,14 @@ def test_records_do_not_depend_on_the_number_of_workers(
 
 def test_spreads_are_of_the_papers_kind() -> None:
     error, deviation = table("sme-table2"), table("sme-table1")
-    assert summarised([1.0, 3.0], error) == Printed(2.0, 1.0)
-    assert summarised([1.0, 3.0], deviation) == Printed(2.0, pytest.approx(2**0.5))
-    assert summarised([1.0], error) == Printed(1.0)
-    assert summarised([], error) is None
+    assert mean_over_clients([1.0, 3.0], error) == Printed(2.0, 1.0)
+    assert mean_over_clients([1.0, 3.0], deviation) == Printed(2.0, pytest.approx(2**0.5))
+    assert mean_over_clients([1.0], error) == Printed(1.0)
+    assert mean_over_clients([], error) is None
     several, one = chosen("sme-table2", [1], ["ig"], 2), chosen("sme-table2", [1], ["ig"], 1)
-    assert spread_in_words(deviation, several) == "± standard deviation over clients"
-    assert spread_in_words(table("dlfa-table1"), several) == "± standard error over clients"
-    assert spread_in_words(error, one) == "of a single client, which has no spread"
+    assert describe_spread(deviation, several) == "± standard deviation over clients"
+    assert describe_spread(table("dlfa-table1"), several) == "± standard error over clients"
+    assert describe_spread(error, one) == "of a single client, which has no spread"
     assert number("ReLU()", 0) == "ReLU()"
 
 
@@ -169,20 +169,26 @@ def test_hours_and_memory_come_from_the_record(
     _, asked, records, _ = recreated
     record = records[asked[0].cases[0].key]
     own = {**records, record.key: record.model_copy(update={"seconds": 36.0, "peak_mib": 1000.0})}
-    line: Line = lines(table("sme-table3"), asked[:1], own)[0]
+    line: ComparedCell = compare_cells(table("sme-table3"), asked[:1], own)[0]
     assert (line.measured["hours"], line.measured["gigabytes"]) == ("1.00", "1.0")
 
 
+def pretended(network: str, data: str, examples: int) -> float:
+    """Stand in for the timing of a gradient, so that no test depends on the clock."""
+    return 0.001 * examples
+
+
 def test_the_estimate_grows_with_iterations_and_steps() -> None:
-    short, long = (chosen("dlfa-table1", [2], ["prior"], iterations=n)[0].experiment for n in (10, 1000))
-    more = chosen("dlfa-table1", [4], ["prior"], iterations=1000)[0].experiment
-    once = chosen("dlfa-table1", [4], ["fedsgd"], iterations=1000)[0].experiment
-    assert seconds_of(long) > 50 * seconds_of(short)
-    assert seconds_of(more) > 1.5 * seconds_of(long)
-    assert seconds_of(more) > 3 * seconds_of(once)
-    assert in_words([], 2) == "Nothing is left to run."
+    def seconds(row: int, method: str, iterations: int) -> float:
+        (cell,) = chosen("dlfa-table1", [row], [method], iterations=iterations)
+        return experiment_seconds(cell.experiment, pretended)
+
+    assert seconds(2, "prior", 1000) > 50 * seconds(2, "prior", 10)
+    assert seconds(4, "prior", 1000) > 1.5 * seconds(2, "prior", 1000)
+    assert seconds(4, "prior", 1000) > 3 * seconds(4, "fedsgd", 1000)
+    assert describe_cost([], 2) == "Nothing is left to run."
     cases = [case for cell in chosen("sme-table2", [1], ["ig"], clients=3) for case in cell.cases]
-    assert in_words(cases, 2).startswith("3 runs, about ")
+    assert describe_cost(cases, 2, timer=pretended).startswith("3 runs, about ")
 
 
 def refuse_damaged(asked: list[Cell], directory: Path) -> None:
@@ -220,8 +226,9 @@ def test_fedleak_costs_two_evaluations_through_a_generator() -> None:
         for of in [table("c2f-table1")]
         for method in ("invg", "fedleak")
     )
-    local = gradient_seconds(plain.setup.network, plain.setup.data, 1)
-    assert seconds_of(twice) - local == pytest.approx(4 * (seconds_of(plain) - local), rel=1e-6)
+    local = pretended(plain.setup.network, plain.setup.data, 1)
+    attacks = [experiment_seconds(experiment, pretended) - local for experiment in (plain, twice)]
+    assert attacks[1] == pytest.approx(4 * attacks[0], rel=1e-6)
 
 
 def test_later_rounds_say_how_far_the_network_was_trained(tmp_path: Path) -> None:
@@ -232,9 +239,9 @@ def test_later_rounds_say_how_far_the_network_was_trained(tmp_path: Path) -> Non
     trial = replace(cell.cases[0].subject, experiment=experiment)
     case = replace(cell.cases[0], key="short", probe=experiment.probe, subject=trial)
     short = [replace(cell, experiment=experiment, cases=[case])]
-    assert untrained([case], tmp_path) == [case]
+    assert cases_without_network([case], tmp_path) == [case]
     records = run(short, tmp_path, InProcess(), Heard())
-    assert untrained([case], tmp_path) == []
+    assert cases_without_network([case], tmp_path) == []
     refuse_damaged(short, tmp_path)
     accuracy = records["short"].utility["accuracy"]
     assert accuracy is not None

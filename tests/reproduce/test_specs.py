@@ -13,7 +13,7 @@ from fedglass.attack.solvers.schedules import Constant
 from fedglass.core.errors import UsageError
 from fedglass.fl.local import MeanGradient
 from fedglass.models.init import LeCunTruncatedNormal, PyTorchDefault
-from fedglass.reproduce.cases import cells, choose_methods, known_methods
+from fedglass.reproduce.cases import cells, choose_methods, method_titles
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.papers import dlfa, sme
 from fedglass.reproduce.populations import populations
@@ -42,7 +42,7 @@ def attack_of(experiment: Experiment) -> Any:
 def test_every_cell_is_an_experiment_of_the_printed_number_of_steps(name: str) -> None:
     of = table(name)
     for row in of.rows:
-        for method in known_methods(of):
+        for method in method_titles(of):
             setup = made(name, row.number, method).setup
             assert setup.init == (LeCunTruncatedNormal() if name.startswith("dlfa") else PyTorchDefault())
             misprinted = name == "sme-table3" and row.number == 3
@@ -114,7 +114,7 @@ def test_methods_are_chosen_in_the_papers_order() -> None:
     of = table("sme-table2")
     assert choose_methods(of, []) == ["dlfa", "ig", "sme"]
     assert choose_methods(of, ["sme", "ig"]) == ["ig", "sme"]
-    assert "fast" in known_methods(of)
+    assert "fast" in method_titles(of)
     with pytest.raises(UsageError, match="Unknown method 'smee': did you mean 'sme'"):
         choose_methods(of, ["smee"])
 

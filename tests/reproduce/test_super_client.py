@@ -11,7 +11,14 @@ from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network
-from fedglass.reproduce.probes.divergence import Draws, Examples, covariance, divergences, exponent, lemma_factor
+from fedglass.reproduce.probes.divergence import (
+    ClientExamples,
+    DeltaDraws,
+    covariance,
+    divergences,
+    exponent,
+    lemma_factor,
+)
 
 POOL = 6
 
@@ -23,7 +30,7 @@ def start() -> tuple[Network, list[Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Examples:
+def pool() -> ClientExamples:
     images = torch.randn(POOL, 1, 8, 8, generator=stream(0, "images"), dtype=torch.float64)
     return images, torch.tensor([0, 1, 2, 0, 1, 1])
 
@@ -43,7 +50,7 @@ def hessian_product(network: Network, before: list[Tensor], inputs: Tensor, labe
     return (sides[0] - sides[1]) / (2 * width)
 
 
-def test_one_step_and_one_client_leave_no_distance(start: tuple[Network, list[Tensor]], pool: Examples) -> None:
+def test_one_step_and_one_client_leave_no_distance(start: tuple[Network, list[Tensor]], pool: ClientExamples) -> None:
     inputs, labels = pool
     uneven = [(inputs[:2], labels[:2]), (inputs[2:], labels[2:])]
     found = divergences(*start, uneven, lr=0.5, steps=3)
@@ -54,7 +61,9 @@ def test_one_step_and_one_client_leave_no_distance(start: tuple[Network, list[Te
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5])
-def test_the_distance_is_that_of_the_expansion(start: tuple[Network, list[Tensor]], pool: Examples, steps: int) -> None:
+def test_the_distance_is_that_of_the_expansion(
+    start: tuple[Network, list[Tensor]], pool: ClientExamples, steps: int
+) -> None:
     """lr^2 tau (tau - 1)/2 (sum_k N_k/N H_k g_k - H g), for clients of unequal size too."""
     inputs, labels = pool
     clients = [(inputs[:2], labels[:2]), (inputs[2:], labels[2:])]
@@ -64,17 +73,19 @@ def test_the_distance_is_that_of_the_expansion(start: tuple[Network, list[Tensor
     assert (found - between).norm() < 1e-3 * between.norm()
 
 
-def test_covariance_is_that_of_hessians_and_gradients(start: tuple[Network, list[Tensor]], pool: Examples) -> None:
+def test_covariance_is_that_of_hessians_and_gradients(
+    start: tuple[Network, list[Tensor]], pool: ClientExamples
+) -> None:
     inputs, labels = pool
     each = [hessian_product(*start, inputs[i : i + 1], labels[i : i + 1]) for i in range(POOL)]
     expected = torch.stack(each).mean(0) - hessian_product(*start, *pool)
     assert (covariance(*start, inputs, labels) - expected).norm() < 1e-5 * expected.norm()
 
 
-def test_the_mean_over_all_draws_is_the_lemmas(start: tuple[Network, list[Tensor]], pool: Examples) -> None:
+def test_the_mean_over_all_draws_is_the_lemmas(start: tuple[Network, list[Tensor]], pool: ClientExamples) -> None:
     """Two clients of one example each: all 36 draws with replacement, so that chance has no part in it."""
     inputs, labels = pool
-    lr, steps, draws = 1e-5, 2, Draws(covariance(*start, inputs, labels))
+    lr, steps, draws = 1e-5, 2, DeltaDraws(covariance(*start, inputs, labels))
     for i in range(POOL):
         for k in range(POOL):
             clients = [(inputs[j : j + 1], labels[j : j + 1]) for j in (i, k)]
@@ -86,7 +97,7 @@ def test_the_norm_of_a_mean_is_freed_of_the_variance_of_the_mean() -> None:
     noise = torch.randn(50, 400, generator=stream(0, "noise"), dtype=torch.float64)
     mean = torch.zeros(400, dtype=torch.float64)
     mean[0] = 2.0
-    draws = Draws(mean)
+    draws = DeltaDraws(mean)
     for row in noise:
         draws.add(mean + row)
     found = draws.scatter()
@@ -96,16 +107,16 @@ def test_the_norm_of_a_mean_is_freed_of_the_variance_of_the_mean() -> None:
 
 
 def test_a_mean_that_chance_hides_is_none() -> None:
-    draws = Draws(torch.tensor([1.0, 0.0]))
+    draws = DeltaDraws(torch.tensor([1.0, 0.0]))
     for value in (1.0, -1.0):
         draws.add(torch.tensor([value, 0.0]))
     assert draws.scatter().of_mean is None
 
 
-def test_refusals(start: tuple[Network, list[Tensor]], pool: Examples) -> None:
+def test_refusals(start: tuple[Network, list[Tensor]], pool: ClientExamples) -> None:
     with pytest.raises(UsageError, match="needs clients and steps"):
         divergences(*start, [pool], 0.1, 0)
     with pytest.raises(UsageError, match="at least 2"):
-        Draws(torch.ones(2)).scatter()
+        DeltaDraws(torch.ones(2)).scatter()
     with pytest.raises(UsageError, match="positive numbers"):
         exponent([1.0, 2.0], [0.0, 1.0])

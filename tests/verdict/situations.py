@@ -36,8 +36,8 @@ from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise, normal
 from fedglass.defend.outpost import Outpost
 from fedglass.defend.pruning import MagnitudePruning
-from fedglass.federation.behaviour.poison import SignFlip
-from fedglass.federation.client import Client, one_by_one
+from fedglass.federation.behaviours import SignFlip
+from fedglass.federation.client import Client, train_sequentially
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
@@ -293,7 +293,7 @@ def round_as_of(other: Callable[[], Source], index: int) -> Edit:
     def edit(said: Transcript) -> Transcript:
         made = other()
         assert isinstance(made, Simulated)
-        past = made.federation.again(index, said.rounds[index], one_by_one)
+        past = made.federation.repeat_round(index, said.rounds[index], train_sequentially)
         return replace(said, rounds={**said.rounds, index: past})
 
     return edit

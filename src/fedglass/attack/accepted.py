@@ -28,7 +28,7 @@ class AcceptedClients(Protocol):
     when_known: ClassVar[bool]
     """Whether the attack is run as it is where the adversary knows whose updates were accepted."""
 
-    def guesses(self, others: int) -> Iterator[Accepted]:
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
         """Yield the possible sets of clients in a round with this number of other clients."""
         ...
 
@@ -39,8 +39,8 @@ class AllClients:
 
     when_known: ClassVar[bool] = True
 
-    def guesses(self, others: int) -> Iterator[Accepted]:
-        yield Accepted(tuple(range(others)), own=True)
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        yield Accepted(tuple(range(other_clients)), own=True)
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class AllOthers:
 
     when_known: ClassVar[bool] = False
 
-    def guesses(self, others: int) -> Iterator[Accepted]:
-        yield Accepted(tuple(range(others)), own=False)
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        yield Accepted(tuple(range(other_clients)), own=False)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class OneOther:
 
     when_known: ClassVar[bool] = True
 
-    def guesses(self, others: int) -> Iterator[Accepted]:
-        yield from (Accepted((i,), own=False) for i in range(others))
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        yield from (Accepted((i,), own=False) for i in range(other_clients))
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class SomeOthers:
 
     when_known: ClassVar[bool] = False
 
-    def guesses(self, others: int) -> Iterator[Accepted]:
-        for count in range(others - 1, 0, -1):
-            for chosen in combinations(range(others), count):
+    def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        for count in range(other_clients - 1, 0, -1):
+            for chosen in combinations(range(other_clients), count):
                 yield Accepted(chosen, own=True)
                 if count > 1:
                     yield Accepted(chosen, own=False)
@@ -138,11 +138,11 @@ class GuessAccepted(Guesses[AnyAttack, Accepted | None]):
 
         The adversary's own images come last, where they are among them.
         """
-        own, present = observation.own, observation.knows.present
-        if own is None or present is None:
+        contribution, present = observation.own, observation.knows.present
+        if contribution is None or present is None:
             return Guess(None, attack, self._with_share(observation))
-        size = len(own.labels)
-        with_own = len(pixels) > size and torch.equal(pixels[-size:].to(own.images), own.images)
+        size, own_images = len(contribution.labels), contribution.images
+        with_own = len(pixels) > size and torch.equal(pixels[-size:].to(own_images), own_images)
         by_count = [
             _of_size(present[:-1], len(pixels) - count, has_own) for count, has_own in ((size, True), (0, False))
         ]
@@ -170,8 +170,8 @@ class GuessAccepted(Guesses[AnyAttack, Accepted | None]):
 
     def _suppose(self, observation: Observation, accepted: Accepted | None) -> Observation:
         """Return the same message to an adversary that takes these for the clients behind it."""
-        own, present = observation.own, observation.knows.present
-        if own is None or present is None or accepted is None:
+        contribution, present = observation.own, observation.knows.present
+        if contribution is None or present is None or accepted is None:
             return self._with_share(observation)
         labels = observation.knows.labels
         chosen = [*accepted.others, *([len(present) - 1] if accepted.own else [])]
@@ -185,20 +185,21 @@ class GuessAccepted(Guesses[AnyAttack, Accepted | None]):
             counted=True,
             present=None,
         )
-        supposed = replace(observation, knows=knows, own=replace(own, share=None if accepted.own else 0.0))
-        return self._with_share(supposed)
+        contribution = replace(contribution, share=None if accepted.own else 0.0)
+        return self._with_share(replace(observation, knows=knows, own=contribution))
 
     def _with_share(self, observation: Observation) -> Observation:
         """Add the weight of the adversary's own update, where the rule is a mean and the update was accepted."""
-        own, knows = observation.own, observation.knows
-        if not self.mean or own is None or own.share is not None or not knows.counted:
+        contribution, knows = observation.own, observation.knows
+        if not self.mean or contribution is None or contribution.share is not None or not knows.counted:
             return observation
-        return replace(observation, own=replace(own, share=len(own.labels) / knows.examples))
+        share = len(contribution.labels) / knows.examples
+        return replace(observation, own=replace(contribution, share=share))
 
 
-def _examples(accepted: Accepted, present: tuple[int, ...], own: int) -> int:
+def _examples(accepted: Accepted, present: tuple[int, ...], own_size: int) -> int:
     """Count the examples of the accepted clients."""
-    return sum(present[i] for i in accepted.others) + own * accepted.own
+    return sum(present[i] for i in accepted.others) + own_size * accepted.own
 
 
 def _kinds(observation: Observation) -> list[tuple[int, ...]]:
@@ -212,15 +213,15 @@ def _kinds(observation: Observation) -> list[tuple[int, ...]]:
 def _grouping(supposed: Observation, reconstruction: Reconstruction) -> tuple[tuple[int, ...], ...]:
     """Return the reconstructed labels of each other client; nothing where an oracle has given them."""
     sizes, labels = supposed.knows.sizes or (), supposed.knows.labels
-    others = sizes[:-1] if Fact.OWN in supposed.facts else sizes
-    if labels is not None or not others or sum(others) > len(reconstruction.labels):
+    sizes = sizes[:-1] if Fact.OWN in supposed.facts else sizes
+    if labels is not None or not sizes or sum(sizes) > len(reconstruction.labels):
         return ()
-    return tuple(tuple(c.tolist()) for c in torch.split(reconstruction.labels[: sum(others)], list(others)))
+    return tuple(tuple(c.tolist()) for c in torch.split(reconstruction.labels[: sum(sizes)], list(sizes)))
 
 
-def _of_size(sizes: tuple[int, ...], examples: int, own: bool) -> Accepted | None:
+def _of_size(sizes: tuple[int, ...], examples: int, with_own: bool) -> Accepted | None:
     """Return some of the other clients that have this number of examples together."""
     clients_by_sum: dict[int, tuple[int, ...]] = {0: ()}
     for i, size in enumerate(sizes):
         clients_by_sum = {n + size: (*clients, i) for n, clients in clients_by_sum.items()} | clients_by_sum
-    return Accepted(clients_by_sum[examples], own) if clients_by_sum.get(examples) else None
+    return Accepted(clients_by_sum[examples], with_own) if clients_by_sum.get(examples) else None

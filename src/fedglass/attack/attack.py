@@ -54,7 +54,7 @@ from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconst
 from fedglass.fl.trajectory import per_epoch
 
 TRACE_POINTS = 200
-"""How many energies of a run are kept for its curve."""
+"""The most energies of a run that are stored for its curve."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Stage:
     solver: Solver
 
     def reads(self, observation: Observation) -> frozenset[Fact]:
-        """What the operator takes from the message itself, and no part of the stage need be told."""
+        """Return the facts that the operator takes from the message itself, for all parts of the stage."""
         return reads_of(self.forward, observation)
 
     def over(self, observation: Observation) -> Stage:
-        """The same for all rounds that are looked at together; itself where that is one."""
+        """Return the same stage for all rounds that are attacked together; itself where there is one."""
         if not observation.also:
             return self
         return replace(self, forward=EachRound(self.forward), objective=MeanOverRounds(self.objective))
@@ -79,7 +79,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Attack:
-    """What a recipe composes. The restart of lowest energy is returned; nothing here can see the truth."""
+    """A composition of parts, which a recipe makes. The restart of lowest energy is returned.
+
+    Nothing here can see the truth.
+    """
 
     labels: Labels
     stages: tuple[Stage, ...]
@@ -87,28 +90,29 @@ class Attack:
     refine: tuple[Refine, ...] = ()
     restarts: int = 1
     halving: bool = field(default=False, metadata=LATER)
-    """Whether the half of the starts that have the higher energy is given up on the way, twice."""
+    """Whether the half of the starts with the higher energy is stopped on the way, twice."""
     start: Starter | None = field(default=None, metadata=LATER)
-    """An attack, such as `exact`, whose images the first start begins with; what it cannot read begins at random."""
+    """An attack, such as `exact`: the first start begins with its images, and at random where it reads none."""
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise UsageError("An attack needs at least one stage, got none.")
         if self.restarts < 1:
             raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
-        stubborn = [stage.solver for stage in self.stages if not isinstance(stage.solver, PausableSolver)]
-        if self.halving and stubborn:
+        not_pausable = [stage.solver for stage in self.stages if not isinstance(stage.solver, PausableSolver)]
+        if self.halving and not_pausable:
             raise UsageError(
-                f"attack.halving pauses the solver, and {type(stubborn[0]).__name__} has no method steps: leave it out."
+                f"attack.halving pauses the solver, but {type(not_pausable[0]).__name__} has no method steps: leave "
+                "halving out."
             )
 
     def __repr__(self) -> str:
-        """What was added later is printed only where it is used: records of runs go by this name."""
-        told = [f for f in fields(self) if f.metadata != LATER or getattr(self, f.name)]
-        return f"Attack({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+        """Print later fields only where they are used, so that the names of older records hold."""
+        printed = [f for f in fields(self) if f.metadata != LATER or getattr(self, f.name)]
+        return f"Attack({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in printed)})"
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
-        """Reconstruct; `progress` hears of iterations over all restarts and stages, then of each refinement's own."""
+        """Reconstruct; `progress` is called with iterations over all restarts and stages, then of each refinement."""
         check_observation(observation)
         check_needs(self, observation)
         seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
@@ -137,83 +141,81 @@ class Attack:
                 refinement.refine(Refinement(blank, first, knows, draws))
 
     def shortened(self, share: float) -> Attack:
-        """The same attack from one start with a share of its iterations, not refined: for trying things out."""
+        """Return the same attack from one start with a share of its iterations, not refined: for trying things out."""
         stages = tuple(replace(stage, solver=_shortened(stage.solver, share)) for stage in self.stages)
         return replace(self, stages=stages, restarts=1, refine=())
 
     @property
     def refinements(self) -> tuple[Refine, ...]:
-        """What becomes of the images that were found."""
+        """The refinements of the reconstructed images, in order."""
         return self.refine
 
     def refined_by(self, parts: tuple[Refine, ...]) -> Attack:
-        """The same attack, which refines its images by these parts after its own."""
+        """Return the same attack, which refines its images by these parts after its own."""
         return replace(self, refine=(*self.refine, *parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        """The last stage's energy at the representable images next to the given ones.
+        """Return the last stage's energy at the representable images that are nearest to the given ones.
 
-        The operator's own unknowns end where they do in `like`. For the audit, which may compare with the truth:
-        of what can not be represented no search is to blame for not finding it.  # pixels (n, c, h, w), labels (n,)
+        The operator's own unknowns have their final values in `like`. The audit calls this with the truth: a search
+        cannot find images that its unknowns cannot represent.  # pixels (n, c, h, w), labels (n,)
         """
         return self._energy_at(observation, self._nearest(observation, pixels, labels), like)
 
     def _nearest(self, observation: Observation, pixels: Tensor, labels: Tensor) -> Candidate:
-        """The representable images next to the given ones."""
+        """Return the representable images that are nearest to the given ones."""
         bound = self._representation(observation)
         return Candidate(bound.nearest(_in_each_epoch(bound, observation.knows.whitening.whiten(pixels))), labels)
 
-    def _refined(
-        self, observation: Observation, found: Reconstruction, seed: int, progress: Progress
-    ) -> Reconstruction:
-        """The images made better one refinement after another, and how well they still explain the message."""
+    def _refined(self, observation: Observation, raw: Reconstruction, seed: int, progress: Progress) -> Reconstruction:
+        """Apply one refinement after another, and compute how well the images still explain the message."""
         knows, films = observation.knows, list[Film]()
-        images = refined(self.refine, found.images, found.labels, knows, seed, progress, films.append)
-        # Not the nearest representable ones: what the refinement added is what is asked about.
-        each = _in_each_epoch(self._representation(observation), knows.whitening.whiten(images))
-        energy = self._energy_at(observation, Candidate(each, found.labels), found)
+        images = refined(self.refine, raw.images, raw.labels, knows, seed, progress, films.append)
+        # Not at the nearest representable images: the energy is to show what the refinement added.
+        candidates = _in_each_epoch(self._representation(observation), knows.whitening.whiten(images))
+        energy = self._energy_at(observation, Candidate(candidates, raw.labels), raw)
         film = films[-1] if films else None
-        return replace(found, images=images, raw=found.images, energy_refined=energy, film=film)
+        return replace(raw, images=images, raw=raw.images, energy_refined=energy, film=film)
 
     def _stages(self, observation: Observation) -> list[Stage]:
         return [stage.over(observation) for stage in self.stages]
 
     def _representation(self, observation: Observation) -> Bound:
-        """The unknowns of the last stage, from any start."""
+        """Bind the unknowns of the last stage, from any start."""
         return self.stages[-1].images.bind(observation, stream(0, "shape"), None)
 
     def _energy_at(self, observation: Observation, candidate: Candidate, like: Reconstruction) -> float:
-        """The last stage's energy; the operator's own unknowns end where they do in `like`."""
+        """Return the last stage's energy; the operator's own unknowns have their final values in `like`."""
         stage = self._stages(observation)[-1]
         forward = stage.forward.bind(observation)
-        own = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
-        return float(_energy(stage, observation, forward)(candidate, own, 1.0).detach())
+        unknowns = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
+        return float(_energy(stage, observation, forward)(candidate, unknowns, 1.0).detach())
 
     def _bound(self, observation: Observation, seed: int) -> _Bound:
-        """What is the same for all starts, and the images that the one of a seed begins with."""
-        # All operators first: what the last one refuses is said before the first one has run for minutes.
+        """Bind what is the same for all starts, and make the images that the start of this seed begins with."""
+        # All operators first: a refusal of the last one must not wait until the first one has run for minutes.
         stages = self._stages(observation)
         forwards = [stage.forward.bind(observation) for stage in stages]
         begin = {} if self.start is None else {seed: self.start.run(observation, seed)}
         return _Bound(observation, stages, forwards, _labels_by_seed(self.labels, observation), begin)
 
     def _steps(self, bound: _Bound, seed: int, progress: Progress) -> PausableRun[Reconstruction]:
-        """The run from one start."""
+        """Run from one start."""
         observation, labels, stages = bound.observation, bound.labels(seed), len(bound.stages)
         label_start = [u.start for u in labels.unknowns]
         images = _begun(observation, bound.begin.get(seed), labels.decode(label_start), stream(seed, "images", 0))
         notes = list(labels.notes)
         for i, (stage, forward) in enumerate(zip(bound.stages, bound.forwards, strict=True)):
             unknown = stage.images.bind(observation, stream(seed, "images", i), images)
-            asked = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
-            problem = _problem(stage, observation, forward, unknown, Bound(asked, labels.decode))
+            label_unknowns = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
+            problem = _problem(stage, observation, forward, unknown, Bound(label_unknowns, labels.decode))
             solution = yield from _staged(stage.solver, problem, progress_part(progress, i, stages), i, stages)
-            of_images, of_labels, own = _split(solution.tensors, unknown.unknowns, asked)
+            of_images, of_labels, of_forward = _split(solution.tensors, unknown.unknowns, label_unknowns)
             images = unknown.decode(of_images).detach()
             label_start = list(of_labels)
             notes += [] if solution.finite else ["non-finite"]
         assert images is not None, "an attack has at least one stage"
-        ends = {u.name: t.detach() for u, t in zip(forward.unknowns, own, strict=True)}
+        ends = {u.name: t.detach() for u, t in zip(forward.unknowns, of_forward, strict=True)}
         return self._reconstruction(observation, images, labels.decode(label_start).detach(), solution, ends, notes)
 
     def _reconstruction(
@@ -231,47 +233,47 @@ class Attack:
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """A message, and of an attack what is the same for all starts."""
+    """The parts of an attack, bound to a message: what is the same for all starts."""
 
     observation: Observation
     stages: Sequence[Stage]
     forwards: Sequence[BoundForward]
     labels: Callable[[int], Bound]
-    """By the start's seed."""
+    """The labels of a start, by its seed."""
     begin: Mapping[int, Reconstruction]
-    """The images that the start of a seed begins with, where there are some."""
+    """The images that a start begins with, by its seed, where there are some."""
 
 
 class Starter(Protocol):
-    """What gives an attack images to begin with: another attack."""
+    """Another attack, which gives an attack images to begin with."""
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction: ...
 
 
 def _begun(
-    observation: Observation, found: Reconstruction | None, labels: Tensor, generator: torch.Generator
+    observation: Observation, start: Reconstruction | None, labels: Tensor, generator: torch.Generator
 ) -> Tensor | None:
-    """Images to begin with, each where its label is, and noise elsewhere.  # (1, n, c, h, w), whitened, or None"""
-    if found is None or not len(found.images):
+    """Place each image to begin with where its label is, noise elsewhere.  # (1, n, c, h, w), whitened, or None"""
+    if start is None or not len(start.images):
         return None
     images, free = whitened_noise(observation, generator, epochs=1), _hard(labels.detach()).tolist()
-    for image, label in zip(found.images, found.labels.tolist(), strict=True):
-        left = [i for i, other in enumerate(free) if other is not None]
-        if not left:
+    for image, label in zip(start.images, start.labels.tolist(), strict=True):
+        places = [i for i, other in enumerate(free) if other is not None]
+        if not places:
             break
-        place = min(left, key=lambda i: free[i] != label)
+        place = min(places, key=lambda i: free[i] != label)
         images[0, place] = observation.knows.whitening.whiten(image[None])[0].to(images)
         free[place] = None
     return images
 
 
 def _hard(labels: Tensor) -> Tensor:
-    """The labels of the images.  # (n,)"""
+    """Return one class for each image.  # (n,)"""
     return labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
 
 
 def _staged(solver: Solver, problem: Problem, progress: Progress, stage: int, stages: int) -> PausableRun[Solution]:
-    """The run of one of several stages, which pauses where the solver does."""
+    """Run one of several stages, and pause where the solver does."""
     if not isinstance(solver, PausableSolver):
         return solver.minimise(problem, progress)
     steps = solver.steps(problem, progress)
@@ -279,18 +281,18 @@ def _staged(solver: Solver, problem: Problem, progress: Progress, stage: int, st
         try:
             share, energy = next(steps)
         except StopIteration as end:
-            found: Solution = end.value
-            return found
+            solution: Solution = end.value
+            return solution
         yield (stage + share) / stages, energy
 
 
 def _labels_by_seed(labels: Labels, observation: Observation) -> Callable[[int], Bound]:
-    """The labels of each start, found once where they draw no random number."""
-    found: list[Bound] = []
+    """Return the labels of each start; they are bound once where they draw no random number."""
+    shared: list[Bound] = []
 
     def of(seed: int) -> Bound:
-        if found:
-            return found[0]
+        if shared:
+            return shared[0]
         drawn: list[torch.Generator] = []
 
         def generator() -> torch.Generator:
@@ -298,8 +300,8 @@ def _labels_by_seed(labels: Labels, observation: Observation) -> Callable[[int],
             return drawn[-1]
 
         bound, unused = labels_of_rounds(labels, observation, generator), stream(seed, "labels").get_state()
-        if all(torch.equal(each.get_state(), unused) for each in drawn):
-            found.append(bound)
+        if all(torch.equal(draws.get_state(), unused) for draws in drawn):
+            shared.append(bound)
         return bound
 
     return of
@@ -314,19 +316,19 @@ def refined(
     progress: Progress = no_progress,
     film: Callable[[Film], None] = discard_film,
 ) -> Tensor:
-    """Images made better by one refinement after another.  # (n, c, h, w), pixels before whitening"""
+    """Apply one refinement after another to images.  # (n, c, h, w), pixels before whitening"""
     for i, refinement in enumerate(parts):
         images = refinement.refine(Refinement(images, labels, knows, stream(seed, "refine", i), progress, film))
     return images
 
 
 def check_observation(observation: Observation) -> None:
-    """Refuse what no attack can work with, in words that say what to do."""
+    """Refuse an observation that no attack can work with, and say what to do."""
     check_weights(observation.before, observation.model)
     check_update(observation.update, observation.before)
     check_counted(observation)
-    for each in observation.also:
-        check_observation(each)
+    for other_round in observation.also:
+        check_observation(other_round)
     knows = observation.knows
     if knows.examples < 1:
         raise UsageError(f"knowledge.examples must be at least 1, got {knows.examples}.")
@@ -336,13 +338,13 @@ def check_observation(observation: Observation) -> None:
         )
     if not any(bool(t.any()) for t in observation.update.values()):
         raise UsageError(
-            "The update is zero everywhere, so that there is nothing to invert: check that the client trained "
+            "The update is zero everywhere, so there is nothing to invert: check that the client trained "
             "and that the weights before and after were not mixed up."
         )
 
 
 def check_counted(observation: Observation) -> None:
-    """Refuse a message of which nobody has said how many examples it comes from: all unknowns hang on that."""
+    """Refuse a message with an unknown number of examples: all unknowns of the attack depend on it."""
     if not observation.knows.counted:
         raise refusal("The attack", [Fact.EXAMPLES])
 
@@ -351,11 +353,11 @@ _Energy = Callable[[Candidate, Sequence[Tensor], float], Tensor]
 
 
 def _energy(stage: Stage, observation: Observation, forward: BoundForward) -> _Energy:
-    """The objective as a function of candidate, operator's unknowns and progress."""
+    """Return the objective as a function of candidate, operator's unknowns and progress."""
     objective = stage.objective.bind(binding_of(forward, observation.knows))
 
-    def energy(candidate: Candidate, own: Sequence[Tensor], share: float) -> Tensor:
-        return objective(Evaluation(forward.predict(candidate, own), candidate, share))
+    def energy(candidate: Candidate, unknowns: Sequence[Tensor], share: float) -> Tensor:
+        return objective(Evaluation(forward.predict(candidate, unknowns), candidate, share))
 
     return energy
 
@@ -373,14 +375,14 @@ def _problem(stage: Stage, observation: Observation, forward: BoundForward, imag
 
 
 def _shortened(solver: Solver, share: float) -> Solver:
-    """With a share of its iterations, where it says how many it makes."""
+    """Return the solver with a share of its iterations, where it has such a number."""
     part: Any = solver
     count = getattr(part, "iterations", None)
     return replace(part, iterations=max(1, math.ceil(share * count))) if isinstance(count, int) else solver
 
 
 def _in_each_epoch(bound: Bound, images: Tensor) -> Tensor:
-    """The same images in each epoch that the unknowns have.  # (n, c, h, w) -> (epochs, n, c, h, w)"""
+    """Repeat the images for each epoch that the unknowns have.  # (n, c, h, w) -> (epochs, n, c, h, w)"""
     epochs = len(bound.decode([u.start for u in bound.unknowns]))
     return images.expand(epochs, *images.shape)
 
@@ -394,7 +396,7 @@ def _split(
 
 
 def _thin(trace: Tensor) -> tuple[float, ...]:
-    """At most `TRACE_POINTS` energies, evenly spaced, the first and the last among them."""
+    """Return at most `TRACE_POINTS` energies, evenly spaced, with the first and the last."""
     n = len(trace)
     rows = torch.linspace(0, n - 1, min(n, TRACE_POINTS)).round().long()
     return tuple(trace[rows].tolist())

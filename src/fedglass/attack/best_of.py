@@ -30,7 +30,7 @@ from fedglass.core.types import Observation, Reconstruction, Training
 
 
 class AnyAttack(Protocol):
-    """What an audit runs: a composition of parts, or one under several guesses."""
+    """An attack that an audit runs: a composition of parts, or one under several guesses."""
 
     def check(self, observation: Observation) -> None:
         """Refuse what `run` would refuse of any message with this knowledge and network, without its work."""
@@ -93,12 +93,12 @@ class Guess(Generic[V]):
     value: V
     attack: AnyAttack
     observation: Observation
-    own: int = 0
+    known_images: int = 0
     """How many images, the last ones, are the adversary's own: the attack does not look for them."""
 
 
 class Guesses(ABC, Generic[A, V]):
-    """What the adversary guesses about a message."""
+    """Guesses of the adversary about a message."""
 
     @abstractmethod
     def options(self, attack: A, observation: Observation) -> list[Guess[V]]:
@@ -167,7 +167,7 @@ class BestOf(Generic[A]):
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         guess = self.guesses.recall(self.attack, observation, pixels, labels, like)
-        n = len(labels) - guess.own
+        n = len(labels) - guess.known_images
         return guess.attack.energy_of(guess.observation, pixels[:n], labels[:n], like)
 
     def shortened(self, share: float) -> BestOf[A]:

@@ -87,10 +87,10 @@ def _children(part: object) -> list[tuple[object, frozenset[Fact]]]:
     ]
 
 
-def _missing(part: object, observation: Observation, known: frozenset[Fact]) -> list[tuple[Fact, str]]:
+def _missing(part: object, observation: Observation, facts: frozenset[Fact]) -> list[tuple[Fact, str]]:
     """Return the missing facts, each with the name of the part that needs it."""
-    missing = [(fact, type(part).__name__) for fact in _declared(part, "needs") - known]
-    inside = [pair for child, given in _children(part) for pair in _missing(child, observation, known | given)]
+    missing = [(fact, type(part).__name__) for fact in _declared(part, "needs") - facts]
+    inside = [pair for child, supplied in _children(part) for pair in _missing(child, observation, facts | supplied)]
     if not inside:  # the message is read only where something is missing
         return missing
     read = reads_of(part, observation)
@@ -98,5 +98,5 @@ def _missing(part: object, observation: Observation, known: frozenset[Fact]) -> 
 
 
 def _declared(part: object, attribute: str) -> frozenset[Fact]:
-    facts: frozenset[Fact] = getattr(part, attribute, NO_FACTS)
-    return facts
+    declared: frozenset[Fact] = getattr(part, attribute, NO_FACTS)
+    return declared

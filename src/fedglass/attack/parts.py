@@ -17,19 +17,19 @@ from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Candidate, Film, Knowledge, Observation, Unknown, Whitening
 
 Progress = Callable[[int, int], None]
-"""Told now and then how many iterations are done, and of how many."""
+"""A callback that is called now and then with the iterations that are done and their total number."""
 
 
 def no_progress(done: int, total: int) -> None:
-    """The progress callback that does nothing."""
+    """Ignore progress: the callback where nothing shows it."""
 
 
 def discard_film(film: Film) -> None:
-    """The callback for films that nobody looks at."""
+    """Ignore a film: the callback where nothing shows it."""
 
 
 def unchanged(images: Tensor) -> Tensor:
-    """The images themselves, which are the nearest where every image can be represented."""
+    """Return the images themselves: the nearest ones where every image can be represented."""
     return images
 
 
@@ -40,20 +40,20 @@ class Bound:
     unknowns: tuple[Unknown, ...]
     decode: Callable[[Sequence[Tensor]], Tensor]
     nearest: Callable[[Tensor], Tensor] = unchanged
-    """Of images: those next to the given ones that `decode` can give.  # (epochs, n, c, h, w), whitened, both"""
+    """Returns the images nearest to the given ones that `decode` can give.  # (epochs, n, c, h, w), whitened, both"""
     notes: tuple[str, ...] = ()
-    """Things the audit must know of how they were found, for the reconstruction's own."""
+    """Notes for the reconstruction: what the audit must know about how the labels were recovered."""
 
 
 class Labels(Protocol):
-    """Observation -> labels, either at once or as unknowns to be optimised with the images."""
+    """Labels from an observation, either at once or as unknowns to be optimised with the images."""
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound: ...
 
 
 @runtime_checkable
 class HasLabelCheck(Protocol):
-    """Labels whose `bind` is work: they can also say beforehand what it would refuse."""
+    """Labels with an expensive `bind`: `check` refuses beforehand what `bind` would refuse."""
 
     def check(self, observation: Observation) -> None: ...
 
@@ -73,33 +73,33 @@ def better_labels(labels: object, observation: Observation) -> str:
 
 
 class Images(Protocol):
-    """How the images are written as unknowns."""
+    """A representation of the images by unknowns."""
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        """`start`, where given, are the previous stage's images, whitened.  # (epochs, n, c, h, w)"""
+        """Bind; `start`, where given, holds the previous stage's images, whitened.  # (epochs, n, c, h, w)"""
         ...
 
 
 @runtime_checkable
 class GeneratesImages(Protocol):
-    """Images drawn by a network that has learned what images look like, and so draws some without any message.
+    """Images drawn by a network that has learned what images look like, and draws some without any message.
 
-    An audit names what it has learned from, and demands of each image that it beats what is drawn of nothing.
+    An audit names what the network has learned from. It demands that each image beats those drawn without a message.
     """
 
     @property
     def learned_from(self) -> str:
-        """In words, such as `an autoencoder that was trained on 6000 images of mnist`."""
+        """The training data as text, such as `an autoencoder that was trained on 6000 images of mnist`."""
         ...
 
     def imagined(self, observation: Observation, count: int, generator: torch.Generator) -> Tensor:
-        """What random codes decode to; the message is not looked at.  # (count, c, h, w), pixels before whitening"""
+        """Decode random codes; the message is not used.  # (count, c, h, w), pixels before whitening"""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class BoundForward:
-    """The operator A on tensors: what the candidate would have sent, beside what was sent."""
+    """The operator A on tensors: the message that a candidate would have caused, and the target, which was sent."""
 
     target: tuple[Tensor, ...]
     predict: Callable[[Candidate, Sequence[Tensor]], Sequence[Tensor]]
@@ -111,14 +111,14 @@ class BoundForward:
 
 
 class Forward(Protocol):
-    """The operator A: what message would a candidate have caused?"""
+    """The operator A: predicts the message that a candidate would have caused."""
 
     def bind(self, observation: Observation) -> BoundForward: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """All that a term of the objective is told before the first iteration."""
+    """Input of a term of the objective before the first iteration."""
 
     target: tuple[Tensor, ...]
     """The message in the operator's units; its device and type are those of the candidate's images."""
@@ -131,13 +131,13 @@ class Binding:
 
 
 def binding_of(forward: BoundForward, knows: Knowledge) -> Binding:
-    """What the terms of a stage are told of its operator."""
+    """Return the input of a stage's terms, from its operator."""
     return Binding(forward.target, forward.names, knows.whitening, knows.shape, forward.batches)
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """All that a term of the objective is told at one iteration."""
+    """Input of a term of the objective at one iteration."""
 
     predicted: Sequence[Tensor]
     candidate: Candidate
@@ -151,7 +151,7 @@ BoundTerm = Callable[[Evaluation], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What a solver sees: unknowns and their energy at a share of the way, nothing else."""
+    """Input of a solver: the unknowns and their energy at a share of the way, nothing else."""
 
     unknowns: tuple[Unknown, ...]
     energy: Callable[[Sequence[Tensor], float], Tensor]
@@ -159,7 +159,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What a solver returns: the chosen iterate, its energy, and the energies on the way."""
+    """Output of a solver: the chosen iterate, its energy, and the energies on the way."""
 
     tensors: tuple[Tensor, ...]
     energy: float
@@ -180,32 +180,32 @@ PausableRun = Generator[tuple[float, float | Tensor], None, T]
 
 @runtime_checkable
 class PausableSolver(Protocol):
-    """A solver whose run can be paused, and so be given up for another one that promises more."""
+    """A solver with a run that can be paused, and so be stopped in favour of a more promising one."""
 
     def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]: ...
 
 
 def run_to_end(steps: PausableRun[T]) -> T:
-    """What a run comes to without any pause."""
+    """Run without a pause, and return the result."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
 
 
 class Merge(Protocol):
-    """One image for each example out of one for each example and epoch."""
+    """Merges the images of each epoch into one image for each example."""
 
     def merge(self, images: Tensor) -> Tensor:
-        """(epochs, n, c, h, w) -> (n, c, h, w), pixels before whitening."""
+        """Merge images of pixels before whitening.  # (epochs, n, c, h, w) -> (n, c, h, w)"""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Refinement:
-    """All that a refinement is told: what was found and what is known beside the message, but not the message."""
+    """Input of a refinement: the reconstructed images and the adversary's knowledge, but not the message."""
 
     images: Tensor  # (n, c, h, w), pixels before whitening
     labels: Tensor  # (n,)
@@ -213,39 +213,36 @@ class Refinement:
     generator: torch.Generator
     progress: Progress = no_progress
     film: Callable[[Film], None] = discard_film
-    """Given pictures of the way, where a refinement has some to show."""
+    """A callback for pictures of the way, where a refinement has some to show."""
 
 
 class Refine(Protocol):
-    """Images -> better images, without the message."""
+    """Improves images without the message."""
 
-    def refine(self, given: Refinement) -> Tensor:
-        """The images made better.  # (n, c, h, w), pixels before whitening"""
+    def refine(self, refinement: Refinement) -> Tensor:
+        """Return the improved images.  # (n, c, h, w), pixels before whitening"""
         ...
 
 
 @runtime_checkable
 class HasPrecheck(Protocol):
-    """A refinement whose work takes long: it can also say beforehand what it would refuse."""
+    """A refinement that takes long: `check` refuses beforehand what `refine` would refuse."""
 
     def check(self, knows: Knowledge) -> None: ...
 
 
 @runtime_checkable
 class Learned(Protocol):
-    """A refinement by a model that has learned what images look like, and so may make up what it shows.
+    """A refinement by a model that has learned what images look like, and so may invent what it shows.
 
-    An audit compares what it shows with what the same model shows of another image, and with what it shows untrained.
+    An audit compares its result with that of the same model for another image, and with that of an untrained model.
     """
 
-    def refine(self, given: Refinement) -> Tensor: ...
+    def refine(self, refinement: Refinement) -> Tensor: ...
 
     def untrained(self) -> Refine:
-        """The same with a model that has learned nothing."""
+        """Return the same refinement with a model that has learned nothing."""
         ...
-
-
-# One image for each example out of one for each example and epoch.
 
 
 @dataclass(frozen=True)
@@ -267,7 +264,7 @@ class MatchAndAverage:
 
 @dataclass(frozen=True)
 class FirstEpoch:
-    """The images of the first epoch."""
+    """Keeps the images of the first epoch."""
 
     def merge(self, images: Tensor) -> Tensor:
         return images[0]

@@ -1,4 +1,4 @@
-"""The search for what a participant does not know, led by how well its own images come back."""
+"""A participant's search for an unknown learning rate or number of examples, led by its own images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedglass.attack.attack import Attack
 from fedglass.attack.best_of import AnyAttack, Guess, Guesses
 from fedglass.attack.forward.target import learning_rate
-from fedglass.attack.forward.unroll import whole_batches
+from fedglass.attack.forward.unroll import full_batch_training
 from fedglass.attack.needs import check_needs
 from fedglass.attack.parts import Progress
 from fedglass.attack.stages import energy_rank
@@ -73,7 +73,7 @@ class SearchByOwnImages(Guesses[AnyAttack, tuple[Trial, ...]]):
         return [Guess(tuple(trials) if len(trials) > 1 else (), attack, supposed)]
 
     def annotate(self, reconstruction: Reconstruction, guess: Guess[tuple[Trial, ...]]) -> Reconstruction:
-        return replace(reconstruction, supposed=whole_batches(guess.observation), tried=guess.value)
+        return replace(reconstruction, supposed=full_batch_training(guess.observation), tried=guess.value)
 
     def recall(
         self, attack: AnyAttack, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
@@ -134,36 +134,37 @@ class SearchByOwnImages(Guesses[AnyAttack, tuple[Trial, ...]]):
         return Trial(*pair, error=error, seconds=time.perf_counter() - began)
 
 
-def own_image_error(images: Tensor, own: Tensor) -> float:
-    """Mean squared error of the adversary's own images, each beside one of the reconstructed ones."""
-    if len(own) > len(images):
+def own_image_error(images: Tensor, own_images: Tensor) -> float:
+    """Return the mean squared error of the adversary's own images, each compared with one reconstructed image."""
+    if len(own_images) > len(images):
         return math.inf
-    mine, shown = own.to(images), images.clamp(0, 1)  # (own, c, h, w), (n, c, h, w)
-    partner = assign(squared_distances(mine, shown)).to(shown.device)
-    return float((mine.double() - shown[partner].double()).square().flatten(1).mean(1).mean())
+    truth, shown = own_images.to(images), images.clamp(0, 1)  # (own, c, h, w), (n, c, h, w)
+    partner = assign(squared_distances(truth, shown)).to(shown.device)
+    return float((truth.double() - shown[partner].double()).square().flatten(1).mean(1).mean())
 
 
 def with_rate_and_examples(observation: Observation, lr: float, examples: int) -> Observation:
-    """The same message to an adversary that takes these for the learning rate and the number of examples."""
-    knows, own = observation.knows, observation.own
+    """Return the same message to an adversary that supposes this learning rate and this number of examples."""
+    knows, contribution = observation.knows, observation.own
     if knows.counted:
         counted = knows
     else:
-        counted = replace(knows, examples=examples, counted=True, labels=_some(knows.labels, examples))
+        counted = replace(knows, examples=examples, counted=True, labels=_labels_of(knows.labels, examples))
     rated = counted if counted.training is not None else replace(counted, lr=lr)
-    share = None if own is None else len(own.labels) / examples if own.share is None else own.share
-    return replace(observation, knows=rated, own=None if own is None else replace(own, share=share))
+    if contribution is not None and contribution.share is None:
+        contribution = replace(contribution, share=len(contribution.labels) / examples)
+    return replace(observation, knows=rated, own=contribution)
 
 
-def _some(labels: Tensor | None, examples: int) -> Tensor | None:
-    """As many of the true labels as there are supposed to be, where an oracle has told them.
+def _labels_of(labels: Tensor | None, examples: int) -> Tensor | None:
+    """Return as many of the true labels as examples are supposed, where an oracle has given them.
 
-    The adversary's own are last, and stay; where too many are supposed, the first ones come again.
+    The adversary's own labels are last, and stay; where too many examples are supposed, labels are repeated.
     """
     if labels is None or len(labels) == examples:
         return labels
-    again = -(-examples // len(labels))
-    return labels.repeat(again)[-examples:]
+    repeats = -(-examples // len(labels))
+    return labels.repeat(repeats)[-examples:]
 
 
 def _nothing_unknown(observation: Observation) -> bool:
@@ -177,10 +178,10 @@ def _own(observation: Observation) -> Own:
 
 
 def _spacing(points: list[float]) -> float:
-    """The mean distance between neighbours; that of a factor of 3 where there is one point only."""
+    """Return the mean distance between neighbours; that of a factor of 3 where there is only one point."""
     return (max(points) - min(points)) / (len(points) - 1) if len(points) > 1 else math.log(3)
 
 
 def _gap(counts: tuple[int, ...], at: int) -> int:
-    """The distance to the nearest other count of the grid."""
+    """Return the distance to the nearest other count of the grid."""
     return min((abs(count - at) for count in counts if count != at), default=2)

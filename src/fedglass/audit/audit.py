@@ -1,4 +1,8 @@
-"""An audit as a value, and its run: from sources and attacks to records and a verdict."""
+"""An audit as a value, its rehearsal and its run: from sources and attacks to records and a verdict.
+
+The rehearsal refuses what could only fail after the training, or deep in an attack. Nothing is trained or attacked in
+it: the parts of every attack are bound to a message of zeros, and a defence sees two examples.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ import torch
 
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.needs import needs_of
-from fedglass.audit.cases import AuditProgress, Case, MessageProbe, Place, Silent, enumerate_cases
+from fedglass.audit.cases import AuditProgress, Case, MessageProbe, NoProgress, TargetPlace, enumerate_cases
 from fedglass.audit.check_message import CheckMessage
-from fedglass.audit.knowledge import learned_in_words
+from fedglass.audit.knowledge import describe_learned
 from fedglass.audit.play import Work, play_unfinished
 from fedglass.audit.play_attack import PlayAttack, oracle_facts, without_unused_oracles
 from fedglass.audit.play_game import PlayGame
@@ -30,7 +34,7 @@ from fedglass.core.types import Observation
 from fedglass.execution.client_training import answers_of
 from fedglass.execution.executor import Executor, InProcess, blaming, kept
 from fedglass.execution.machine import one_thread
-from fedglass.metrics.catalogue import USUAL, metric, why_not
+from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, why_not
 from fedglass.recipes import recipe
 from fedglass.verdict.directory import PLAN, RECORDS, SUMMARY, RecordFile, alone, claim
 from fedglass.verdict.flags import with_refutations
@@ -39,11 +43,9 @@ from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Summary, summarise
 
-# How much an audit does beyond what decides quickly.
-
 
 class Effort(enum.Enum):
-    """Attacks that a plan names always run; this is about those that an audit of a recording chooses itself.
+    """The time for attacks that an audit chooses itself; attacks that a plan names always run.
 
     Quick: exact attacks, candidate game and certificate alone. Standard: searches too, until one shows a leak or their
     time is over. Thorough: all of them, without a limit.
@@ -54,7 +56,7 @@ class Effort(enum.Enum):
     THOROUGH = "thorough"
 
     def minutes(self, decided: bool) -> float | None:
-        """Return how long searches may take in all; `decided`: the exit code is settled, and pictures are a bonus."""
+        """Return the minutes for all searches; `decided`: the exit code is settled, and pictures are a bonus."""
         if self is Effort.THOROUGH:
             return None
         if self is Effort.QUICK:
@@ -65,17 +67,13 @@ class Effort(enum.Enum):
         return f"Effort.{self.name}"
 
 
-# A rehearsal of an audit: what could only fail after the training, or deep in an attack, is refused before both.
-#
-# Nothing is trained or attacked. The parts of every attack are bound to a message of zeros, and a defence sees two
-# examples.
-
-
 def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> None:
-    """Refuse the first attack or defence that could not be played, in a sentence that says why."""
+    """Refuse the first attack or defence that could not be played, and say why."""
     for source in sources:
         # Views that differ in the client alone are all alike, unless the client trains in its own way.
-        different = {_told(seen.observation): seen.observation for seen in source.rehearse()}
+        different = {
+            _attack_facts(view_result.observation): view_result.observation for view_result in source.rehearse()
+        }
         for observation in different.values():
             for name, attack in attacks.items():
                 with blaming(f"attack {name!r}"):
@@ -84,49 +82,49 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
 
 
 def _check_dealt(source: Source, attack: AnyAttack) -> None:
-    """Unequal clients are simulated by their own numbers of examples, never by a guess at them."""
+    """Refuse attacks that simulate clients of unknown sizes: they never guess them."""
     if isinstance(source, Recorded) and source.dealt and Fact.CLIENT_SIZES in needs_of(attack):
         raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
 
 
-def _told(observation: Observation) -> tuple[object, ...]:
-    """What an attack's answer may depend on."""
+def _attack_facts(observation: Observation) -> tuple[object, ...]:
+    """Return the facts that an attack's refusal may depend on."""
     knows = observation.knows
     return knows.sizes, knows.training, knows.steps, knows.lr, observation.facts
 
 
 def _try_attack(attack: AnyAttack, observation: Observation) -> None:
-    """Ask the attack what it would refuse, with what it will be told."""
+    """Let the attack check the observation, with the oracle facts that it will be given."""
     attack.check(replace(observation, knows=without_unused_oracles(observation.knows, attack)))
 
 
 CPU = torch.device("cpu")
-HERE = InProcess()
+IN_PROCESS = InProcess()
 EXACT, GAME, CERTIFICATE = "exact", "singling_out", "certificate"
-"""What every audit does with every message; the first is an attack that a plan may name too."""
+"""Probes of every message in every audit; the first is an attack that a plan may name too."""
 Prepared = Callable[..., list[Work]]
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What is attacked, by which attacks, and how the outcome is judged."""
+    """An audit: its sources, its attacks, and the gate that judges the outcome."""
 
     sources: Sequence[Source]
     attacks: Mapping[str, AnyAttack]
-    metrics: tuple[str, ...] = USUAL
+    metrics: tuple[str, ...] = DEFAULT_METRICS
     gate: Gate = field(default_factory=Gate)
     repeats: int = 1
     seed: int = 0
     plan: str | None = None
     """The plan file's text, kept in the audit directory."""
     effort: Effort = Effort.STANDARD
-    """How long attacks of its own choice may take."""
+    """How long attacks that the audit chooses itself may take."""
     chosen: frozenset[str] = frozenset()
-    """The attacks that nobody named and the audit chose itself: they are run only while nothing is decided."""
+    """Attacks that the audit chose itself: they run only while nothing is decided."""
     everything: bool = False
-    """Whether these are run to their end whatever is decided."""
+    """Whether these run to their end even if the verdict is decided."""
     minutes: float | None = None
-    """How long they may take in all; by default as the effort says."""
+    """Minutes that they may take in all; by default those of the effort."""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -157,7 +155,7 @@ class Job:
 
     @cached_property
     def probes(self) -> dict[str, MessageProbe]:
-        """What is done with every message, the cheap and decisive first."""
+        """The probes of every message, the cheap and decisive first."""
         first: dict[str, MessageProbe] = {CERTIFICATE: CheckMessage()}
         if EXACT not in self.attacks:
             first[EXACT] = PlayAttack(recipe(EXACT), self.metrics)
@@ -165,24 +163,24 @@ class Job:
         return {**first, **{name: PlayAttack(attack, self.metrics) for name, attack in self.attacks.items()}}
 
     @cached_property
-    def cases(self) -> tuple[Case[Place], ...]:
-        """Every probe of every target, attacks repeated."""
+    def cases(self) -> tuple[Case[TargetPlace], ...]:
+        """All cases: every probe of every target, attacks repeated."""
         return tuple(enumerate_cases(self.sources, self.probes, self.repeats, self.seed))
 
     @property
-    def required(self) -> list[Case[Place]]:
+    def required(self) -> list[Case[TargetPlace]]:
         """The cases that always run."""
         return [case for case in self.cases if case.facts["attack"] not in self.chosen]
 
     @cached_property
     def digest(self) -> str:
-        """The identity of the whole; the gate is no part of it, since it can be judged anew at any time."""
+        """The identity of the audit; the gate is not part of it, since it can be changed at any time."""
         return digest(*(case.key for case in self.cases))
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What an audit came to."""
+    """The result of an audit: its records, its summary and its verdict."""
 
     directory: Path
     verdict: Verdict
@@ -191,7 +189,7 @@ class Result:
 
     @property
     def searches(self) -> list[Record]:
-        """The records of the attacks that were named, without what every audit does of its own."""
+        """The records of the named attacks, without the probes of every audit."""
         return [record for record in self.records if record.attack not in (EXACT, GAME, CERTIFICATE)]
 
 
@@ -199,7 +197,7 @@ def run(
     job: Job,
     directory: Path,
     *,
-    executor: Executor = HERE,
+    executor: Executor = IN_PROCESS,
     device: torch.device = CPU,
     progress: AuditProgress | None = None,
 ) -> Result:
@@ -208,10 +206,10 @@ def run(
     Records do not depend on the executor: every attack runs on one thread, and so does every client.
     """
     with alone(directory), kept(executor) as ready:
-        return _run(job, directory, ready, device, Silent() if progress is None else progress)
+        return _run(job, directory, ready, device, NoProgress() if progress is None else progress)
 
 
-def _run(job: Job, directory: Path, executor: Executor, device: torch.device, said: AuditProgress) -> Result:
+def _run(job: Job, directory: Path, executor: Executor, device: torch.device, progress: AuditProgress) -> Result:
     claim(directory, job.digest)
     if job.plan is not None:
         write_atomic(directory / PLAN, job.plan)
@@ -219,19 +217,19 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, sa
     # Written before the work too: a report of an audit that was stopped then knows what is missing.
     _summed_up(job, directory, file)
 
-    targets = _Targets(job, said, executor)
+    targets = _Targets(job, progress, executor)
 
-    def prepared(todo: Sequence[Case[Place]], deadline: float | None = None) -> list[Work]:
+    def prepared(todo: Sequence[Case[TargetPlace]], deadline: float | None = None) -> list[Work]:
         return [Work(case, targets.of(case), device, deadline) for case in todo]
 
-    play_unfinished(job.required, directory, executor, prepared, said)
-    _search(job, directory, executor, prepared, said)
+    play_unfinished(job.required, directory, executor, prepared, progress)
+    _search(job, directory, executor, prepared, progress)
     summary = _summed_up(job, directory, file)
     records = with_refutations(file.read())
     return Result(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
 
 
-def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, said: AuditProgress) -> None:
+def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, progress: AuditProgress) -> None:
     """Run the attacks that the audit chose itself, one after another, until one shows a leak or time is over."""
     started, file = time.time(), RecordFile(directory / RECORDS)
     optional = [case for case in job.cases if case.facts["attack"] in job.chosen]
@@ -245,7 +243,9 @@ def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, s
         if deadline is not None and time.time() >= deadline:
             return
         group = [case for case in optional if case.facts["attack"] == name]
-        play_unfinished(group, directory, executor, partial(prepared, deadline=deadline), said, cut_short=everything)
+        play_unfinished(
+            group, directory, executor, partial(prepared, deadline=deadline), progress, cut_short=everything
+        )
 
 
 def missing_of(job: Job, records: Sequence[Record]) -> int:
@@ -263,19 +263,19 @@ def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
 
 @dataclass(eq=False)
 class _Targets:
-    """The messages of the sources, each made when something is first left to do with it."""
+    """The targets of the sources, made when a case first needs them."""
 
     job: Job
-    said: AuditProgress
+    progress: AuditProgress
     executor: Executor
-    made: dict[int, Sequence[Target | Pending]] = field(default_factory=dict)
+    by_source: dict[int, Sequence[Target | Pending]] = field(default_factory=dict)
 
-    def of(self, case: Case[Place]) -> Target | Pending:
-        """Return the target of a case, without what its probe has no use for."""
+    def of(self, case: Case[TargetPlace]) -> Target | Pending:
+        """Return the target of a case, without what its probe does not use."""
         place = case.subject
-        if place.source not in self.made:
-            self.made[place.source] = self._targets(self.job.sources[place.source])
-        target = self.made[place.source][place.target]
+        if place.source not in self.by_source:
+            self.by_source[place.source] = self._targets(self.job.sources[place.source])
+        target = self.by_source[place.source][place.target]
         if not isinstance(target, Target):
             return target
         kind = case.facts["kind"]
@@ -283,21 +283,18 @@ class _Targets:
 
     def _targets(self, source: Source) -> Sequence[Target | Pending]:
         def trained(done: int, total: int) -> None:
-            self.said.trained(source.name, done, total)
+            self.progress.trained(source.name, done, total)
 
         with one_thread():
             return source.targets(trained, answers_of(self.executor))
 
 
-# The threat model of an audit in plain words, before it has run.
-
-
 def threat_model(job: Job) -> list[Section]:
-    """What is protected, who attacks, what the adversary is given, and when the audit fails."""
+    """Return the threat model as sections: what is protected, who attacks with what, and when the audit fails."""
     sections = [section for source in job.sources for section in source.threat()]
     attacks = [f"{name} = {attack!r}" for name, attack in job.attacks.items()]
-    drawn = {name: words for name, attack in job.attacks.items() if (words := learned_in_words(attack))}
-    attacks += [f"{name} looks for images that a network can draw: {words}." for name, words in drawn.items()]
+    drawn = {name: learned for name, attack in job.attacks.items() if (learned := describe_learned(attack))}
+    attacks += [f"{name} looks for images that a network can draw: {learned}." for name, learned in drawn.items()]
     times = "" if job.repeats == 1 else f", each {job.repeats} times"
     sections.append(Section(f"Attacks ({len(job.cases)} cases in all{times})", attacks))
     sections.append(Section("Judgement", [*_judgement(job), _cost(job)]))
@@ -322,7 +319,7 @@ def _judgement(job: Job) -> list[str]:
 
 
 def _cost(job: Job) -> str:
-    """Say what runs beside the attacks that were named."""
+    """Return a sentence about what runs in addition to the named attacks."""
     first = "Exact attacks, the candidate game and the check of each message run first."
     if not job.chosen:
         return first

@@ -1,4 +1,7 @@
-"""The cases of an audit: one probe of one target, once."""
+"""The cases of an audit, each one probe of one target, and the callbacks that report their progress.
+
+An audit plays and scores attacks. The re-creation of a published table measures what its paper did.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,22 @@ from fedglass.core.rng import derive
 from fedglass.verdict.directory import Evidence
 from fedglass.verdict.records import Record
 
-# What is done with a target: an audit plays and judges an attack, a published table measures what its paper did.
-
 
 @dataclass(frozen=True, eq=False)
-class Finding:
-    """What came of a target."""
+class ProbeResult:
+    """The result of a probe: fields of a record, and evidence."""
 
     record: Mapping[str, Any]
-    """Fields of the record, in whose `extra` goes what records have no field for."""
+    """Fields of the record; `extra` holds what records have no field for."""
     evidence: Evidence | None = None
-    """What is kept beside the record, to look at."""
+    """Images that are kept with the record."""
 
 
 class Probe(Protocol):
-    """A frozen dataclass whose parts say what they need to know: nothing else of the oracles is told to it."""
+    """A frozen dataclass that measures a target; its parts state the oracle facts that they need, and get no others."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        """`target` is a copy of its own, on the device that the case runs on."""
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        """Measure a target, which is a copy on the device that the case runs on."""
         ...
 
 
@@ -39,14 +40,14 @@ class MessageProbe(Probe, Protocol):
     """A probe of an audit: an attack, the candidate game, or the check of a message."""
 
     kind: ClassVar[str]
-    """That of its records: `attack`, `game` or `certificate`."""
+    """The kind of its records: `attack`, `game` or `certificate`."""
 
     @property
     def metrics(self) -> tuple[str, ...]: ...
 
     @property
     def played(self) -> object:
-        """What decides the figures, for the key of a case."""
+        """The value that decides the figures, for the key of a case."""
         ...
 
 
@@ -55,22 +56,22 @@ Subject = TypeVar("Subject")
 
 @dataclass(frozen=True, eq=False)
 class Case(Generic[Subject]):
-    """One probe of one target, once. `key` is its identity: what decides the outcome decides the key."""
+    """One probe of one target, once. `key` is its identity: everything that decides the outcome decides the key."""
 
     key: str
     title: str
     probe: Probe
     seed: int
-    """What the probe's random numbers are drawn from."""
+    """The seed of the probe's random numbers."""
     subject: Subject
-    """From what the target is made, known before any client has trained."""
+    """The origin of the target, known before any client has trained."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the record that are known before the case is played."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an audit finds a target."""
+class TargetPlace:
+    """The place of a target in an audit."""
 
     source: int
     """The position of its source in the audit."""
@@ -83,11 +84,11 @@ def enumerate_cases(
     probes: Mapping[str, MessageProbe],
     repeats: int,
     seed: int,
-) -> Iterator[Case[Place]]:
-    """Every probe of every target, attacks `repeats` times.
+) -> Iterator[Case[TargetPlace]]:
+    """Yield every probe of every target, attacks `repeats` times.
 
-    Attacks that meet the same target in the same repeat share their seed, so that they are compared from the
-    same start. The gate is no part of a key: it is applied at the end, and can be judged anew at any time.
+    Attacks on the same target in the same repeat share their seed, so that they are compared from the same start. The
+    gate is not part of a key: it is applied at the end, and can be changed at any time.
     """
     texts = {name: identity_text(probe.played, f"Attack {name!r}") for name, probe in probes.items()}
     for i, source in enumerate(sources):
@@ -96,46 +97,43 @@ def enumerate_cases(
             for name, probe in probes.items():
                 for repeat in range(repeats if probe.kind == "attack" else 1):
                     case_seed = derive(seed, "case", source.name, info.spec, repeat)
-                    told = [info.identity, name, texts[name], *probe.metrics, str(case_seed)]
-                    again = f" (repeat {repeat + 1})" if repeat else ""
+                    identities = [info.identity, name, texts[name], *probe.metrics, str(case_seed)]
+                    suffix = f" (repeat {repeat + 1})" if repeat else ""
                     yield Case(
-                        digest(__version__, identity, *told)[:32],
-                        f"{name}: {info.words}{again}",
+                        digest(__version__, identity, *identities)[:32],
+                        f"{name}: {info.text}{suffix}",
                         probe,
                         case_seed,
-                        Place(i, j),
+                        TargetPlace(i, j),
                         _facts(name, probe, info, repeat),
                     )
 
 
 def _facts(name: str, probe: MessageProbe, info: TargetInfo, repeat: int) -> dict[str, Any]:
-    told = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.words}
-    told |= {"view_name": info.name, "standpoint": info.standpoint}
-    return {**told, "round": info.round, "repeat": repeat}
-
-
-# How an audit or a re-creation tells its caller where it is.
+    facts = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.text}
+    facts |= {"view_name": info.name, "standpoint": info.standpoint}
+    return {**facts, "round": info.round, "repeat": repeat}
 
 
 class AuditProgress(Protocol):
-    """All calls come from the thread that started the run."""
+    """Callbacks for the progress of an audit; all calls come from the thread that started the run."""
 
     def planned(self, cases: int, done: int) -> None:
-        """How many cases there are, and how many of them an earlier run has finished."""
+        """Report the number of cases, and of those that an earlier run has finished."""
 
     def trained(self, name: str, done: int, total: int) -> None:
-        """Rounds of a federation that have been simulated."""
+        """Report the rounds of a federation that have been simulated."""
 
     def started(self, case: Case[Any]) -> None: ...
 
     def moved(self, case: Case[Any], done: int, total: int) -> None:
-        """Iterations of a running attack."""
+        """Report the iterations of a running attack."""
 
     def finished(self, case: Case[Any], record: Record) -> None: ...
 
 
-class Silent:
-    """Says nothing."""
+class NoProgress:
+    """Callbacks that do nothing."""
 
     def planned(self, cases: int, done: int) -> None: ...
 

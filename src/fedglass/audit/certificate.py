@@ -3,6 +3,9 @@
 By Neyman-Pearson against a fixed reference, no adversary that names a record once in 1,000 times without the message
 names it more often than Phi(Phi^-1(1/1000) + mu) with it. A reference may be anything that does not depend on the
 record: the client absent, or the record absent. Both are valid, so the nearer one counts.
+
+Two figures are shown with a certificate and never decide: the success of the best adversary in a simulated game, and
+the PSNR that is expected without a prior.
 """
 
 from __future__ import annotations
@@ -19,16 +22,18 @@ from fedglass.bounds.adversaries import centred_gram, expected_psnr, simulated_s
 from fedglass.bounds.mechanisms import (
     ORDERS,
     Array,
-    installed,
     laplace_renyi,
+    pld_installed,
     poisson_advantage,
     poisson_epsilon,
     poisson_success,
     renyi_success,
 )
 from fedglass.bounds.success import combine_mu, gdp_advantage, gdp_epsilon, gdp_success
+from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.checks.distances import alike, distances, flat, tells_nothing, with_record
-from fedglass.checks.replay import Declared, Part, message_of, too_long
+from fedglass.checks.noise import noise_models, total_std, without_noise
+from fedglass.checks.replay import message_of, too_long
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD
 from fedglass.core.rng import stream
@@ -43,9 +48,6 @@ from fedglass.verdict.doubts import Doubt, Kind, doubt
 from fedglass.verdict.flags import flag
 from fedglass.verdict.records import BASE_RATE, Certificate
 
-# What stands beside a certificate and never decides: the best adversary of a game, and the PSNR without a prior.
-
-
 SIZES = (2, 10, 100, 1000)
 """Numbers of candidates that the adversary chooses from."""
 DRAWS = 2000
@@ -59,8 +61,8 @@ LEAST_WEIGHTS = 25_000
 
 
 def simulated_adversary(
-    rounds: Sequence[Declared],
-    parts: Sequence[Part],
+    rounds: Sequence[Claim],
+    clients: Sequence[ClientClaim],
     stds: Sequence[float],
     row: int,
     pool: Examples | None,
@@ -68,21 +70,22 @@ def simulated_adversary(
 ) -> dict[str, float]:
     """Return how often the best adversary names the right one of 2, 10, 100 and 1,000 candidates for one record.
 
-    `parts` are the client of each round without its noise, and `stds` what hides its message. A candidate stands in
-    the place of the record; those with its label come first. Sizes that the pool or the time do not allow are left
-    out.
+    `clients` are the client of each round without its noise, and `stds` the noise that hides its message. A candidate
+    takes the place of the record; those with its label come first. Sizes that the pool or the time do not allow are
+    left out.
     """
     if pool is None:
         return {}
-    rows, _ = alike(parts[0], row, pool, stream(seed, "candidates"))
-    sizes = [size for size in SIZES if size <= min(1 + len(rows), _affordable(rounds, parts))]
+    rows, _ = alike(clients[0], row, pool, stream(seed, "candidates"))
+    sizes = [size for size in SIZES if size <= min(1 + len(rows), _affordable(rounds, clients))]
     if not sizes:
         return {}
     rows = rows[: sizes[-1] - 1]
-    examples = [(parts[0].images[row], parts[0].labels[row]), *zip(pool.images[rows], pool.labels[rows], strict=True)]
+    record = clients[0].images[row], clients[0].labels[row]
+    examples = [record, *zip(pool.images[rows], pool.labels[rows], strict=True)]
     gram = torch.zeros(sizes[-1], sizes[-1], dtype=torch.float64)
-    for declared, part, std in zip(rounds, parts, stds, strict=True):
-        updates = _messages(declared, part, row, examples) / std
+    for claim, client, std in zip(rounds, clients, stds, strict=True):
+        updates = _messages(claim, client, row, examples) / std
         if not bool(torch.isfinite(updates).all()):
             return {}
         gram += centred_gram(updates)
@@ -91,34 +94,35 @@ def simulated_adversary(
     }
 
 
-def psnr_without_prior(part: Part, model: NoiseModel) -> float | None:
+def psnr_without_prior(client: ClientClaim, model: NoiseModel) -> float | None:
     """Return the expected PSNR where the message is one clipped gradient of one example; None where it is not."""
-    one = len(part.labels) == 1 and part.steps == 1 and isinstance(part.training.optimiser, SGD)
-    if not one or not model.additive or not model.per_round:
+    one_gradient = len(client.labels) == 1 and client.steps == 1 and isinstance(client.training.optimiser, SGD)
+    if not one_gradient or not model.additive or not model.per_round:
         return None
-    found = expected_psnr(part.images.numel(), float(part.images.double().norm()), 1 / model.per_round)
-    return found if math.isfinite(found) else None
+    images = client.images
+    psnr = expected_psnr(images.numel(), float(images.double().norm()), 1 / model.per_round)
+    return psnr if math.isfinite(psnr) else None
 
 
-def _affordable(rounds: Sequence[Declared], parts: Sequence[Part]) -> int:
+def _affordable(rounds: Sequence[Claim], clients: Sequence[ClientClaim]) -> int:
     """Return how many candidates' messages can be had in some seconds and some hundred megabytes."""
     weights = sum(tensor.numel() for tensor in rounds[0].before.values())
-    sizes = (len(p.labels) if p.training.batch_size is None else p.training.batch_size for p in parts)
-    examples = sum(part.steps * size for part, size in zip(parts, sizes, strict=True))
+    sizes = (len(c.labels) if c.training.batch_size is None else c.training.batch_size for c in clients)
+    examples = sum(client.steps * size for client, size in zip(clients, sizes, strict=True))
     return min(MOST_VALUES // weights, MOST_WORK // (examples * max(weights, LEAST_WEIGHTS)))
 
 
-def _messages(declared: Declared, part: Part, row: int, examples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return what would be sent with each example in the place of a record.  # (n, d)"""
-    sent = torch.empty(len(examples), sum(tensor.numel() for tensor in declared.before.values()))
+def _messages(claim: Claim, client: ClientClaim, row: int, examples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the message with each example as the record.  # (n, d)"""
+    sent = torch.empty(len(examples), sum(tensor.numel() for tensor in claim.before.values()))
     for i, (image, label) in enumerate(examples):
-        one = replace(declared, parts=(with_record(part, row, image, label),))
-        sent[i] = flat(message_of(one, 0)).float()
+        other = replace(claim, clients=(with_record(client, row, image, label),))
+        sent[i] = flat(message_of(other, 0)).float()
     return sent
 
 
 DELTA = 1e-5
-"""At which epsilon is stated, as is customary."""
+"""The delta at which epsilon is stated, as is customary."""
 TOO_LONG = "The training is too long to be run again."
 DIVERGES = "run again on the true data, the declared training diverges"
 WHY = {
@@ -131,66 +135,68 @@ WHY = {
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
-    """What the rounds of one message amount to."""
+class MessageBound:
+    """The bound over the rounds of one message."""
 
     mu: tuple[float, ...] = ()
-    """Of each private record, over the rounds that were looked at."""
+    """The mu of each private record, over the audited rounds."""
     renyi: tuple[Array, ...] = ()
-    """The same of Laplacian noise: Rényi divergences of each record."""
+    """For Laplacian noise instead: the Rényi divergences of each record."""
     client_mu: float | None = None
     per_round: float | None = None
-    """What any further round adds at the most; None where nothing bounds it."""
+    """The most that any further round adds; None where nothing bounds it."""
     steps: bool = False
-    """Whether several noisy local steps stand behind it, which only the accountant bounds."""
+    """Whether the noise is in several local steps, which only the accountant bounds."""
     rounds: int = 1
     stds: tuple[tuple[float, ...], ...] = ()
-    """Of each round and private part, the Gaussian noise that hides it; empty where that is not all that does."""
+    """The Gaussian noise of each round and private client; empty where there is other noise."""
     identical: bool = False
-    """Whether there is no noise, and the message is the same whatever the records are."""
+    """Whether there is no noise, and the message is the same for all records."""
     samples: Samples | None = None
-    """Where all clients draw the same kind of Poisson samples in every round."""
+    """The Poisson samples, where all clients draw the same kind in every round."""
 
 
-def bound_of(rounds: Sequence[Declared], pool: Examples | None = None) -> Bound | Doubt:
+def bound_of(rounds: Sequence[Claim], pool: Examples | None = None) -> MessageBound | Doubt:
     """Return the bound of messages of the same records in different rounds, or why there is none.
 
     `pool` are candidates: without noise a message tells nothing only if it is the same with all of them.
     """
-    bounds = list[Bound]()
-    for each in rounds:
-        found = _of_round(each, pool)
-        if isinstance(found, Doubt):
-            return found
-        bounds.append(found)
-    if any(each.renyi for each in bounds):  # of Gaussian noise R_a = a mu^2 / 2
-        spent = [each.renyi or tuple(ORDERS * mu**2 / 2 for mu in each.mu) for each in bounds]
-        return Bound(renyi=tuple(np.sum(of, axis=0) for of in zip(*spent, strict=True)), rounds=len(rounds))
-    limits = [each.per_round for each in bounds]
-    clients = [each.client_mu for each in bounds]
-    return Bound(
-        tuple(combine_mu(mus) for mus in zip(*(each.mu for each in bounds), strict=True)),
+    bounds = list[MessageBound]()
+    for claim in rounds:
+        bound = _of_round(claim, pool)
+        if isinstance(bound, Doubt):
+            return bound
+        bounds.append(bound)
+    if any(of_round.renyi for of_round in bounds):  # of Gaussian noise R_a = a mu^2 / 2
+        spent = [of_round.renyi or tuple(ORDERS * mu**2 / 2 for mu in of_round.mu) for of_round in bounds]
+        return MessageBound(renyi=tuple(np.sum(of, axis=0) for of in zip(*spent, strict=True)), rounds=len(rounds))
+    limits = [of_round.per_round for of_round in bounds]
+    clients = [of_round.client_mu for of_round in bounds]
+    return MessageBound(
+        tuple(combine_mu(mus) for mus in zip(*(of_round.mu for of_round in bounds), strict=True)),
         client_mu=None if None in clients else combine_mu([mu for mu in clients if mu is not None]),
         per_round=None if None in limits else max(limit for limit in limits if limit is not None),
-        steps=any(each.steps for each in bounds),
+        steps=any(of_round.steps for of_round in bounds),
         rounds=len(rounds),
-        stds=tuple(std for each in bounds for std in each.stds) if all(each.stds for each in bounds) else (),
-        identical=all(each.identical for each in bounds),
-        samples=_common([each.samples for each in bounds]),
+        stds=tuple(std for of_round in bounds for std in of_round.stds)
+        if all(of_round.stds for of_round in bounds)
+        else (),
+        identical=all(of_round.identical for of_round in bounds),
+        samples=_common([of_round.samples for of_round in bounds]),
     )
 
 
 def _common(samples: Sequence[Samples | None]) -> Samples | None:
-    """Return what all have; None where they differ."""
+    """Return the common value; None where they differ."""
     return samples[0] if len(set(samples)) == 1 else None
 
 
-def certificate_of(bound: Bound, further: int) -> Certificate | None:
-    """Return the certificate over the rounds that were looked at and `further` more; None where those have no bound."""
+def certificate_of(bound: MessageBound, further: int) -> Certificate | None:
+    """Return the certificate over the audited rounds and `further` more; None where those have no bound."""
     if further and bound.per_round is None:
         return None
     rounds = bound.rounds + further
-    if bound.samples is not None and installed():
+    if bound.samples is not None and pld_installed():
         return _of_samples(bound.samples, rounds, len(bound.mu))
     if bound.renyi:
         success = [renyi_success(BASE_RATE, spent) for spent in bound.renyi]
@@ -211,7 +217,7 @@ def certificate_of(bound: Bound, further: int) -> Certificate | None:
     )
 
 
-def _accounting(bound: Bound) -> str:
+def _accounting(bound: MessageBound) -> str:
     if bound.samples is not None:
         return "poisson_not_counted"
     if bound.steps:
@@ -233,38 +239,38 @@ def _of_samples(samples: Samples, rounds: int, records: int) -> Certificate:
     )
 
 
-def planned_certificate(bound: Bound, further: int) -> Certificate:
-    """Return the certificate over the rounds that were looked at, with what it comes to after `further` more."""
+def planned_certificate(bound: MessageBound, further: int) -> Certificate:
+    """Return the certificate over the audited rounds, with its success after `further` more."""
     held = certificate_of(bound, 0)
     assert held is not None, "no further rounds are asked for"
     if not further:
         return held
     later = certificate_of(bound, further)
-    told = {"planned": bound.rounds + further, "success_planned": None if later is None else later.worst}
-    return held.model_copy(update=told)
+    planned = {"planned": bound.rounds + further, "success_planned": None if later is None else later.worst}
+    return held.model_copy(update=planned)
 
 
-def beside(rounds: Sequence[Declared], bound: Bound, pool: Examples | None, seed: int) -> dict[str, object]:
+def shown_figures(rounds: Sequence[Claim], bound: MessageBound, pool: Examples | None, seed: int) -> dict[str, object]:
     """Return the fields of a certificate that are shown and decide nothing, of the worst record."""
     if not bound.stds or len(bound.stds) != len(rounds):
         return {}
     place, row = _record(rounds[0], max(range(len(bound.mu)), key=lambda i: bound.mu[i]))
-    parts = [without_noise(each).parts[place] for each in rounds]
-    told: dict[str, object] = {}
-    stds = [each[place] for each in bound.stds]
-    found = simulated_adversary(rounds, parts, stds, row, pool, seed)
-    model = models_of(rounds[0].parts)[place]
-    if len(rounds) == len(rounds[0].parts) == 1 and isinstance(model, NoiseModel):
-        told["expected_psnr"] = psnr_without_prior(parts[0], model)
-    return {**told, "adversary": found}
+    clients = [without_noise(claim).clients[place] for claim in rounds]
+    figures: dict[str, object] = {}
+    stds = [std[place] for std in bound.stds]
+    adversary = simulated_adversary(rounds, clients, stds, row, pool, seed)
+    model = noise_models(rounds[0].clients)[place]
+    if len(rounds) == len(rounds[0].clients) == 1 and isinstance(model, NoiseModel):
+        figures["expected_psnr"] = psnr_without_prior(clients[0], model)
+    return {**figures, "adversary": adversary}
 
 
-def _record(declared: Declared, number: int) -> tuple[int, int]:
-    """Return which part a private record is in, and at which row."""
-    for place, part in enumerate(declared.parts):
-        if number < len(part.labels):
+def _record(claim: Claim, number: int) -> tuple[int, int]:
+    """Return which client has a private record, and at which row."""
+    for place, client in enumerate(claim.clients):
+        if number < len(client.labels):
             return place, number
-        number -= len(part.labels)
+        number -= len(client.labels)
     raise IndexError(number)
 
 
@@ -285,59 +291,56 @@ def certify(
     one round needs an update that is clipped, or DP-SGD. Where nothing bounds what an adversary reads, a UsageError
     says why.
 
-    `poisson` is for DP-SGD that draws the batch of each local step anew, every record by itself with this probability,
+    `poisson` is for DP-SGD that draws a new batch for each local step, every record by itself with this probability,
     and divides by the expected size of a batch, as Opacus does. It needs `fedglass[pld]`. Slices of a shuffled epoch,
-    as fedglass and most data loaders make them, are no such samples: leave it out.
+    as fedglass and most data loaders make them, are not such samples: leave it out.
     """
-    part = Part(images, labels, training, Protection.of(defences))
-    declared = dict.fromkeys(("noise", "training"), "declared")
+    client = ClientClaim(training, Examples(images, labels), Protection.of(defences))
+    assumptions = dict.fromkeys(("noise", "training"), "declared")
     if poisson is not None:
-        found: Certificate | None = _of_samples(_samples(part, poisson), rounds, len(labels))
-        declared["Poisson samples"] = "declared"
+        certificate: Certificate | None = _of_samples(_samples(client, poisson), rounds, len(labels))
+        assumptions["Poisson samples"] = "declared"
     else:
-        claim = Declared(model, weights_of(model), buffers_of(model), {}, whitening, (part,))
+        claim = Claim(model, weights_of(model), buffers_of(model), {}, whitening, (client,))
         bound = bound_of([claim])
         if isinstance(bound, Doubt):
             raise UsageError(flag(bound).advice)
-        found = certificate_of(bound, rounds - 1)
-        if found is not None and rounds == 1:
-            found = found.model_copy(update=beside([claim], bound, None, 0))
-    if found is None:
+        certificate = certificate_of(bound, rounds - 1)
+        if certificate is not None and rounds == 1:
+            certificate = certificate.model_copy(update=shown_figures([claim], bound, None, 0))
+    if certificate is None:
         raise UsageError(flag(doubt(Kind.MORE_ROUNDS, rounds=rounds - 1)).text + " Clip the update before the noise.")
-    return found.model_copy(update={"assumptions": declared})
+    return certificate.model_copy(update={"assumptions": assumptions})
 
 
-def _samples(part: Part, rate: float) -> Samples:
-    """Return what the caller says of a client's samples, or refuse it."""
-    gradient, refused = part.protection.gradient, _refusal(models_of([part]))
+def _samples(client: ClientClaim, rate: float) -> Samples:
+    """Return the Poisson samples of a client at the given rate, or refuse it."""
+    gradient, refused = client.protection.gradient, _refusal(noise_models([client]))
     if type(gradient) is not DPSGD:
         raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
     if refused is not None:
         raise UsageError(flag(refused).advice)
-    return Samples(rate, gradient.noise_multiplier, part.steps)
+    return Samples(rate, gradient.noise_multiplier, client.steps)
 
 
-def declared_bound(
-    protections: Sequence[Protection], trainings: Sequence[tuple[int, Training]], rounds: int
-) -> Bound | Doubt:
-    """Return what a declaration alone bounds, without the data: clipping and noise, or DP-SGD."""
-    pairs = zip(protections, trainings, strict=True)
-    models = [noise_model(protection, training, examples) for protection, (examples, training) in pairs]
+def declared_bound(claim: Claim, rounds: int) -> MessageBound | Doubt:
+    """Return the bound by the claim alone, without the data: clipping and noise, or DP-SGD."""
+    models = [noise_model(client.protection, client.training, client.stated_count) for client in claim.clients]
     refused = _refusal(models)
     if refused is not None:
         return refused
     noisy = [model for model in models if isinstance(model, NoiseModel)]
     limits = [model.per_round for model in noisy]
-    known = [limit for limit in limits if limit is not None]
-    if len(known) < len(limits):
+    bounded = [limit for limit in limits if limit is not None]
+    if len(bounded) < len(limits):
         return doubt(Kind.DEFENCE_NOT_BOUNDED, defence="noise without clipping", why="Only the data bound it.")
-    mus = tuple(combine_mu([limit] * rounds) for limit in known)
+    mus = tuple(combine_mu([limit] * rounds) for limit in bounded)
     samples = _common([model.samples for model in noisy])
-    return Bound(mus, per_round=max(known), steps=True, rounds=rounds, samples=samples)
+    return MessageBound(mus, per_round=max(bounded), steps=True, rounds=rounds, samples=samples)
 
 
 def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
-    """Say why some client's protection has no bound."""
+    """Return why a client's protection has no bound; None where all have one."""
     refused = [model for model in models if isinstance(model, NoBound)]
     unknown = next((model for model in refused if model.defence), None)
     if unknown is not None:
@@ -345,87 +348,52 @@ def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
     return doubt(Kind.NO_NOISE) if refused else None
 
 
-def models_of(parts: Sequence[Part]) -> list[NoiseModel | NoBound]:
-    """Return the noise of each part."""
-    return [noise_model(part.protection, part.training, len(part.labels)) for part in parts]
-
-
-def without_noise(declared: Declared) -> Declared:
-    """Return the same clients, of whose protections only the deterministic part is left."""
-    plain = [
-        replace(part, protection=model.plain) if isinstance(model, NoiseModel) else part
-        for part, model in zip(declared.parts, models_of(declared.parts), strict=True)
-    ]
-    return replace(declared, parts=tuple(plain))
-
-
-def shares(declared: Declared) -> list[float]:
-    """Return what each part weighs in the message."""
-    weights = [len(part.labels) if part.weight is None else part.weight for part in declared.parts]
-    return [weight / sum(weights) for weight in weights]
-
-
-def total_std(declared: Declared, *, hidden: bool = True) -> float | None:
-    """Return the standard deviation of the noise in the message; None where it is not one Gaussian.
-
-    With `hidden` the adversary's own noise is left out, which it can subtract.
-    """
-    models = models_of(declared.parts)
-    kept = models[: len(models) - declared.own] if hidden else models
-    noisy = [model for model in kept if isinstance(model, NoiseModel)]
-    if any(model.law != "gaussian" or not model.additive for model in noisy):
-        return None
-    weighed = zip(shares(declared), kept, strict=False)
-    return math.hypot(*(share * model.std for share, model in weighed if isinstance(model, NoiseModel)), 0.0)
-
-
-def _of_round(declared: Declared, pool: Examples | None) -> Bound | Doubt:
+def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
     """Return the bound of one round's message."""
-    private = len(declared.parts) - declared.own
-    counts = [len(part.labels) for part in declared.parts[:private]]
-    models = models_of(declared.parts)[:private]
+    counts = [len(client.labels) for client in claim.private]
+    models = noise_models(claim.private)
     refused = _refusal(models)
-    if refused is not None and not (
-        refused.kind is Kind.NO_NOISE and declared.combined_by_mean and total_std(declared)
-    ):
-        if refused.kind is Kind.NO_NOISE and tells_nothing(declared, pool):
-            return Bound((0.0,) * sum(counts), identical=True)
+    if refused is not None and not (refused.kind is Kind.NO_NOISE and claim.combined_by_mean and total_std(claim)):
+        if refused.kind is Kind.NO_NOISE and tells_nothing(claim, pool):
+            return MessageBound((0.0,) * sum(counts), identical=True)
         return refused
     # In a mean a client without noise is hidden by that of the others.
-    known = [
-        model if isinstance(model, NoiseModel) else NoiseModel("gaussian", 0.0, part.protection)
-        for model, part in zip(models, declared.parts, strict=False)
+    noisy = [
+        model if isinstance(model, NoiseModel) else NoiseModel("gaussian", 0.0, client.protection)
+        for model, client in zip(models, claim.clients, strict=False)
     ]
-    limits = [model.per_round for model in known]
-    limit = None if None in limits else max(each for each in limits if each is not None)
-    if any(not model.additive for model in known):
+    limits = [model.per_round for model in noisy]
+    limit = None if None in limits else max(value for value in limits if value is not None)
+    if any(not model.additive for model in noisy):
         if limit is None:
-            return doubt(Kind.DEFENCE_NOT_BOUNDED, defence=repr(declared.parts[0].protection), why=WHY["steps"])
-        each = [model.per_round or 0.0 for model, count in zip(known, counts, strict=True) for _ in range(count)]
-        return Bound(tuple(each), per_round=limit, steps=True, samples=_common([model.samples for model in known]))
-    if too_long(declared):
+            return doubt(Kind.DEFENCE_NOT_BOUNDED, defence=repr(claim.clients[0].protection), why=WHY["steps"])
+        mus = [model.per_round or 0.0 for model, count in zip(noisy, counts, strict=True) for _ in range(count)]
+        return MessageBound(
+            tuple(mus), per_round=limit, steps=True, samples=_common([model.samples for model in noisy])
+        )
+    if too_long(claim):
         return doubt(Kind.NOISE_NOT_TESTABLE, why=TOO_LONG)
-    return _measured(declared, known, limit)
+    return _measured(claim, noisy, limit)
 
 
-def _measured(declared: Declared, models: Sequence[NoiseModel], limit: float | None) -> Bound | Doubt:
+def _measured(claim: Claim, models: Sequence[NoiseModel], limit: float | None) -> MessageBound | Doubt:
     """Return how far each record moves the message, in units of its noise."""
-    weights, together = shares(declared), total_std(declared) if declared.combined_by_mean else None
+    shares, together = claim.shares, total_std(claim) if claim.combined_by_mean else None
     mu: list[float] = []
     renyi: list[Array] = []
     clients: list[float] = []
     stds: list[float] = []
     for i, model in enumerate(models):
-        moved = distances(declared, without_noise(declared).parts[i])
+        moved = distances(claim, without_noise(claim).clients[i])
         if not moved:
             return doubt(Kind.NOT_AS_DECLARED, found=DIVERGES)
-        # In a mean the others' noise hides this client too; what another rule makes of its message tells no more.
-        stds.append(model.std if together is None else max(model.std, together / weights[i]))
+        # In a mean the others' noise hides this client too; another rule reveals no more than its message does.
+        stds.append(model.std if together is None else max(model.std, together / shares[i]))
         if model.law == "laplacian":
             renyi += [laplace_renyi((row * math.sqrt(2) / model.std).numpy()) for row in moved[1:]]
         else:
             mu += [min(float(row.norm()) / stds[-1], model.per_round or math.inf) for row in moved[1:]]
             clients.append(float(moved[0].norm()) / stds[-1])
     if renyi:  # of Gaussian noise R_a = a mu^2 / 2
-        return Bound(renyi=(*renyi, *(ORDERS * each**2 / 2 for each in mu)))
-    return Bound(tuple(mu), client_mu=max(clients, default=None), per_round=limit, stds=(tuple(stds),))
+        return MessageBound(renyi=(*renyi, *(ORDERS * value**2 / 2 for value in mu)))
+    return MessageBound(tuple(mu), client_mu=max(clients, default=None), per_round=limit, stds=(tuple(stds),))

@@ -1,4 +1,4 @@
-"""What an adversary knows, in plain words for the report and the command line."""
+"""Sentences about what an adversary sees and knows, for the report and the command line."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SHOWN = 6
 """Views that the threat model of a plan lists one by one."""
 
 
-def knowledge_in_words(knows: Knowledge) -> dict[str, KnownFact]:
+def describe_knowledge(knows: Knowledge) -> dict[str, KnownFact]:
     """Return what the adversary knows of each fact.
 
     >>> from fedglass.core.types import Whitening
-    >>> facts = knowledge_in_words(Knowledge((1, 28, 28), 62, 4, Whitening((0.5,), (0.5,))))
+    >>> facts = describe_knowledge(Knowledge((1, 28, 28), 62, 4, Whitening((0.5,), (0.5,))))
     >>> facts["training"].text, facts["images"].text
     ('not known', '28 x 28 pixels, 1 channel, values in [0, 1]')
     """
@@ -35,7 +35,7 @@ def knowledge_in_words(knows: Knowledge) -> dict[str, KnownFact]:
         "classes": str(knows.classes),
         "examples": f"{knows.examples} behind the message" if knows.counted else UNKNOWN,
         "clients": _clients(knows),
-        "training": UNKNOWN if knows.training is None else training_in_words(knows.training),
+        "training": UNKNOWN if knows.training is None else describe_training(knows.training),
         "learning rate": UNKNOWN if knows.lr is None else f"{knows.lr:g}",
         "local steps": UNKNOWN if knows.steps is None else str(knows.steps),
     }
@@ -53,8 +53,8 @@ def _oracle(labels: object, text: str) -> KnownFact:
 
 def sights_of(source: Source) -> list[Sight]:
     """Return the views of a source that will be attacked, and what the adversary knows in each."""
-    seen = zip(source.infos(), source.rehearse(), strict=True)
-    return [Sight(info.words, info.standpoint, knowledge_in_words(view.observation.knows)) for info, view in seen]
+    views = zip(source.infos(), source.rehearse(), strict=True)
+    return [Sight(info.text, info.standpoint, describe_knowledge(view.observation.knows)) for info, view in views]
 
 
 def adversary_sections(sights: Sequence[Sight], more: Sequence[str], source: str) -> list[Section]:
@@ -79,15 +79,15 @@ def _lines(facts: Facts) -> list[str]:
     return [f"{name}: {'ORACLE: ' if fact.oracle else ''}{fact.text}" for name, fact in facts.items()]
 
 
-def learned_in_words(attack: object) -> str:
-    """What the networks have learned from that draw an attack's images; empty where none does.
+def describe_learned(attack: object) -> str:
+    """Return what the networks that draw an attack's images have learned from; empty where none does.
 
     >>> from fedglass.recipes import recipe
-    >>> learned_in_words(recipe("maliciously_curious_client_published"))
+    >>> describe_learned(recipe("maliciously_curious_client_published"))
     'an autoencoder that the adversary has trained on its own examples'
     """
-    found = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, GeneratesImages))
-    return "; ".join(found)
+    sources = dict.fromkeys(part.learned_from for part in parts_of(attack) if isinstance(part, GeneratesImages))
+    return "; ".join(sources)
 
 
 def _clients(knows: Knowledge) -> str:
@@ -97,22 +97,22 @@ def _clients(knows: Knowledge) -> str:
 
 
 def _each(knows: Knowledge) -> str:
-    """How many examples each of several clients has, where that is known."""
+    """Return the number of examples of each of several clients, where it is known."""
     if knows.sizes is None:
         return ""
     low, high = min(knows.sizes), max(knows.sizes)
     return f", of {low} examples each" if low == high else f", of {low} to {high} examples each"
 
 
-def training_in_words(training: Training) -> str:
-    """A client's training in one phrase.
+def describe_training(training: Training) -> str:
+    """Return a client's training as one phrase.
 
-    >>> training_in_words(Training(lr=0.1))
+    >>> describe_training(Training(lr=0.1))
     'one SGD step on all examples at learning rate 0.1 (FedSGD)'
-    >>> training_in_words(Training(lr=0.1, batch_size=8, steps=40, optimiser=SGD(momentum=0.9), clip=1.0))
+    >>> describe_training(Training(lr=0.1, batch_size=8, steps=40, optimiser=SGD(momentum=0.9), clip=1.0))
     '40 steps of SGD (momentum 0.9) in batches of 8 at learning rate 0.1 (FedAvg), gradients clipped at norm 1'
     """
-    how, rate, more = optimiser_in_words(training.optimiser), f"learning rate {training.lr:g}", _particulars(training)
+    how, rate, more = describe_optimiser(training.optimiser), f"learning rate {training.lr:g}", _particulars(training)
     if training.batch_size is None and training.epochs == 1 and training.steps in (None, 1):
         named = " (FedSGD)" if training.optimiser == SGD() else ""
         return f"one {how} step on all examples at {rate}{named}{more}"
@@ -121,25 +121,25 @@ def training_in_words(training: Training) -> str:
     return f"{count} {unit}{'' if count == 1 else 's'} of {how} in batches of {size} at {rate} (FedAvg){more}"
 
 
-def optimiser_in_words(optimiser: object) -> str:
-    """Its name, and its options where they are not the default.
+def describe_optimiser(optimiser: object) -> str:
+    """Return the name of an optimiser, and its options where they are not the default.
 
-    >>> optimiser_in_words(SGD(momentum=0.9, nesterov=True))
+    >>> describe_optimiser(SGD(momentum=0.9, nesterov=True))
     'SGD (momentum 0.9, nesterov)'
     """
-    given: dict[str, object] = {}
+    changed: dict[str, object] = {}
     if is_dataclass(optimiser):
-        given = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
-    words = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in given.items()]
-    return type(optimiser).__name__ + (f" ({', '.join(words)})" if words else "")
+        changed = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
+    options = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in changed.items()]
+    return type(optimiser).__name__ + (f" ({', '.join(options)})" if options else "")
 
 
 def _particulars(training: Training) -> str:
-    """What else is not the default."""
-    said = {
+    """Return what else of a training is not the default."""
+    applies_by_text = {
         "batches in file order": not training.shuffle,
         f"gradients clipped at norm {training.clip or 0:g}": training.clip is not None,
         f"labels smoothed by {training.label_smoothing:g}": training.label_smoothing > 0,
         "normalised with batch statistics": training.batch_norm is BatchNorm.BATCH,
     }
-    return "".join(f", {words}" for words, applies in said.items() if applies)
+    return "".join(f", {text}" for text, applies in applies_by_text.items() if applies)

@@ -1,4 +1,4 @@
-"""One case from its target to its record, in whatever process it is given to."""
+"""Playing cases: one case from its target to its record in any process, and all that have no record yet."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.cases import AuditProgress, Case, Finding, Probe, Subject
-from fedglass.audit.knowledge import knowledge_in_words, learned_in_words
-from fedglass.audit.play_attack import isolated, oracle_facts, without_unused_oracles
+from fedglass.audit.cases import AuditProgress, Case, Probe, ProbeResult, Subject
+from fedglass.audit.knowledge import describe_knowledge, describe_learned
+from fedglass.audit.play_attack import isolate, oracle_facts, without_unused_oracles
 from fedglass.audit.target import Pending, Target
 from fedglass.execution.executor import FAILURES, Executor, Lost, Watch, in_words
 from fedglass.execution.machine import peak_mib, reset_peak, return_memory, versions
@@ -23,58 +23,58 @@ from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.records import KnownFact, Record
 
 UNKNOWN = "unknown"
-"""Whose examples were behind a message that was never seen."""
+"""The client behind a message that was never made."""
 NAMED = 3
 """Clients behind a message that a record names one by one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """All that a worker needs for one case."""
+    """Everything that a worker needs for one case."""
 
     case: Case[Any]
     target: Target | Pending
     device: torch.device
     deadline: float | None = None
-    """When the probe is stopped, in seconds since the epoch; None: never."""
+    """The time at which the probe is stopped, in seconds since the epoch; None: never."""
 
     @property
     def key(self) -> str:
-        """What decides the outcome, the kind of device among it."""
+        """The case and the kind of device, which decide the outcome."""
         return f"{self.case.key} {self.device.type}"
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """A record, and what is to be saved beside it."""
+class PlayedCase:
+    """A record, and the evidence to save with it."""
 
     record: Record
     evidence: Evidence | None = None
 
 
-def play(work: Work, progress: Progress) -> Outcome:
+def play_case(work: Work, progress: Progress) -> PlayedCase:
     """Run one case. A known kind of failure becomes a failed record.
 
-    Time and peak memory are those of the probe alone, without what was done to make its target.
+    Time and peak memory are those of the probe alone, without making its target.
     """
     probe, start = work.case.probe, time.perf_counter()
     try:
         target = work.target.target()
-        target = replace(target, observation=isolated(target.observation, probe, work.device))
+        target = replace(target, observation=isolate(target.observation, probe, work.device))
         return_memory()
         reset_peak()
         start = time.perf_counter()
         finding = probe.measure(target, work.case.seed, _until(work.deadline, progress))
     except OutOfTime:
         cut = doubt(Kind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
-        finding = Finding({"doubts": [cut]})
+        finding = ProbeResult({"doubts": [cut]})
     except FAILURES as error:
-        return Outcome(failed(work, in_words(error)).model_copy(update=_spent(start)))
+        return PlayedCase(failed_record(work, in_words(error)).model_copy(update=_spent(start)))
     fields = {**_known(work), **_of_target(target, probe), **_found(work, finding), **_spent(start)}
-    return Outcome(Record.model_validate(fields), finding.evidence)
+    return PlayedCase(Record.model_validate(fields), finding.evidence)
 
 
-class OutOfTime(Exception):  # no error: the time was used up
+class OutOfTime(Exception):  # not an error: the time was used up
     """The time that searches may take is over."""
 
 
@@ -91,8 +91,8 @@ def _until(deadline: float | None, progress: Progress) -> Progress:
     return report
 
 
-def failed(work: Work, why: str) -> Record:
-    """The record of a case that could not be played to its end."""
+def failed_record(work: Work, why: str) -> Record:
+    """Return the record of a case that failed."""
     target = _of_target(work.target, work.case.probe) if isinstance(work.target, Target) else {"client": UNKNOWN}
     return Record.model_validate({**target, **_known(work), "status": "failed", "error": why})
 
@@ -103,9 +103,9 @@ def _known(work: Work) -> dict[str, Any]:
 
 
 def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
-    named, more = target.behind[:NAMED], len(target.behind) - NAMED
-    knows = knowledge_in_words(without_unused_oracles(target.observation.knows, probe))
-    learned = learned_in_words(probe)
+    named, more = target.contributors[:NAMED], len(target.contributors) - NAMED
+    knows = describe_knowledge(without_unused_oracles(target.observation.knows, probe))
+    learned = describe_learned(probe)
     return {
         "client": ", ".join(named) + (f" and {more} more" if more > 0 else ""),
         "knows": knows | ({"images drawn by": KnownFact(text=learned)} if learned else {}),
@@ -113,13 +113,13 @@ def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
         "defences": None if target.defences is None else list(target.defences),
         "behaviours": list(target.behaviours),
         "participants": list(target.participants),
-        "accepted": list(target.kept),
-        "contributors": list(target.behind),
+        "accepted": list(target.accepted),
+        "contributors": list(target.contributors),
         "swept": dict(target.swept),
     }
 
 
-def _found(work: Work, finding: Finding) -> dict[str, Any]:
+def _found(work: Work, finding: ProbeResult) -> dict[str, Any]:
     extra = {**work.case.facts.get("extra", {}), **finding.record.get("extra", {})}
     return {"status": "done", "oracle": bool(oracle_facts(work.case.probe)), **finding.record, "extra": extra}
 
@@ -129,27 +129,26 @@ def _spent(start: float) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "peak_mib": peak_mib(), "finished": when}
 
 
-# Plays the cases that a directory has no finished record of, and keeps what comes of each as it comes.
-
-
 Prepare = Callable[[Sequence[Case[Subject]]], Sequence[Work]]
-"""From what is to be played to what a worker needs for it: where networks are trained that cases share."""
+"""Function from unfinished cases to work: it trains the networks that cases share."""
 
 
-def unfinished(cases: Sequence[Case[Subject]], directory: Path, *, cut_short: bool = False) -> list[Case[Subject]]:
-    """The cases without a finished record, each key once; failed ones, and with `cut_short` stopped ones, run again."""
+def unfinished_cases(
+    cases: Sequence[Case[Subject]], directory: Path, *, cut_short: bool = False
+) -> list[Case[Subject]]:
+    """Return cases without a finished record, each key once; failed ones count, and with `cut_short` stopped ones."""
     records = RecordFile(directory / RECORDS).read()
     done = {record.key for record in records if record.status == "done" and not (cut_short and was_cut_short(record))}
-    found: dict[str, Case[Subject]] = {}
+    by_key: dict[str, Case[Subject]] = {}
     for case in cases:
         if case.key not in done:
-            found.setdefault(case.key, case)
-    return list(found.values())
+            by_key.setdefault(case.key, case)
+    return list(by_key.values())
 
 
 def was_cut_short(record: Record) -> bool:
     """Return whether an attack was stopped when its time was over."""
-    return any(each.kind is Kind.OUT_OF_TIME for each in record.doubts)
+    return any(doubt_.kind is Kind.OUT_OF_TIME for doubt_ in record.doubts)
 
 
 def play_unfinished(
@@ -157,25 +156,25 @@ def play_unfinished(
     directory: Path,
     executor: Executor,
     prepare: Prepare[Subject],
-    said: AuditProgress,
+    progress: AuditProgress,
     *,
     cut_short: bool = False,
 ) -> None:
-    """Play what is unfinished. Records and evidence are on disk before anything else is awaited."""
-    file, todo = RecordFile(directory / RECORDS), unfinished(cases, directory, cut_short=cut_short)
-    whole = len({c.key for c in cases})
-    said.planned(whole, whole - len(todo))
+    """Play all unfinished cases. Records and evidence are on disk before the next result is awaited."""
+    file, todo = RecordFile(directory / RECORDS), unfinished_cases(cases, directory, cut_short=cut_short)
+    count = len({c.key for c in cases})
+    progress.planned(count, count - len(todo))
     if not todo:
         return
 
     def started(work: Work) -> None:
-        said.started(work.case)
+        progress.started(work.case)
 
     def moved(work: Work, done: int, total: int) -> None:
-        said.moved(work.case, done, total)
+        progress.moved(work.case, done, total)
 
-    for work, result in executor.run(play, prepare(todo), Watch(started, moved)):
-        outcome = Outcome(failed(work, result.why)) if isinstance(result, Lost) else result
+    for work, result in executor.run(play_case, prepare(todo), Watch(started, moved)):
+        outcome = PlayedCase(failed_record(work, result.why)) if isinstance(result, Lost) else result
         record = outcome.record if outcome.evidence is None else outcome.evidence.save(directory, outcome.record)
         file.append(record)
-        said.finished(work.case, record)
+        progress.finished(work.case, record)

@@ -1,4 +1,4 @@
-"""The probe of an audit: an attack is played, judged beside the truth, and flagged."""
+"""The probe that plays an attack: it is given a copy without unused oracles, run, and scored against the truth."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.needs import needs_of, parts_of
 from fedglass.attack.parts import Progress
-from fedglass.audit.assessment import Assessment, Question, assess
-from fedglass.audit.cases import Finding
-from fedglass.audit.scoring import clipped, grey
+from fedglass.audit.assessment import Assessment, ScoringContext, assess
+from fedglass.audit.cases import ProbeResult
+from fedglass.audit.scoring import grey, in_pixel_range
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.tensors import Params
@@ -24,11 +24,9 @@ from fedglass.metrics.matching import Matching
 from fedglass.verdict.directory import Reconstructed
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 
-# What an attack is handed: a copy on its device, with oracle facts only where its parts ask for them.
-
 
 def oracle_facts(attack: object) -> frozenset[str]:
-    """The oracle facts that the parts of an attack need, by name.
+    """Return the oracle facts that the parts of an attack need, by name.
 
     >>> from fedglass.attack.labels.given import OracleLabels
     >>> from fedglass.recipes import recipe
@@ -39,7 +37,7 @@ def oracle_facts(attack: object) -> frozenset[str]:
 
 
 def without_unused_oracles(knows: Knowledge, attack: object) -> Knowledge:
-    """The knowledge without the oracle facts that no part of the attack needs: it can not use them unmarked."""
+    """Return the knowledge without the oracle facts that no part of the attack needs: it cannot use them unmarked."""
     needed = needs_of(attack)
     return replace(
         knows,
@@ -48,33 +46,38 @@ def without_unused_oracles(knows: Knowledge, attack: object) -> Knowledge:
     )
 
 
-def isolated(observation: Observation, attack: object, device: torch.device) -> Observation:
-    """The observation as one attack sees it, sharing neither a tensor nor the model with the original.
+def isolate(observation: Observation, attack: object, device: torch.device) -> Observation:
+    """Return the observation as one attack sees it, sharing neither a tensor nor the model with the original.
 
-    Tensors are copied also where they are on the device already: fresh ones are aligned alike in every
-    process, on which the last bits of a matrix product may depend.
+    Tensors are copied even where they are on the device already. Fresh ones are aligned alike in every process, and the
+    last bits of a matrix product may depend on that.
     """
     knows = without_unused_oracles(observation.knows, attack)
     facts = {field.name: _copied(getattr(knows, field.name), device) for field in fields(Knowledge)}
     tensors = (observation.before, observation.buffers, observation.update, observation.buffers_after)
     before, buffers, update, after = (_copied_all(params, device) for params in tensors)
     model = copy.deepcopy(observation.model).to(device)
-    also = tuple(isolated(each, attack, device) for each in observation.also)
+    also = tuple(isolate(joint, attack, device) for joint in observation.also)
     return Observation(model, before, buffers, update, Knowledge(**facts), _own(observation.own, device), after, also)
 
 
 def iterations_of(attack: object) -> int | None:
-    """How many iterations the last solver of an attack makes, if it says so."""
+    """Return the number of iterations of the last solver of an attack; None where it has none."""
     while isinstance(attack, BestOf):  # not those of its trials
         attack = attack.attack
-    found = [getattr(part, "iterations", None) for part in parts_of(attack)]
-    return next((n for n in reversed(found) if isinstance(n, int)), None)
+    counts = [getattr(part, "iterations", None) for part in parts_of(attack)]
+    return next((n for n in reversed(counts) if isinstance(n, int)), None)
 
 
-def _own(own: Own | None, device: torch.device) -> Own | None:
-    if own is None:
+def _own(participant: Own | None, device: torch.device) -> Own | None:
+    if participant is None:
         return None
-    return Own(_copied(own.images, device), _copied(own.labels, device), _copied_all(own.update, device), own.share)
+    return Own(
+        _copied(participant.images, device),
+        _copied(participant.labels, device),
+        _copied_all(participant.update, device),
+        participant.share,
+    )
 
 
 def _copied(value: Any, device: torch.device) -> Any:
@@ -90,7 +93,7 @@ NO_TRUTH = "the true images were not given: look at the pictures"
 
 @dataclass(frozen=True)
 class PlayAttack:
-    """Plays an attack, scores what it found and compares energies."""
+    """The probe that plays an attack, scores its reconstruction and compares energies."""
 
     attack: AnyAttack
     metrics: tuple[str, ...]
@@ -99,118 +102,129 @@ class PlayAttack:
 
     @property
     def played(self) -> AnyAttack:
-        """What decides the figures, for the key of a case."""
+        """The attack, which decides the figures, for the key of a case."""
         return self.attack
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        seen = target.observation
-        unsound = state_of(seen)
-        found = self.attack.run(seen, seed, progress) if unsound is None else _guess(seen)
-        fields = of_run(self.attack, found)
-        doubts = [*([] if unsound is None else [doubt(unsound)]), *self._doubts(found)]
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        observation = target.observation
+        unsound = unusable_state(observation)
+        reconstruction = self.attack.run(observation, seed, progress) if unsound is None else _guess(observation)
+        fields = run_fields(self.attack, reconstruction)
+        doubts = [*([] if unsound is None else [doubt(unsound)]), *self._doubts(reconstruction)]
         if target.truth is None:
-            return self._unjudged(seen, found, {**fields, "doubts": [*doubts, doubt(Kind.NO_TRUTH)]})
-        if unsound is None and not len(found.images):
-            return Finding({**fields, "doubts": doubts})
-        asked = Question(self.attack, target, target.truth, found, self.metrics, seed)
-        assessed = assess(asked, played=unsound is None)
-        fields |= {**_of_truth(assessed, target.truth.private, fields["extra"]), "doubts": doubts}
-        judged = assessed.judged
-        evidence = _evidence(seen, found, judged.shown, judged.shown_raw, judged.scores.matching)
+            return self._unscored(observation, reconstruction, {**fields, "doubts": [*doubts, doubt(Kind.NO_TRUTH)]})
+        if unsound is None and not len(reconstruction.images):
+            return ProbeResult({**fields, "doubts": doubts})
+        context = ScoringContext(self.attack, target, target.truth, reconstruction, self.metrics, seed)
+        assessment = assess(context, played=unsound is None)
+        fields |= {**_truth_fields(assessment, target.truth.private, fields["extra"]), "doubts": doubts}
+        scored = assessment.truth_scores
+        evidence = _evidence(observation, reconstruction, scored.shown, scored.shown_raw, scored.scores.matching)
         private, names = target.truth.private, target.class_names
         labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
-        return Finding(fields, replace(evidence, originals=private.images.numpy(), labels=labels))
+        return ProbeResult(fields, replace(evidence, originals=private.images.numpy(), labels=labels))
 
-    def _doubts(self, found: Reconstruction) -> list[Doubt]:
-        """Return what a reader must know of the run itself."""
+    def _doubts(self, reconstruction: Reconstruction) -> list[Doubt]:
+        """Return the doubts about the run itself."""
         oracle = sorted(Fact(name).words for name in oracle_facts(self.attack))
         doubts = [doubt(Kind.ORACLE_USED, facts=oracle)] if oracle else []
-        if found.reasons and not len(found.images):
-            reasons = [f"{name}: {why}" for name, why in found.reasons.items()]
+        if reconstruction.reasons and not len(reconstruction.images):
+            reasons = [f"{name}: {why}" for name, why in reconstruction.reasons.items()]
             doubts.append(doubt(Kind.NO_EXACT_METHOD, reasons="; ".join(reasons)))
         return doubts
 
-    def _unjudged(self, seen: Observation, found: Reconstruction, fields: dict[str, Any]) -> Finding:
+    def _unscored(
+        self, observation: Observation, reconstruction: Reconstruction, fields: dict[str, Any]
+    ) -> ProbeResult:
         skipped = dict.fromkeys(self.metrics, NO_TRUTH)
-        raw = None if found.raw is None else clipped(found.raw, seen)
-        order = Matching(tuple(range(len(found.images))))
-        evidence = _evidence(seen, found, clipped(found.images, seen), raw, order)
-        return Finding({**fields, "skipped_metrics": skipped}, evidence)
+        raw = None if reconstruction.raw is None else in_pixel_range(reconstruction.raw, observation)
+        order = Matching(tuple(range(len(reconstruction.images))))
+        evidence = _evidence(
+            observation, reconstruction, in_pixel_range(reconstruction.images, observation), raw, order
+        )
+        return ProbeResult({**fields, "skipped_metrics": skipped}, evidence)
 
 
-def state_of(seen: Observation) -> Kind | None:
+def unusable_state(observation: Observation) -> Kind | None:
     """Return what is wrong with a message that cannot be attacked; None where it can."""
-    if not all(bool(torch.isfinite(t).all()) for t in seen.update.values()):
+    if not all(bool(torch.isfinite(t).all()) for t in observation.update.values()):
         return Kind.NON_FINITE_UPDATE
-    return None if any(bool(t.any()) for t in seen.update.values()) else Kind.ZERO_UPDATE
+    return None if any(bool(t.any()) for t in observation.update.values()) else Kind.ZERO_UPDATE
 
 
-def of_run(attack: AnyAttack, found: Reconstruction) -> dict[str, Any]:
-    """What a record says of an attack's run, without the truth; where unknowns ended and what it supposed as JSON."""
+def run_fields(attack: AnyAttack, reconstruction: Reconstruction) -> dict[str, Any]:
+    """Return the fields of a record about an attack's run, without the truth.
+
+    The final unknowns and the supposed training are stored as JSON.
+    """
     return {
-        "energy": found.energy,
-        "trace": list(found.trace),
-        "labels_recovered": found.labels.tolist(),
+        "energy": reconstruction.energy,
+        "trace": list(reconstruction.trace),
+        "labels_recovered": reconstruction.labels.tolist(),
         "iterations": iterations_of(attack),
-        "energy_refined": found.energy_refined,
-        "method": found.method,
-        "explains": found.explains,
+        "energy_refined": reconstruction.energy_refined,
+        "method": reconstruction.method,
+        "explains": reconstruction.explains,
         "extra": {
-            "notes": list(found.notes),
-            "unknowns": {name: tensor.tolist() for name, tensor in found.unknowns.items()},
-            "supposed": None if found.supposed is None else repr(found.supposed),
-            **({"rule": found.rule} if found.rule else {}),
-            **({"kept": asdict(found.kept)} if found.kept else {}),
-            **({"grouping": [list(labels) for labels in found.grouping]} if found.grouping else {}),
-            **({"tried": [asdict(trial) for trial in found.tried]} if found.tried else {}),
+            "notes": list(reconstruction.notes),
+            "unknowns": {name: tensor.tolist() for name, tensor in reconstruction.unknowns.items()},
+            "supposed": None if reconstruction.supposed is None else repr(reconstruction.supposed),
+            **({"rule": reconstruction.rule} if reconstruction.rule else {}),
+            **({"kept": asdict(reconstruction.kept)} if reconstruction.kept else {}),
+            **({"grouping": [list(labels) for labels in reconstruction.grouping]} if reconstruction.grouping else {}),
+            **({"tried": [asdict(trial) for trial in reconstruction.tried]} if reconstruction.tried else {}),
         },
     }
 
 
 def _evidence(
-    seen: Observation, found: Reconstruction, shown: Tensor, raw: Tensor | None, order: Matching
+    observation: Observation, reconstruction: Reconstruction, shown: Tensor, raw: Tensor | None, order: Matching
 ) -> Reconstructed:
-    """The images to keep, with the raw ones and the way between them where they were refined."""
-    film = found.film
-    frames = None if film is None else torch.stack([order.apply(clipped(frame, seen)) for frame in film.frames])
+    """Return the images to keep, with the raw ones and the steps between them where they were refined."""
+    film = reconstruction.film
+    frames = (
+        None
+        if film is None
+        else torch.stack([order.apply(in_pixel_range(frame, observation)) for frame in film.frames])
+    )
     captions = () if film is None else tuple("" if i is None else film.caption(i) for i in order.partner)
     return Reconstructed(
-        found.images.detach().cpu().numpy(),
-        found.labels.detach().cpu().numpy(),
+        reconstruction.images.detach().cpu().numpy(),
+        reconstruction.labels.detach().cpu().numpy(),
         shown.numpy(),
         raw=None if raw is None else raw.numpy(),
-        images_raw=None if found.raw is None else found.raw.detach().cpu().numpy(),
+        images_raw=None if reconstruction.raw is None else reconstruction.raw.detach().cpu().numpy(),
         film=None if frames is None else frames.numpy(),
         film_captions=captions,
     )
 
 
-def _guess(seen: Observation) -> Reconstruction:
-    """What remains without a message: grey images under the first class."""
-    n = seen.knows.examples
-    return Reconstruction(grey(seen, n), torch.zeros(n, dtype=torch.int64), float("nan"))
+def _guess(observation: Observation) -> Reconstruction:
+    """Return a guess without a message: grey images under the first class."""
+    n = observation.knows.examples
+    return Reconstruction(grey(observation, n), torch.zeros(n, dtype=torch.int64), float("nan"))
 
 
-def _of_truth(assessed: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:
-    judged, found = assessed.judged, assessed.scores
-    scores, raw = judged.scores, judged.scores_raw
+def _truth_fields(assessment: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:
+    scored, by_image = assessment.truth_scores, assessment.scores
+    scores, raw = scored.scores, scored.scores_raw
     return {
         "metrics": {name: list(values) for name, values in scores.values.items()},
         "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
         "controls": {
-            control: {name: list(values) for name, values in of.items()} for control, of in found.controls.items()
+            control: {name: list(values) for name, values in of.items()} for control, of in by_image.controls.items()
         },
-        "identity_preserved": list(found.identity_preserved),
-        "blends": [list(members) for members in found.blends] if any(found.blends) else [],
-        "transformed_match": list(assessed.otherwise),
+        "identity_preserved": list(by_image.identity_preserved),
+        "blends": [list(members) for members in by_image.blends] if any(by_image.blends) else [],
+        "transformed_match": list(assessment.shown_transformed),
         "skipped_metrics": dict(scores.skipped),
-        "blind": {name: list(values) for name, values in found.blind.items()},
-        "blind_guess": {name: list(guesses) for name, guesses in found.blind_guess.items()},
+        "blind": {name: list(values) for name, values in by_image.blind.items()},
+        "blind_guess": {name: list(guesses) for name, guesses in by_image.blind_guess.items()},
         "labels_true": private.labels.tolist(),
         "owners": list(private.owners),
-        "labels_recovered": list(judged.labels),
-        "label_errors": judged.label_errors,
-        "energy_truth": judged.energy_truth,
-        "energy_blind": assessed.energy_blind,
+        "labels_recovered": list(scored.labels),
+        "label_errors": scored.label_errors,
+        "energy_truth": scored.energy_truth,
+        "energy_blind": assessment.energy_blind,
         "extra": {**extra, "matching": list(scores.matching.partner)},
     }

@@ -1,4 +1,4 @@
-"""What protects the clients of a simulated federation, and the differential privacy that it amounts to, in words."""
+"""Sentences about what protects the clients of a simulated federation, and the differential privacy that it gives."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from fedglass.federation.federation import Federation
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.models.network import Network
+from fedglass.recordings.texts import defence_text
 
 FEW = 2
-"""Examples that a defence is tried on: more than one, which tells those that can not bear a batch."""
+"""Examples that a defence is tried on: more than one, which shows defences that cannot take a batch."""
 SHOWN = 6
 """Clients that are named one by one."""
 DELTA = 1e-5
-"""At which budgets are stated: customary, and below one in the number of a client's examples."""
+"""The delta at which budgets are stated: customary, and below one in the number of a client's examples."""
 
 
 def defences_of(client: Client) -> list[str]:
-    """The defences in the order in which they act; none for a client that has none."""
-    return parts_of(Protection(client.gradient, client.release))
+    """Return the names of a client's defences in the order in which they act."""
+    return defence_names(Protection(client.gradient, client.release))
 
 
-def parts_of(protection: Protection) -> list[str]:
-    """The same of what protects a client.
+def defence_names(protection: Protection) -> list[str]:
+    """Return the names of the parts of a protection in the order in which they act.
 
-    >>> parts_of(Protection(release=Clip(norm=1.0)))
+    >>> defence_names(Protection(release=Clip(norm=1.0)))
     ['Clip(norm=1.0)']
     """
     local = [] if isinstance(protection.gradient, MeanGradient) else [protection.gradient]
@@ -45,12 +46,12 @@ def parts_of(protection: Protection) -> list[str]:
 
 
 def undefended(client: Client) -> Client:
-    """The same client without its defences."""
+    """Return the same client without its defences."""
     return replace(client, gradient=MeanGradient(), release=AsIs())
 
 
 def rehearse_defences(federation: Federation) -> None:
-    """One local step of a few examples, and the release of its update, by one client of each kind of protection."""
+    """Try one local step on a few examples, and the release of its update, for each kind of protection."""
     clients = sorted(federation.clients, key=lambda c: len(c.labels))
     kinds = {f"{defences_of(c)} {c.training or federation.training}": c for c in clients if defences_of(c)}
     for client in kinds.values():
@@ -72,33 +73,35 @@ def _rehearse(client: Client, federation: Federation) -> None:
     client.release.release(Outgoing(update, noise, before=before))
 
 
-def protection_of(federation: Federation, rounds: int) -> dict[str, tuple[str, ...]]:
-    """What protects each client's messages and what that promises, in words; nothing for a client that has nothing.
+def describe_protection(federation: Federation, rounds: int) -> dict[str, tuple[str, ...]]:
+    """Return sentences about what protects each client's messages and what that promises; none without a defence.
 
-    Of clients that are protected alike, the one with the fewest examples speaks for all.
+    Of clients with the same protection, the one with the fewest examples counts for all.
     """
-    said: dict[str, tuple[str, ...]] = {}
+    sentences_by_kind: dict[str, tuple[str, ...]] = {}
     for client in sorted(federation.clients, key=lambda c: len(c.labels)):
         training = client.training or federation.training
         kind = f"{defences_of(client)} {training}"
-        if kind not in said:
-            defences = [f"Defended by {part}." for part in dict.fromkeys(defences_of(client))]
-            said[kind] = (*defences, *privacy_in_words(client, training, rounds))
-    return {c.name: said[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients}
+        if kind not in sentences_by_kind:
+            defences = [defence_text(part) for part in dict.fromkeys(defences_of(client))]
+            sentences_by_kind[kind] = (*defences, *describe_privacy(client, training, rounds))
+    return {
+        c.name: sentences_by_kind[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients
+    }
 
 
-def together(protection: Mapping[str, Sequence[str]]) -> list[str]:
-    """What protects several clients, each named where they are not protected alike.
+def merge_by_client(protection: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the sentences of several clients; they are named where they are not protected alike.
 
-    >>> together({"client 0": ("Defended by Clip(norm=1.0).",), "client 1": ()})
+    >>> merge_by_client({"client 0": ("Defended by Clip(norm=1.0).",), "client 1": ()})
     ['Client 0: Defended by Clip(norm=1.0).', 'Client 1: No defence.']
     """
     kinds: dict[tuple[str, ...], list[str]] = {}
-    for name, words in protection.items():
-        kinds.setdefault(tuple(words), []).append(name)
+    for name, sentences in protection.items():
+        kinds.setdefault(tuple(sentences), []).append(name)
     if len(kinds) == 1:
         return list(next(iter(kinds)))
-    return [f"{_named(names)}: {line}" for words, names in kinds.items() for line in words or ("No defence.",)]
+    return [f"{_named(names)}: {line}" for sentences, names in kinds.items() for line in sentences or ("No defence.",)]
 
 
 def _named(clients: Sequence[str]) -> str:
@@ -106,12 +109,12 @@ def _named(clients: Sequence[str]) -> str:
     return text[0].upper() + text[1:]
 
 
-def privacy_in_words(client: Client, training: Training, rounds: int) -> list[str]:
-    """What a client's defences promise by differential privacy; often nothing."""
-    said = _of_examples(client, training, rounds) + _of_updates(client, rounds)
-    if said and not opacus.opacus_installed():
-        said.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
-    return said
+def describe_privacy(client: Client, training: Training, rounds: int) -> list[str]:
+    """Return sentences about the differential privacy of a client's defences; often none."""
+    sentences = _of_examples(client, training, rounds) + _of_updates(client, rounds)
+    if sentences and not opacus.opacus_installed():
+        sentences.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
+    return sentences
 
 
 def _of_examples(client: Client, training: Training, rounds: int) -> list[str]:
@@ -123,7 +126,7 @@ def _of_examples(client: Client, training: Training, rounds: int) -> list[str]:
 
 
 def _of_updates(client: Client, rounds: int) -> list[str]:
-    """Noise after a clip: a Gaussian mechanism for all that a client has."""
+    """Return the budget of noise after a clip: a Gaussian mechanism for all examples of a client."""
     multiplier = _noise_over_norm(_releases(client.release))
     if multiplier == 0:
         return []
@@ -132,9 +135,9 @@ def _of_updates(client: Client, rounds: int) -> list[str]:
 
 
 def _noise_over_norm(parts: Sequence[Release]) -> float:
-    """The largest ratio of added noise to the norm that was in force when it was added.
+    """Return the largest ratio of added noise to the norm that was in force when it was added.
 
-    What comes after noise changes nothing of what it hides: a later clip counts for later noise alone.
+    What comes after noise does not change what it hides: a later clip counts for later noise alone.
 
     >>> _noise_over_norm([Clip(10.0), GaussianNoise(1.0), Clip(0.1)])
     0.1

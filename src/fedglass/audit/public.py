@@ -1,4 +1,7 @@
-"""What anybody can know of such data without a message: what is left of a set, or one that the adversary has."""
+"""Public data of the same kind as the private ones: what is left of a set, or a set that the adversary has.
+
+Here are also the accuracies of a trained model.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ AT_ONCE = 1024
 
 @dataclass(frozen=True, eq=False)
 class Public:
-    """The mean of such images, that of each class, and the images themselves.
+    """Public images: their mean, that of each class, and the images themselves.
 
     >>> images = torch.stack([torch.full((1, 2, 2), value) for value in (0.0, 0.5, 1.0)])
     >>> such = Public.of(images, torch.tensor([0, 0, 3]))
@@ -36,17 +39,17 @@ class Public:
 
     mean: Tensor  # (c, h, w), pixels
     of_class: Mapping[int, Tensor]
-    """Class -> its mean image; only of classes of which there are any."""
+    """Class -> its mean image; only classes that occur."""
     images: int
-    """How many there are."""
+    """The number of images."""
     examples: Examples | None = None
-    """They themselves, for the candidate game; at most some thousands."""
+    """The images themselves, for the candidate game; at most some thousands."""
     identity: str = ""
-    """A hash of a set that was given; empty for what no client has of a federation's own, which the plan decides."""
+    """A hash of a set that was given; empty for the rest of a federation's own set, which the plan decides."""
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor, rows: Sequence[int] | None = None) -> Public:
-        """Of the images at these rows, or of all."""
+        """Make public data of the images at these rows, or of all."""
         chosen = torch.arange(len(images)) if rows is None else torch.as_tensor(rows, dtype=torch.int64)
         kinds, places = torch.unique(labels[chosen], return_inverse=True)
         few = len(kinds) * images[0].numel() <= MOST_NUMBERS
@@ -65,28 +68,25 @@ class Public:
 
     @classmethod
     def given(cls, images: Tensor, labels: Tensor) -> Public:
-        """A set that the adversary has: it decides what is said beside every score, and so the keys."""
-        found = cls.of(images, labels)
+        """Make public data of a set that the adversary has: it decides the blind guesses, and so the keys."""
+        public = cls.of(images, labels)
         identity = digest("public", of_tensor(images), of_tensor(labels))
-        return replace(found, identity=identity)
+        return replace(public, identity=identity)
 
     @property
-    def words(self) -> str:
+    def sentence(self) -> str:
         plural = "" if self.images == 1 else "s"
-        whose = "of its own set" if self.identity else "that no client has"
-        return f"For blind guesses and the candidate game it has {self.images} image{plural} {whose}."
-
-
-# How good a trained model is.
+        origin = "of its own set" if self.identity else "that no client has"
+        return f"For blind guesses and the candidate game it has {self.images} image{plural} {origin}."
 
 
 JUDGED = 1000
-"""Images of a whole data set that an accuracy is taken over."""
+"""Images of a data set that an accuracy is taken over."""
 EXAMPLES_AT_ONCE = 250
 
 
 def accuracy(model: nn.Module, whitening: Whitening, test: Examples) -> float:
-    """The share of the examples that the model classifies rightly; it is left in evaluation mode."""
+    """Return the share of the examples that the model classifies correctly; it is left in evaluation mode."""
     device = next(model.parameters()).device
     model.eval()
     right = 0
@@ -97,14 +97,14 @@ def accuracy(model: nn.Module, whitening: Whitening, test: Examples) -> float:
     return right / len(test.labels)
 
 
-def after(model: nn.Module, last: Round) -> nn.Module:
-    """A copy of the global model as a round has left it, with its running statistics."""
+def model_after(model: nn.Module, last: Round) -> nn.Module:
+    """Return a copy of the global model after a round, with its running statistics."""
     trained = copy.deepcopy(model)
     trained.load_state_dict({**last.after, **last.buffers_after}, strict=False)
     return trained
 
 
-def sample(data: Dataset, seed: int) -> Examples:
-    """At most 1000 examples of a data set, the first of a shuffle."""
+def sample_examples(data: Dataset, seed: int) -> Examples:
+    """Return at most 1000 examples of a data set, the first of a shuffle."""
     rows = torch.randperm(len(data), generator=stream(seed, "judged"))[:JUDGED]
     return Examples(data.images[rows], data.labels[rows])

@@ -1,4 +1,10 @@
-"""What the truth says about a reconstruction: scores, label errors, and the energies to compare with."""
+"""Scores of a reconstruction against the truth: metrics, label errors, and energies to compare with.
+
+A picture may show the same in another contrast, as its negative, mirrored or moved. A person would see it. Some
+networks cannot tell: normalisation takes the contrast of a picture out of its gradient, and convolutions before a mean
+over all places take out where it stands. An attack then finds such a picture as good as the true one, and every metric
+that compares pixel by pixel calls it another. `likeness` finds it.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +16,16 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from fedglass.attack.best_of import AnyAttack
+from fedglass.core.thresholds import DECOY_CONTRAST, FLAT_PICTURE, SAME_PICTURE
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.catalogue import Scores, score
 from fedglass.metrics.matching import Matching, label_errors, match
 
-OTHER = 0.5
-"""The share of the images' contrast by which a decoy's pixels must differ for it to show something else."""
-
 
 @dataclass(frozen=True, eq=False)
-class Judgement:
-    """A reconstruction beside the truth, in the order of the true images."""
+class ReconstructionScores:
+    """The scores of a reconstruction against the truth, in the order of the true images."""
 
     scores: Scores
     shown: Tensor  # (n, c, h, w): what was scored
@@ -30,72 +34,76 @@ class Judgement:
     label_errors: int
     energy_truth: float | None
     scores_raw: Scores | None = None
-    """Of the images before they were refined, where they were; matched on their own."""
+    """The scores of the images before they were refined, matched separately; None where they were not refined."""
     shown_raw: Tensor | None = None  # (n, c, h, w)
 
 
-def judge(
+def score_reconstruction(
     attack: AnyAttack | None,
-    seen: Observation,
-    found: Reconstruction,
+    observation: Observation,
+    reconstruction: Reconstruction,
     truth: Truth,
     metrics: Sequence[str],
-) -> Judgement:
+) -> ReconstructionScores:
     """Score a reconstruction; `attack` is None where none was played, so that there are no energies."""
-    shown = clipped(found.images, seen)
+    shown = in_pixel_range(reconstruction.images, observation)
     scores = _scored(shown, truth, metrics)
     partners = [p for p in scores.matching.partner if p is not None]
-    order = [*partners, *(i for i in range(len(found.labels)) if i not in set(partners))]
-    raw = None if found.raw is None else clipped(found.raw, seen)
-    # Matched anew: a refinement that destroyed its images says nothing of which original each belonged to.
+    order = [*partners, *(i for i in range(len(reconstruction.labels)) if i not in set(partners))]
+    raw = None if reconstruction.raw is None else in_pixel_range(reconstruction.raw, observation)
+    # Matched again: a refinement that destroyed its images does not tell which original each belonged to.
     scores_raw = None if raw is None else _scored(raw, truth, metrics)
-    return Judgement(
+    return ReconstructionScores(
         scores=scores,
         shown=scores.matching.apply(shown),
-        labels=tuple(found.labels[order].tolist()),
-        label_errors=label_errors(found.labels, truth.labels, seen.knows.classes),
-        energy_truth=None if attack is None else energy_at(attack, seen, truth.images, truth.labels, found),
+        labels=tuple(reconstruction.labels[order].tolist()),
+        label_errors=label_errors(reconstruction.labels, truth.labels, observation.knows.classes),
+        energy_truth=None
+        if attack is None
+        else energy_at(attack, observation, truth.images, truth.labels, reconstruction),
         scores_raw=scores_raw,
         shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
     )
 
 
 def _scored(images: Tensor, truth: Truth, metrics: Sequence[str]) -> Scores:
-    """The scores of the private images.
+    """Return the scores of the private images.
 
-    The adversary's own take part in the matching, so that what shows them is not held against the others.
+    The adversary's own take part in the matching, so that a picture of them does not count against the others.
     """
-    return score(images, truth.private.images, metrics, paired(images, truth))
+    return score(images, truth.private.images, metrics, match_private(images, truth))
 
 
-def paired(images: Tensor, truth: Truth) -> Matching:
-    """Which of the images shows which private one, where they may show the adversary's own as well."""
+def match_private(images: Tensor, truth: Truth) -> Matching:
+    """Match images with the private ones, where they may show the adversary's own as well."""
     return Matching(match(images, truth.images).partner[: len(truth.private.images)])
 
 
-def energy_blind(attack: AnyAttack, seen: Observation, found: Reconstruction) -> float:
-    """The energy of a plain grey image under the labels that the attack found."""
-    return energy_at(attack, seen, grey(seen, len(found.labels)), found.labels, found)
+def energy_blind(attack: AnyAttack, observation: Observation, reconstruction: Reconstruction) -> float:
+    """Return the energy of a plain grey image under the labels that the attack found."""
+    return energy_at(
+        attack, observation, grey(observation, len(reconstruction.labels)), reconstruction.labels, reconstruction
+    )
 
 
-def clipped(images: Tensor, seen: Observation) -> Tensor:
-    """Reconstructed pixels inside the range that the adversary knows them to lie in; NaN stays NaN.
+def in_pixel_range(images: Tensor, observation: Observation) -> Tensor:
+    """Clip reconstructed pixels to the range that the adversary knows; NaN stays NaN.
 
-    Scored are the images as an adversary would show them. Figures in papers are often taken without this.
+    Images are scored as an adversary would show them. Figures in papers are often taken without this.
     """
-    return images.detach().cpu().clamp(seen.knows.low, seen.knows.high)
+    return images.detach().cpu().clamp(observation.knows.low, observation.knows.high)
 
 
-def grey(seen: Observation, count: int) -> Tensor:
-    """The mean colour of the data, everywhere: the best guess without a message.  # (count, c, h, w)"""
-    knows = seen.knows
-    device = next(iter(seen.update.values())).device
+def grey(observation: Observation, count: int) -> Tensor:
+    """Return images of the mean colour of the data: the best guess without a message.  # (count, c, h, w)"""
+    knows = observation.knows
+    device = next(iter(observation.update.values())).device
     pixels = knows.whitening.unwhiten(torch.zeros(count, *knows.shape, device=device))
     return pixels.clamp(knows.low, knows.high)
 
 
 def decoys(images: Tensor) -> list[Tensor]:
-    """Images that are as smooth as the given ones but show something else.
+    """Return images that are as smooth as the given ones but show something else.
 
     Inverted in brightness, and mirrored or shifted by half: total variation, and so a prior's share of the
     energy, stays (nearly) what it was, and what differs is the fit to the message. Those that happen to show the same
@@ -104,15 +112,17 @@ def decoys(images: Tensor) -> list[Tensor]:
     high, low = images.max(), images.min()
     inverted = high + low - images
     half = (images.shape[-2] // 2, images.shape[-1] // 2)
-    made = [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
+    transformed = [inverted, inverted.flip(-1), inverted.roll(half, dims=(-2, -1))]
     contrast = float((images - images.mean(dim=(-2, -1), keepdim=True)).square().mean())
-    return [other for other in made if float((other - images).square().mean()) > OTHER * contrast]
+    return [other for other in transformed if float((other - images).square().mean()) > DECOY_CONTRAST * contrast]
 
 
-def energy_at(attack: AnyAttack, seen: Observation, images: Tensor, labels: Tensor, like: Reconstruction) -> float:
-    """The energy of given images under an attack; the operator's unknowns end where they do in `like`."""
-    device = next(iter(seen.update.values())).device
-    return attack.energy_of(seen, images.to(device), labels.to(device), like)
+def energy_at(
+    attack: AnyAttack, observation: Observation, images: Tensor, labels: Tensor, like: Reconstruction
+) -> float:
+    """Return the energy of given images under an attack; the operator's unknowns are those of `like`."""
+    device = next(iter(observation.update.values())).device
+    return attack.energy_of(observation, images.to(device), labels.to(device), like)
 
 
 def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
@@ -136,32 +146,20 @@ def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
     return [sorted(order[i, : int(k) + 1].tolist()) if k else [] for i, k in enumerate(best)]
 
 
-# Does a picture show the same in another contrast, as its negative, mirrored or moved? A person would see it.
-#
-# Some networks can not tell: normalisation takes the contrast of a picture out of its gradient, and convolutions before
-# a mean over all places take out where it stands. An attack then finds such a picture as good as the true one, and
-# every
-# metric that compares pixel by pixel calls it another.
-
-
-ALIKE = 0.9
-"""The correlation from which on pictures show the same. Other smooth pictures were seen to reach 0.7 somewhere."""
-LONGEST = 64
-"""Pixels of a side beyond which pictures are made smaller first: nobody needs more to see what they show."""
-FLAT = 1e-6
-"""The share of a picture's length that its contrast must have to be more than rounding."""
+LONGEST_SIDE = 64
+"""Pixels of a side beyond which pictures are made smaller first: they show the same."""
 MIRRORS: tuple[tuple[int, ...], ...] = ((), (-1,), (-2,), (-2, -1))
 
 
-def shown_otherwise(images: Tensor, originals: Tensor) -> list[bool]:
-    """Of each original, whether any of the images shows the same.  # (m, c, h, w), (n, c, h, w) -> n entries"""
-    return [value >= ALIKE for value in likeness(images, originals)]
+def shown_transformed(images: Tensor, originals: Tensor) -> list[bool]:
+    """Return for each original whether any of the images shows the same.  # (m, c, h, w), (n, c, h, w) -> n entries"""
+    return [value >= SAME_PICTURE for value in likeness(images, originals)]
 
 
 def likeness(images: Tensor, originals: Tensor) -> list[float]:
-    """Of each original, the largest absolute correlation with any of the images, mirrored and moved around the edges.
+    """Return for each original the largest absolute correlation with any image, mirrored and moved around the edges.
 
-    Channels are centred apart and scaled together. A flat picture is like nothing, and so is one that is not finite.
+    Channels are centred separately and scaled together. Pictures that are flat or not finite have likeness 0.
 
     >>> picture = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     >>> [round(value, 3) for value in likeness(0.7 - 0.1 * picture.flip(-1).roll(3, -2), picture)]
@@ -169,19 +167,19 @@ def likeness(images: Tensor, originals: Tensor) -> list[float]:
     """
     if not len(images):
         return [0.0] * len(originals)
-    found = torch.cat([_spectra(images.flip(mirror)) for mirror in MIRRORS])
+    spectra = torch.cat([_spectra(images.flip(mirror)) for mirror in MIRRORS])
     # The correlation at every offset at once [the correlation theorem].
-    moved = (torch.fft.ifft2((found.conj() * true).sum(dim=1)).real for true in _spectra(originals))
-    return [float(each.abs().max()) for each in moved]
+    by_original = (torch.fft.ifft2((spectra.conj() * true).sum(dim=1)).real for true in _spectra(originals))
+    return [float(correlations.abs().max()) for correlations in by_original]
 
 
 def _spectra(images: Tensor) -> Tensor:
-    """Fourier transforms of the pictures, centred and of length 1.  # (n, c, h, w) -> (n, c, h', w')"""
+    """Return the Fourier transforms of the pictures, centred and of length 1.  # (n, c, h, w) -> (n, c, h', w')"""
     height, width = images.shape[-2:]
     pixels = images.detach().cpu().double()
-    small = adaptive_avg_pool2d(pixels, (min(height, LONGEST), min(width, LONGEST)))
+    small = adaptive_avg_pool2d(pixels, (min(height, LONGEST_SIDE), min(width, LONGEST_SIDE)))
     centred = small - small.mean(dim=(-2, -1), keepdim=True)
     size = centred.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-    sound = torch.isfinite(size) & (size > FLAT * small.flatten(1).norm(dim=1).view(-1, 1, 1, 1))
+    sound = torch.isfinite(size) & (size > FLAT_PICTURE * small.flatten(1).norm(dim=1).view(-1, 1, 1, 1))
     spectra: Tensor = torch.fft.fft2(torch.where(sound, centred / size, 0.0))
     return spectra

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedglass.audit.knowledge import adversary_sections, sights_of, training_in_words
-from fedglass.audit.protection import defences_of, protection_of, rehearse_defences, together, undefended
-from fedglass.audit.public import Public, accuracy, after
+from fedglass.audit.knowledge import adversary_sections, describe_training, sights_of
+from fedglass.audit.protection import defences_of, describe_protection, merge_by_client, rehearse_defences, undefended
+from fedglass.audit.public import Public, accuracy, model_after
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import Said, Section, Target, TargetInfo, Unseen, infos_of
+from fedglass.audit.target import MissingTarget, RoundProgress, Section, Target, TargetInfo, target_infos
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.text import AFTER_ROUND
 from fedglass.core.types import Training
-from fedglass.federation.behaviour.behaviour import Honest
-from fedglass.federation.client import Answers, one_by_one
+from fedglass.federation.behaviours import Honest
+from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.federation import Federation
 from fedglass.federation.transcript import Message, Round, Transcript
 from fedglass.federation.truth import Examples, Truths
-from fedglass.federation.views import Knows, Seen, ServerView, View
+from fedglass.federation.views import Knows, ServerView, View, ViewResult
 from fedglass.fl.release import Protection
 
 
@@ -37,9 +37,9 @@ class Simulated:
     name: str = ""
     class_names: tuple[str, ...] | None = None
     test: Examples | None = None
-    """Examples of no client, on which the trained model is measured."""
+    """Examples of no client, for the accuracy of the trained model."""
     public: Public | None = None
-    """What the adversary has of such data."""
+    """Public data of the same kind that the adversary has."""
     swept: Mapping[str, float] = field(default_factory=dict)
     """What a sweep changes from one federation to the next, and its value here."""
 
@@ -48,7 +48,7 @@ class Simulated:
             raise UsageError(f"federation.rounds must be at least 1, got {self.rounds}.")
         if not self.views:
             raise UsageError("The adversary needs at least one view, such as ServerView(client=0), got none.")
-        attendance = self.federation.attendance(self.rounds)
+        attendance = self.federation.participants_by_round(self.rounds)
         for view in self.views:
             view.check(attendance)
 
@@ -59,9 +59,9 @@ class Simulated:
     def identity(self) -> str:
         test = self.test
         measured = [] if test is None else [str(self.rounds), of_tensor(test.images), of_tensor(test.labels)]
-        told = [] if self.public is None or not self.public.identity else [self.public.identity]
+        public = [] if self.public is None or not self.public.identity else [self.public.identity]
         facts = self.name, self._origin(), self.truths().identity, identity_text(self.knows)
-        return digest("source", *facts, *measured, *told)
+        return digest("source", *facts, *measured, *public)
 
     def _origin(self) -> str:
         return digest(self.federation.identity, identity_text(self.class_names))
@@ -69,25 +69,29 @@ class Simulated:
     def infos(self) -> Sequence[TargetInfo]:
         f = self.federation
         names = [client.name for client in f.clients]
-        return infos_of(self.name, self.views, names, lambda index: [f.participant(c) for c in f.called(index)])
+        return target_infos(
+            self.name, self.views, names, lambda index: [f.participant(c) for c in f.clients_in_round(index)]
+        )
 
-    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Unseen]:
+    def targets(
+        self, progress: RoundProgress, answers: TrainClients = train_sequentially
+    ) -> Sequence[Target | MissingTarget]:
         transcript, last = self._played(progress, answers)
         utility = self._utility(last, progress, answers)
         then = {i: self._utility_after(transcript.rounds[i]) for i in {view.rounds()[-1] for view in self.views}}
         recorded = self.recorded(transcript)
 
-        def target(view: View) -> Target | Unseen:
+        def target(view: View) -> Target | MissingTarget:
             try:
-                found = recorded.target(view)
+                single = recorded.target(view)
             except UsageError as error:  # what the rule let through is known only now
-                return Unseen(str(error))
-            return replace(found, utility={**utility, **then[view.rounds()[-1]]}, swept=self.swept)
+                return MissingTarget(str(error))
+            return replace(single, utility={**utility, **then[view.rounds()[-1]]}, swept=self.swept)
 
         return [target(view) for view in self.views]
 
     def recorded(self, transcript: Transcript) -> Recorded:
-        """Return the same as a recording whose messages are known to have been made as declared."""
+        """Return the same as a recording with messages that were made as claimed."""
         clients = self.federation.clients
         return Recorded(
             transcript,
@@ -96,31 +100,31 @@ class Simulated:
             self.knows,
             public=self.public,
             defences={client.name: Protection(client.gradient, client.release) for client in clients},
-            everywhere=self.federation.attendance(self.rounds),
+            everywhere=self.federation.participants_by_round(self.rounds),
             dishonest=tuple(client.name for client in clients if type(client.behaviour) is not Honest),
             simulated=True,
         )
 
-    def transcript(self, progress: Said = lambda done, total: None) -> Transcript:
-        """What is said in the rounds that the views look at."""
-        return self._played(progress, one_by_one)[0]
+    def transcript(self, progress: RoundProgress = lambda done, total: None) -> Transcript:
+        """Return the messages of the rounds that the views see."""
+        return self._played(progress, train_sequentially)[0]
 
     def truths(self) -> Truths:
-        """The private data behind it."""
-        return self.federation.truths(sorted(self._looked_at()))
+        """Return the private data behind it."""
+        return self.federation.truths(sorted(self._seen_rounds()))
 
-    def _looked_at(self) -> set[int]:
+    def _seen_rounds(self) -> set[int]:
         return {index for view in self.views for index in view.rounds()}
 
-    def _played(self, progress: Said, answers: Answers) -> tuple[Transcript, Round]:
-        """The rounds that are looked at, and the last one of all, whose model is measured."""
-        wanted = self._looked_at()
+    def _played(self, progress: RoundProgress, answers: TrainClients) -> tuple[Transcript, Round]:
+        """Return the rounds that the views see, and the last round, after which the accuracy is measured."""
+        wanted = self._seen_rounds()
         rounds = max(wanted) + 1 if self.test is None else self.rounds
-        kept: dict[int, Round] = {}
+        rounds_by_index: dict[int, Round] = {}
         for index, last in enumerate(self.federation.play(rounds, progress, answers)):
             if index in wanted:
-                kept[index] = last
-        return self._transcript(kept), last
+                rounds_by_index[index] = last
+        return self._transcript(rounds_by_index), last
 
     def _transcript(self, rounds: dict[int, Round]) -> Transcript:
         terms = replace(
@@ -130,35 +134,35 @@ class Simulated:
         )
         return Transcript(self.federation.model, terms, rounds, self._origin())
 
-    def rehearse(self) -> Iterator[Seen]:
+    def rehearse(self) -> Iterator[ViewResult]:
         rehearse_defences(self.federation)
-        silent = self._transcript({index: silent_round(self.federation, index) for index in self._looked_at()})
+        silent = self._transcript({index: silent_round(self.federation, index) for index in self._seen_rounds()})
         truths = self.truths()
         for view in self.views:
             yield view.see(silent, self.knows, truths)
 
     def protection(self) -> dict[str, tuple[str, ...]]:
-        """What protects each client and what that promises, in words."""
-        return protection_of(self.federation, self.rounds)
+        """Return sentences about what protects each client and what that promises."""
+        return describe_protection(self.federation, self.rounds)
 
-    def _utility(self, last: Round, progress: Said, answers: Answers) -> dict[str, float]:
-        """The model's accuracy, and what it would be without the defences."""
+    def _utility(self, last: Round, progress: RoundProgress, answers: TrainClients) -> dict[str, float]:
+        """Return the model's accuracy, and what it would be without the defences."""
         if self.test is None:
             return {}
         federation = self.federation
-        utility = {"test accuracy": accuracy(after(federation.model, last), federation.whitening, self.test)}
+        utility = {"test accuracy": accuracy(model_after(federation.model, last), federation.whitening, self.test)}
         if any(map(defences_of, federation.clients)):
             bare = replace(federation, clients=[undefended(client) for client in federation.clients])
             *_, last = bare.play(self.rounds, progress, answers)
-            utility["test accuracy, undefended"] = accuracy(after(bare.model, last), bare.whitening, self.test)
+            utility["test accuracy, undefended"] = accuracy(model_after(bare.model, last), bare.whitening, self.test)
         return utility
 
-    def _utility_after(self, past: Round) -> dict[str, float]:
-        """The accuracy of the model that a round has made, where several rounds are looked at."""
-        if self.test is None or len(self._looked_at()) < 2:
+    def _utility_after(self, round_: Round) -> dict[str, float]:
+        """Return the accuracy of the model after a round, where the views see several rounds."""
+        if self.test is None or len(self._seen_rounds()) < 2:
             return {}
         federation = self.federation
-        return {AFTER_ROUND: accuracy(after(federation.model, past), federation.whitening, self.test)}
+        return {AFTER_ROUND: accuracy(model_after(federation.model, round_), federation.whitening, self.test)}
 
     def threat(self) -> list[Section]:
         f, named = self.federation, f" {self.name!r}" if self.name else ""
@@ -171,23 +175,25 @@ class Simulated:
             f"{len(f.clients)} client(s) with {examples} private example(s) each, {shape}, {f.classes} classes.",
             f"A {type(f.model).__name__} of {size:,} parameters, {self.rounds} round(s){share}, combined by "
             f"{f.aggregator!r}.",
-            *(f"{who} training: {training_in_words(how)}." for who, how in _trainings(f).items()),
-            *(together(self.protection()) or ["No defence."]),
+            *(f"{who} training: {describe_training(how)}." for who, how in _trainings(f).items()),
+            *(merge_by_client(self.protection()) or ["No defence."]),
             *f.terms.behaviours,
         ]
-        more = [] if self.public is None else [self.public.words]
+        more = [] if self.public is None else [self.public.sentence]
         return [Section(f"Federation{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
 
 
 def _trainings(federation: Federation) -> dict[str, Training]:
-    own = {f"{c.name[0].upper()}{c.name[1:]}'s own": c.training for c in federation.clients if c.training is not None}
-    return {"Each client's": federation.training, **own}
+    own_trainings = {
+        f"{c.name[0].upper()}{c.name[1:]}'s own": c.training for c in federation.clients if c.training is not None
+    }
+    return {"Each client's": federation.training, **own_trainings}
 
 
 def silent_round(federation: Federation, index: int) -> Round:
-    """A round in which the right clients take part and all send zeros."""
+    """Return a round in which the right clients take part and all send zeros."""
     before, buffers = weights_of(federation.model), buffers_of(federation.model)
-    nothing = {name: torch.zeros_like(w) for name, w in before.items()}
-    participants = tuple(map(federation.participant, federation.called(index)))
-    messages = tuple(Message(p.name, nothing, buffers) for p in participants)
-    return Round(before, buffers, participants, messages, nothing, buffers, tuple(p.name for p in participants))
+    zeros = {name: torch.zeros_like(w) for name, w in before.items()}
+    participants = tuple(map(federation.participant, federation.clients_in_round(index)))
+    messages = tuple(Message(p.name, zeros, buffers) for p in participants)
+    return Round(before, buffers, participants, messages, zeros, buffers, tuple(p.name for p in participants))

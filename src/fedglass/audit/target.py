@@ -1,118 +1,143 @@
-"""What an audit attacks: messages, each with all that belongs to it, from whatever yields them."""
+"""Targets of an audit: messages with everything that belongs to them, and the sources that yield them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedglass.audit.protection import together
+from fedglass.audit.protection import merge_by_client
 from fedglass.audit.public import Public
-from fedglass.checks.consistency import Statement
-from fedglass.checks.replay import Declared
+from fedglass.checks.claim import Claim
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
 from fedglass.core.tensors import Params, moved_others
 from fedglass.core.types import BatchNorm, Observation
-from fedglass.federation.client import Answers, one_by_one
+from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.peer import PeerView
-from fedglass.federation.transcript import Attendance, Participant, Round, Transcript
+from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
-from fedglass.federation.views import Knows, Named, Seen, Together, View
-from fedglass.fl.release import Protection
+from fedglass.federation.views import (
+    COUNTED,
+    AggregateView,
+    HasLabel,
+    Knows,
+    Naming,
+    ServerView,
+    Together,
+    View,
+    ViewResult,
+)
+from fedglass.verdict.doubts import Doubt, Kind, doubt
 
-Said = Callable[[int, int], None]
-"""Hears how many rounds are done, and of how many."""
+RoundProgress = Callable[[int, int], None]
+"""Callback that receives the number of finished rounds and of all rounds."""
 
 
-Present = Callable[[int], Sequence[Participant]]
-"""Who takes part in a round."""
+ParticipantsOfRound = Callable[[int], Sequence[Participant]]
+"""Function from a round to its participants."""
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """One message with all that belongs to it; `truth` is None where nobody recorded it."""
+    """One message with everything that belongs to it; `truth` is None where it was not recorded."""
 
     observation: Observation
     truth: Truth | None
-    class_names: tuple[str, ...] | None = None
-    utility: Mapping[str, float] = field(default_factory=dict)
-    """How good the model is that the federation trained."""
-    defences: tuple[str, ...] | None = None
-    """What protects the message, and what that promises; None where it is not known."""
+    claim: Claim | None = None
+    """What is said to have produced the message; None where it is not known how a client trained."""
+    doubts: tuple[Doubt, ...] = ()
+    """Doubts that the source has already: about what else left, and about what was recorded of the message."""
+    joint_targets: tuple[Target, ...] = ()
+    """Messages that are attacked together with this one: each must be explained by its own claim."""
     simulated: bool = False
-    """Whether the message was made by the declared training itself, in this audit."""
-    declared: Declared | None = None
-    """What is said to have made a recorded message, to be played again."""
-    statement: Statement | None = None
-    """The same without the data, to be checked for contradictions."""
-    protections: tuple[Protection, ...] = ()
-    """What is said to protect each of the clients of `statement`; empty where nobody says."""
-    unnamed: bool = False
-    """Whether something protects a client of which nobody has said what."""
-    dishonest: bool = False
-    """Whether a client behind the message does not do what is declared, such as a poisoner."""
-    doubts: tuple[str, ...] = ()
-    """What was recorded of the message and is not as it was said, found by looking at the message alone."""
-    behind: tuple[str, ...] = ()
-    """The anonymity set: the clients whose examples are in the message, the adversary's own left out."""
-    participants: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    """Whose updates got through the aggregation rule in that round."""
-    behaviours: tuple[str, ...] = ()
-    """What poisoners do, in words."""
-    public: Public | None = None
-    """What the adversary has of such data beside the message."""
-    swept: Mapping[str, float] = field(default_factory=dict)
-    """What a sweep changes from one federation to the next, and its value here."""
-    batch_statistics: bool = False
-    """Whether a client behind the message trained BatchNorm layers with the statistics of its batches."""
+    """Whether this audit made the message by the claimed training itself."""
     further: int = 0
-    """Rounds beyond those that are looked at here in which one behind the message trained on the same examples."""
-    also: tuple[Target, ...] = ()
-    """Of messages that are attacked together with this one: what is declared of each must explain each."""
-    overlooked: tuple[str, ...] = ()
-    """Clients of the same federation that nobody has looked at, and nobody has left out."""
-    reserved: tuple[str, ...] = ()
-    """What a recorder saw of the training that can not be played again, in words."""
-    others: Mapping[str, Params] = field(default_factory=dict)
-    """Other messages that the same adversary sees, in which the same noise would show."""
+    """Rounds beyond the audited ones in which a client behind the message trained on the same examples."""
+    recorder_caveats: tuple[str, ...] = ()
+    """Sentences of a recorder about parts of the training that cannot be run again."""
+    same_noise_in: Mapping[str, Params] = field(default_factory=dict)
+    """Other messages that the same adversary sees, in which reused noise would show, by what they are called."""
     pool: Examples | None = None
     """Examples of the same kind that were not trained on: candidates, and what gradients have in common."""
-    beside: tuple[str, ...] = ()
-    """What a client sent beside the arrays of the model, by name."""
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """What left with the message and no attack looks at: a network may put anything into buffers of its own."""
-        own = *moved_others(self.observation.buffers, self.observation.buffers_after), *self.beside
-        return tuple(dict.fromkeys((*own, *(name for each in self.also for name in each.unread))))
-
-    @property
-    def miscounted(self) -> bool:
-        """Whether the adversary was told another number of examples than there are: it looks for something else."""
-        seen = self.observation
-        told = self.truth is not None and not self.simulated and Fact.EXAMPLES in seen.facts
-        own = told and seen.knows.examples != len(self.known_truth.labels)
-        return own or any(each.miscounted for each in self.also)
+    public: Public | None = None
+    """Public data of the same kind that the adversary has."""
+    class_names: tuple[str, ...] | None = None
+    utility: Mapping[str, float] = field(default_factory=dict)
+    """Accuracies of the model that the federation trained."""
+    defences: tuple[str, ...] | None = None
+    """Sentences about what protects the message, and what that promises; None where it is not known."""
+    contributors: tuple[str, ...] = ()
+    """The anonymity set: the clients whose examples are in the message, without the adversary's own."""
+    participants: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+    """The clients whose updates got through the aggregation rule in that round."""
+    behaviours: tuple[str, ...] = ()
+    """Sentences about what poisoners do."""
+    swept: Mapping[str, float] = field(default_factory=dict)
+    """What a sweep changes from one federation to the next, and its value here."""
 
     def without(self, *, pool: bool, others: bool) -> Target:
-        """Return the target without what a probe has no use for: it travels to every worker."""
-        return replace(self, pool=None if pool else self.pool, others={} if others else self.others)
+        """Return the target without what a probe does not use: it travels to every worker."""
+        return replace(self, pool=None if pool else self.pool, same_noise_in={} if others else self.same_noise_in)
 
     def target(self) -> Target:
-        """Itself: it need not be made."""
+        """Return the target itself: unlike a pending one it is ready."""
         return self
 
     @property
     def known_truth(self) -> Truth:
         """The truth, for a probe that measures nothing without it."""
         if self.truth is None:
-            raise UsageError("The true examples behind the message are needed here, and nobody has kept them.")
+            raise UsageError("This probe needs the true examples behind the message, and they were not recorded.")
         return self.truth
+
+
+def coverage_doubts(
+    view_result: ViewResult,
+    truth: Truth | None,
+    participants: Sequence[Participant],
+    *,
+    unaudited_clients: Sequence[str] = (),
+    extra_payload: Sequence[str] = (),
+    simulated: bool = False,
+) -> Iterator[Doubt]:
+    """Yield doubts about what left with one message and no certificate covers.
+
+    `participants` are the clients behind the message, `extra_payload` the names of what they sent in addition to the
+    model's arrays. A network may put anything into buffers of its own, which no attack reads.
+    """
+    observation = view_result.observation
+    if _batch_statistics(view_result, participants):
+        yield doubt(Kind.STATISTICS_SENT)
+    if unaudited_clients:
+        yield doubt(Kind.CLIENTS_NOT_AUDITED, clients=[repr(name) for name in unaudited_clients])
+    unread = list(dict.fromkeys((*moved_others(observation.buffers, observation.buffers_after), *extra_payload)))
+    if unread:
+        yield doubt(Kind.EXTRA_PAYLOAD, names=unread)
+    stated = observation.knows.examples if Fact.EXAMPLES in observation.facts else None
+    if truth is not None and not simulated and stated is not None and stated != len(truth.labels):
+        yield doubt(Kind.WRONG_COUNT, stated=stated, true=len(truth.labels))
+
+
+def joint_doubts(targets: Sequence[Target]) -> tuple[Doubt, ...]:
+    """Return the doubts about messages that are attacked together, the first of each kind.
+
+    Extra payloads are listed together. Contradictions in a recording stay with the message that they are about.
+    """
+    by_kind: dict[Kind, Doubt] = {}
+    for i, target in enumerate(targets):
+        for doubt_ in target.doubts:
+            if i == 0 or doubt_.kind is not Kind.NOT_AS_DECLARED:
+                by_kind.setdefault(doubt_.kind, doubt_)
+    payloads = [doubt_ for target in targets for doubt_ in target.doubts if doubt_.kind is Kind.EXTRA_PAYLOAD]
+    if payloads:
+        names = dict.fromkeys(name for doubt_ in payloads for name in cast(list[str], doubt_.details["names"]))
+        by_kind[Kind.EXTRA_PAYLOAD] = doubt(Kind.EXTRA_PAYLOAD, names=list(names))
+    return tuple(by_kind.values())
 
 
 class Pending(Protocol):
@@ -122,27 +147,27 @@ class Pending(Protocol):
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """In place of a target that can not be had after all, such as an aggregate that a rule let nobody into."""
+class MissingTarget:
+    """A target that turned out not to exist, such as an aggregate into which the rule let no client."""
 
     why: str
 
     def target(self) -> Target:
-        """The case fails for this reason, and no other case with it."""
+        """Fail this case for the reason, and no other case with it."""
         raise UsageError(self.why)
 
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """What is known of a target before the federation has run."""
+    """The facts about a target that are known before the federation has run."""
 
     spec: str
     """The view as printed, from which a case's seed is drawn."""
     identity: str
-    """The view as it is told from all others: a part of a case's key."""
-    words: str
+    """The identity of the view: a part of a case's key."""
+    text: str
     round: int
-    """Counted from 1, as in `words`."""
+    """As in `text`: a simulation counts from 1, a recorded federation has its own numbers."""
     name: str = ""
     """The view in short; empty where it has no short name."""
     standpoint: str = ""
@@ -167,93 +192,119 @@ class Source(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image."""
+        """The shape of one image."""
         ...
 
     def identity(self) -> str:
-        """A hash of everything that decides the messages."""
+        """Return a hash of everything that decides the messages."""
         ...
 
     def infos(self) -> Sequence[TargetInfo]: ...
 
     def threat(self) -> list[Section]:
-        """The source in plain words."""
+        """Return the source as sentences of the threat model."""
         ...
 
-    def rehearse(self) -> Iterable[Seen]:
-        """Refuse what could only fail after the training; then what will be seen, but for its entries."""
+    def rehearse(self) -> Iterable[ViewResult]:
+        """Refuse what could only fail after the training; then yield what will be seen, except its entries."""
         ...
 
-    def targets(self, progress: Said, answers: Answers = one_by_one) -> Sequence[Target | Pending]:
-        """The targets, in the order of `infos`; clients that are simulated for them train as `answers` has them."""
+    def targets(
+        self, progress: RoundProgress, answers: TrainClients = train_sequentially
+    ) -> Sequence[Target | Pending]:
+        """Return the targets in the order of `infos`; `answers` trains the clients that are simulated for them."""
         ...
 
 
-def infos_of(name: str, views: Iterable[View], clients: Sequence[str], present: Present) -> list[TargetInfo]:
-    """What is known of the views' targets; a view that can not be written down is refused."""
-    before, found = f"{name}: " if name else "", []
+def target_infos(
+    name: str,
+    views: Iterable[View],
+    clients: Sequence[str],
+    present: ParticipantsOfRound,
+    naming: Naming = COUNTED,
+    first_round: int = 0,
+) -> list[TargetInfo]:
+    """Return the facts about the views' targets; refuse a view that has no identity.
+
+    `first_round` is the number of the federation's first round. Seeds are drawn from positions, so that a framework
+    that counts from 1 gives the same numbers as one that counts from 0.
+    """
+    prefix, infos = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
-        short = view.brief() if isinstance(view, Named) else None
-        named = ("", "") if short is None else (before + short.name, short.standpoint)
-        words = before + view.describe() + (_crowd(view, clients, present) if isinstance(view, PeerView) else "")
-        found.append(TargetInfo(repr(view), identity, words, view.rounds()[-1] + 1, *named))
-    return found
+        # A user's own view may take no naming.
+        options = () if naming is COUNTED else (naming,)
+        short = view.label(*options) if isinstance(view, HasLabel) else None
+        named = ("", "") if short is None else (prefix + short.name, short.standpoint)
+        crowd = _crowd(view, clients, present) if isinstance(view, PeerView) else ""
+        text, index = prefix + view.describe(*options) + crowd, naming.round(view.rounds()[-1])
+        infos.append(TargetInfo(repr(_counted_from(view, first_round)), identity, text, index, *named))
+    return infos
 
 
-def _crowd(view: PeerView, clients: Sequence[str], present: Present) -> str:
-    """Who else could have seen as much as a peer does, and how many examples of others are in what it sees."""
-    people = present(view.round)
-    others = [p.examples for p in people if p.name != clients[view.client]]
-    counted = (f"{sum(others)} example{'' if sum(others) == 1 else 's'}", f"other{'' if len(others) == 1 else 's'}")
+def _counted_from(view: View, first_round: int) -> View:
+    """Return the same view of a federation that counts its rounds from 0."""
+    if first_round and isinstance(view, Together):
+        return Together(tuple(_counted_from(part, first_round) for part in view.views))
+    if first_round and isinstance(view, ServerView | AggregateView | PeerView):
+        return replace(view, round=view.round - first_round)
+    return view
+
+
+def _crowd(view: PeerView, clients: Sequence[str], present: ParticipantsOfRound) -> str:
+    """Say how many participants could have seen as much as a peer, and how many foreign examples it sees."""
+    participants = present(view.round)
+    counts = [p.examples for p in participants if p.name != clients[view.client]]
+    examples, plural = f"example{'' if sum(counts) == 1 else 's'}", f"other{'' if len(counts) == 1 else 's'}"
     return (
-        f"; any of the {len(people)} participants could do so, and {counted[0]} of {len(others)} {counted[1]} are "
-        "behind the message"
+        f"; any of the {len(participants)} participants could do so, and {sum(counts)} {examples} of {len(counts)} "
+        f"{plural} are behind the message"
     )
 
 
-def further(view: View, behind: Sequence[str], attendance: Attendance, views: Sequence[View] = ()) -> int:
-    """How many rounds more there are with any of these clients, whose examples stay the same.
+def further_rounds(
+    view: View, clients: Sequence[str], attendance: ParticipantsByRound, views: Sequence[View] = ()
+) -> int:
+    """Return the number of further rounds with any of these clients, whose examples stay the same.
 
-    Those that one of `views` attacks together with this one are looked at there. One of the clients is enough:
-    aggregates of a and b, of b and c and of a and c tell of a alone, and noise averages out whoever is beside it.
+    Rounds that one of `views` attacks together with this one are audited there. One of the clients is enough:
+    aggregates of a and b, of b and c and of a and c reveal a alone, and noise averages out whatever it is mixed with.
     """
-    looked_at = [view, *(other for other in views if isinstance(other, Together) and view in other.views)]
-    known = {index for each in looked_at for index in each.rounds()}
-    rounds = (present for index, present in attendance.rounds.items() if index not in known)
-    return sum(not set(behind).isdisjoint(present) for present in rounds)
+    audited_by = [view, *(other for other in views if isinstance(other, Together) and view in other.views)]
+    audited = {index for by in audited_by for index in by.rounds()}
+    rounds = (present for index, present in attendance.rounds.items() if index not in audited)
+    return sum(not set(clients).isdisjoint(present) for present in rounds)
 
 
 def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:
-    """What one view makes of a transcript, simulated or recorded."""
-    seen, past = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
+    """Return the target that one view makes of a transcript, simulated or recorded."""
+    view_result, round_ = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
     terms = transcript.terms
-    protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in seen.behind}
+    protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in view_result.clients}
     return Target(
-        seen.observation,
-        None if truths is None else truths.behind(seen.behind, view.rounds()[-1], seen.own),
-        terms.class_names,
-        defences=None if protected is None else tuple(together(protected)),
-        behind=seen.behind,
-        participants=tuple(p.name for p in past.participants),
-        kept=past.kept,
-        behaviours=(*terms.behaviours, *_come_back(past, view.rounds()[-1])),
-        batch_statistics=_batch_statistics(seen, [p for p in past.participants if p.name in seen.behind]),
+        view_result.observation,
+        None if truths is None else truths.truth_of(view_result.clients, view.rounds()[-1], view_result.own_client),
+        class_names=terms.class_names,
+        defences=None if protected is None else tuple(merge_by_client(protected)),
+        contributors=view_result.clients,
+        participants=tuple(p.name for p in round_.participants),
+        accepted=round_.accepted,
+        behaviours=(*terms.behaviours, *_come_back(round_, view.rounds()[-1])),
     )
 
 
-def _come_back(past: Round, index: int) -> list[str]:
-    """Who was known to the server under a new name in that round, in words."""
+def _come_back(round_: Round, index: int) -> list[str]:
+    """Name the clients that the server knew under a new name in that round."""
     return [
         f"Round {index + 1}: the server knew {p.name} as {p.known_as!r}, under which it had come back after rejections."
-        for p in past.participants
+        for p in round_.participants
         if p.known_as
     ]
 
 
-def _batch_statistics(seen: Seen, behind: Sequence[Participant]) -> bool:
-    """Declared, or seen to have moved whatever was declared."""
-    trainings = [p.training for p in behind if p.training is not None]
+def _batch_statistics(view_result: ViewResult, participants: Sequence[Participant]) -> bool:
+    """Return whether BatchNorm trained with the statistics of its batches: as declared, or because they moved."""
+    trainings = [p.training for p in participants if p.training is not None]
     used = any(training.batch_norm is BatchNorm.BATCH for training in trainings)
-    normalises = any(isinstance(layer, _BatchNorm) for layer in seen.observation.model.modules())
-    return (used and normalises) or Fact.STATISTICS in seen.observation.facts
+    normalises = any(isinstance(layer, _BatchNorm) for layer in view_result.observation.model.modules())
+    return (used and normalises) or Fact.STATISTICS in view_result.observation.facts

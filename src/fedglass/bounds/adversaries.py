@@ -1,4 +1,10 @@
-"""The candidate game: which of n candidates was the noisy message made with?"""
+"""The success of two particular adversaries: one that knows n candidates, and one that knows no images.
+
+In the candidate game the adversary names the one of n candidates that the noisy message was made with. The other
+adversary [Riess et al., arXiv 2402.12861] knows the norm |x| of the picture and reads the picture itself, clipped and
+noised: with noise multiplier sigma the error of each of the N pixels is N(0, sigma^2 |x|^2). Its PSNR does not bound an
+adversary that knows how pictures look.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +43,10 @@ def centred_gram(updates: Tensor) -> Tensor:
 def simulated_success(gram: Tensor, noise_std: float, draws: int, generator: torch.Generator) -> float:
     """Return how often the best adversary names the right one of n equally likely candidates.  # (n, n)
 
-    `gram` are the inner products of what would be sent with each candidate, which the adversary knows. It names the
-    most likely: with the truth i, D_ij = |u_i - u_j|^2 and w ~ N(0, G) the log-likelihood of the candidate j is, but
-    for a constant, (s w_j - D_ij / 2) / s^2. That is exact but for the error of so many draws, for these candidates:
-    it bounds nothing for others.
+    `gram` holds the inner products of the messages of all candidates, which the adversary knows. It names the most
+    likely one: with the truth i, D_ij = |u_i - u_j|^2 and w ~ N(0, G) the log-likelihood of the candidate j is, up to a
+    constant, (s w_j - D_ij / 2) / s^2. For these candidates that is exact up to the sampling error of the draws; it is
+    not a bound for other candidates.
     """
     check_finite("noise_std", noise_std)
     check_count("draws", draws)
@@ -59,23 +65,11 @@ def simulated_success(gram: Tensor, noise_std: float, draws: int, generator: tor
 
 
 def _square_root(gram: Tensor) -> Tensor:
-    """Return R with R R^T = G, without the directions that hold rounding alone.  # (n, n) -> (n, rank)"""
+    """Return R with R R^T = G, without the directions that are only rounding.  # (n, n) -> (n, rank)"""
     values, vectors = torch.linalg.eigh(gram)
-    kept = values > len(gram) * torch.finfo(torch.float64).eps * float(values[-1])
-    found: Tensor = vectors[:, kept] * values[kept].sqrt()
-    return found
-
-
-# The PSNR that an adversary without knowledge of images reaches under noise [Riess et al., arXiv 2402.12861].
-#
-# The adversary knows the norm |x| of the picture and reads the picture itself, clipped and noised: with noise
-# multiplier
-# sigma the error of each of the N pixels is N(0, sigma^2 |x|^2). It does not bound an adversary that knows what
-# pictures
-# look like.
-
-
-# its parts are imported when they are first used
+    significant = values > len(gram) * torch.finfo(torch.float64).eps * float(values[-1])
+    root: Tensor = vectors[:, significant] * values[significant].sqrt()
+    return root
 
 
 def reach_probability(psnr: float, pixels: int, norm: float, noise_multiplier: float, peak: float = 1.0) -> float:
@@ -93,7 +87,7 @@ def reach_probability(psnr: float, pixels: int, norm: float, noise_multiplier: f
 
 
 def expected_psnr(pixels: int, norm: float, noise_multiplier: float, peak: float = 1.0) -> float:
-    """Return the mean PSNR in dB: that of the mean error, and what the logarithm of a chi-square adds.
+    """Return the mean PSNR in dB: that of the mean error, plus the mean logarithm of a chi-square.
 
     >>> round(expected_psnr(pixels=3072, norm=768**0.5, noise_multiplier=0.001), 2)
     31.15

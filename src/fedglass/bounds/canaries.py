@@ -1,4 +1,4 @@
-"""A lower bound on epsilon from canaries: records that were put in by a fair coin and then guessed.
+"""A lower bound on epsilon from canaries: records that a fair coin includes and that an adversary then guesses.
 
 `epsilon_lower` holds for every (epsilon, delta)-private mechanism and any dependence between the canaries [Steinke et
 al., 2023]. `gaussian_mu_lower` is tighter and holds where the scores of the canaries are independent, as those of
@@ -11,23 +11,23 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-import scipy  # its parts are imported when they are first used
+import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from fedglass.bounds.success import check_count, check_delta, check_rate, check_size
 from fedglass.core.errors import UsageError
 
-LEVEL = 0.05
+ERROR_LEVEL = 0.05
 """The probability that a lower bound is wrong."""
 HALVINGS = 60
 """Steps of the bisection: an interval below 1e3 shrinks below 1e-15."""
 EXCEEDED = (0.0, 0.02, 0.07, 0.16, 0.31)
-"""Shares of excluded canaries above a threshold, fixed before the scores are seen: Phi(-mu / 2) for mu = 1, 2, 3, 4 is
-where both errors are alike, and 0 serves all above. Nine thresholds showed no more (medians of 200 simulations)."""
+"""Shares of excluded canaries above a threshold, fixed before the scores are known: at Phi(-mu / 2) for mu = 1, 2, 3, 4
+both errors are equal, and 0 serves all above. Nine thresholds showed no more (medians of 200 simulations)."""
 
 
 def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return how likely so many right guesses are at most under (epsilon, delta)-differential privacy.
+    """Return the largest probability of so many right guesses under (epsilon, delta)-differential privacy.
 
     beta + 2 m delta max_i (P[Bin(r, q) >= v - i] - beta) / i, with beta = P[Bin(r, q) >= v] and
     q = e^eps / (1 + e^eps) [Steinke et al., 2023, Theorem 5.2].
@@ -47,8 +47,8 @@ def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta
     return min(1.0, beta + 2 * canaries * delta * float(gain.max()))
 
 
-def epsilon_lower(canaries: int, guesses: int, right: int, delta: float, level: float = LEVEL) -> float:
-    """Return the largest epsilon that so many right guesses refute; 0 where they refute none.
+def epsilon_lower(canaries: int, guesses: int, right: int, delta: float, level: float = ERROR_LEVEL) -> float:
+    """Return the largest epsilon that so many right guesses refute; 0 if they refute none.
 
     >>> round(epsilon_lower(100, 100, 100, delta=1e-5), 4)
     3.4902
@@ -69,7 +69,7 @@ def epsilon_lower(canaries: int, guesses: int, right: int, delta: float, level: 
     return low
 
 
-def epsilon_ceiling(canaries: int, delta: float, level: float = LEVEL) -> float:
+def epsilon_ceiling(canaries: int, delta: float, level: float = ERROR_LEVEL) -> float:
     """Return the largest epsilon that so many canaries can refute, if every guess is right.
 
     >>> round(epsilon_ceiling(1000, delta=1e-5), 2)
@@ -78,12 +78,12 @@ def epsilon_ceiling(canaries: int, delta: float, level: float = LEVEL) -> float:
     return epsilon_lower(canaries, canaries, canaries, delta, level)
 
 
-def gaussian_mu_lower(included: ArrayLike, excluded: ArrayLike, level: float = LEVEL) -> float:
-    """Return a lower limit of mu from the scores of canaries that were put in and of others that were not.
+def gaussian_mu_lower(included: ArrayLike, excluded: ArrayLike, level: float = ERROR_LEVEL) -> float:
+    """Return a lower limit of mu from the scores of included and of excluded canaries.
 
     Every threshold bounds mu by Phi^-1(1 - FPR) - Phi^-1(FNR), with the upper limits of Clopper and Pearson and
     Bonferroni over thresholds. A threshold is an order statistic of the excluded scores: its FPR has the same limit,
-    and it does not depend on the included scores. 0 where nothing is shown.
+    and it does not depend on the included scores. The limit is 0 if nothing is shown.
     """
     inside, outside = _scores("included", included), np.sort(_scores("excluded", excluded))[::-1]
     counts = _exceedances(len(outside))
@@ -92,8 +92,8 @@ def gaussian_mu_lower(included: ArrayLike, excluded: ArrayLike, level: float = L
     return _largest_mu(pairs, len(inside), len(outside), level / (2 * len(counts)))
 
 
-def gaussian_mu_ceiling(included: int, excluded: int, level: float = LEVEL) -> float:
-    """Return the largest mu that `gaussian_mu_lower` can show with so many canaries, if all are told apart.
+def gaussian_mu_ceiling(included: int, excluded: int, level: float = ERROR_LEVEL) -> float:
+    """Return the largest mu that `gaussian_mu_lower` can show with so many canaries, if no guess is wrong.
 
     >>> round(gaussian_mu_ceiling(100, 100), 2)
     3.26
@@ -123,8 +123,8 @@ def _exceedances(excluded: int) -> list[int]:
     return sorted({math.floor(share * excluded) for share in EXCEEDED})
 
 
-def _scores(name: str, given: ArrayLike) -> NDArray[np.float64]:
-    scores: NDArray[np.float64] = np.asarray(given, dtype=np.float64)
+def _scores(name: str, numbers: ArrayLike) -> NDArray[np.float64]:
+    scores: NDArray[np.float64] = np.asarray(numbers, dtype=np.float64)
     if scores.ndim != 1 or scores.size == 0 or np.isnan(scores).any():
         raise UsageError(f"The {name} scores must be a list of numbers, got the shape {scores.shape}: check for nan.")
     return scores

@@ -1,4 +1,18 @@
-"""Laplacian noise: the success that it allows, by Rényi divergences that add up over entries and rounds."""
+"""The success that two mechanisms allow: Laplacian noise, and DP-SGD on Poisson samples.
+
+Laplacian noise is bounded by Rényi divergences, which add up over entries and rounds.
+
+DP-SGD on Poisson samples gains privacy by the sampling, which the privacy-loss distribution accounts for. Each record
+is in the batch of a step with probability q; the noise multiplier is sigma (noise / clip); there are T steps.
+Neighbours differ in one record, absent or present. Slices of a shuffled epoch are not Poisson samples: account for them
+without amplification, by `composed_mu`.
+
+The privacy-loss distribution is dp-accounting's with "connect the dots" [Doroshenko et al., 2022], which never
+understates a delta(eps). The success follows by duality, gamma(kappa) = min over eps of delta(eps) + e^eps kappa, which
+holds at every eps, with the larger delta of both directions. A trade-off curve from the two directions' distributions
+(riskcal 1.5.1) is not a bound: they are rounded separately, and it came out up to 30 % below the truth (q = 0.001,
+sigma = 0.5, T = 10,000, its own grid of 1e-4). The package dp-accounting is optional, and is imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +40,24 @@ from fedglass.core.errors import UsageError
 
 Array = NDArray[np.float64]
 ORDERS: Array = np.concatenate([np.arange(1.1, 8.0, 0.1), np.geomspace(8.0, 4096.0, 96)])
-"""Orders at which divergences are taken: any of them gives a bound, and the best one is used."""
+"""Orders of the divergences: any of them gives a bound, and the best one is used."""
+FINEST, COARSEST = 5e-6, 1e-3
+"""The grid of losses if few points suffice; a finer one takes half a minute for steps that reveal next to nothing."""
+PER_DEVIATION = 20
+"""Grid points per standard deviation of the loss of a step: the success came out at most 5e-4 too high (relative)."""
+MOST_POINTS = 200_000
+"""Grid points of all losses: a coarser grid overstates the success, but takes seconds instead of minutes."""
+FARTHEST = 8.0
+"""Deviations of the noise that the grid has to cover: dp-accounting leaves out 1e-15."""
+WEAKEST_NOISE = 0.2
+"""A noise multiplier below which the distribution is not computed: its grid grows with 1 / sigma^2, and two bounds in
+closed form are nearly as good."""
+LOWEST_EPS = -10.0
+"""Start of the search for the best eps: below it a success is 1 up to 5e-5."""
 
 
 def laplace_renyi(shifts: Array) -> Array:
-    """Return the Rényi divergences of independent Laplace laws that are moved by `shifts` scales, at all orders.
+    """Return the Rényi divergences of independent Laplace distributions shifted by `shifts` scales, at all orders.
 
     R_a(s) = log(a / (2a - 1) exp((a - 1) s) + (a - 1) / (2a - 1) exp(-a s)) / (a - 1) [Mironov, 2017, Table II], summed
     over the entries.  # (d,) -> (orders,)
@@ -40,7 +67,7 @@ def laplace_renyi(shifts: Array) -> Array:
     """
     moved = np.abs(np.asarray(shifts, dtype=np.float64))
     total = np.zeros_like(ORDERS)
-    with np.errstate(over="ignore"):  # an infinite divergence bounds nothing, and is right
+    with np.errstate(over="ignore"):  # an infinite divergence is correct, and bounds nothing
         for i, order in enumerate(ORDERS):
             up = math.log(order / (2 * order - 1)) + (order - 1) * moved
             down = math.log((order - 1) / (2 * order - 1)) - order * moved
@@ -60,39 +87,6 @@ def renyi_success(base_rate: float, divergences: Sequence[float] | Array) -> flo
     return math.exp(min(0.0, float(exponent.min())))
 
 
-# DP-SGD on Poisson samples: what the sampling adds to the privacy, by the privacy-loss distribution.
-#
-# Each record is in the batch of a step with probability q; the noise multiplier is sigma (noise / clip); there are T
-# steps. Neighbours: the record is absent, or present. Slices of a shuffled epoch are no Poisson samples: account for
-# them
-# without amplification, by `composed_mu`.
-#
-# The privacy-loss distribution is dp-accounting's with "connect the dots" [Doroshenko et al., 2022], which never
-# understates a delta(eps). The success follows by duality, gamma(kappa) = min over eps of delta(eps) + e^eps kappa,
-# which
-# holds at every eps, with the larger delta of both directions. A trade-off curve from the two directions' distributions
-# (riskcal 1.5.1) does not bound: they are rounded apart, and it came out up to 30 % below the truth (q = 0.001,
-# sigma = 0.5, T = 10,000, its own grid of 1e-4).
-
-
-# its parts are imported when they are first used
-
-
-FINEST, COARSEST = 5e-6, 1e-3
-"""The grid of losses where few points suffice; a finer one takes half a minute for steps that tell next to nothing."""
-PER_DEVIATION = 20
-"""Grid points per standard deviation of the loss of a step: the success came out at most 5e-4 too high (relative)."""
-MOST_POINTS = 200_000
-"""Grid points of all losses: a wider grid overstates the success, and takes seconds instead of minutes."""
-FARTHEST = 8.0
-"""Deviations of the noise that the grid has to hold: dp-accounting leaves out 1e-15."""
-WEAKEST_NOISE = 0.2
-"""A noise multiplier below which the distribution is not asked: its grid grows with 1 / sigma^2, and two bounds in
-closed form are nearly as good."""
-LOWEST_EPS = -10.0
-"""Where the search for the best eps begins: below it a success is 1 but for 5e-5."""
-
-
 def composed_mu(noise_multiplier: float, steps: int) -> float:
     """Return the mu of T steps without the gain of sampling, sqrt(T) / sigma: a bound for any choice of batches.
 
@@ -110,26 +104,26 @@ def poisson_success(base_rate: float, sample_rate: float, noise_multiplier: floa
     check_rate("sample_rate", sample_rate)
     mu = composed_mu(noise_multiplier, steps)
     never = (1 - sample_rate) ** steps  # the record is in no batch, and the messages are those without it
-    known = min(gdp_success(base_rate, mu), never * base_rate + 1 - never)
+    closed_form = min(gdp_success(base_rate, mu), never * base_rate + 1 - never)
     losses = _losses(sample_rate, noise_multiplier, steps)
-    return known if losses is None else min(known, _dual_success(losses, base_rate))
+    return closed_form if losses is None else min(closed_form, _dual_success(losses, base_rate))
 
 
 def poisson_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
     """Return the epsilon at delta after T steps of DP-SGD on Poisson samples; needs `fedglass[pld]`."""
     check_rate("sample_rate", sample_rate)
     check_delta(delta)
-    known = gdp_epsilon(composed_mu(noise_multiplier, steps), delta)
+    closed_form = gdp_epsilon(composed_mu(noise_multiplier, steps), delta)
     losses = _losses(sample_rate, noise_multiplier, steps)
-    return known if losses is None else min(known, float(losses.get_epsilon_for_delta(delta)))
+    return closed_form if losses is None else min(closed_form, float(losses.get_epsilon_for_delta(delta)))
 
 
 def poisson_advantage(sample_rate: float, noise_multiplier: float, steps: int) -> float:
     """Return the largest true minus false positive rate after T steps, delta at eps = 0; needs `fedglass[pld]`."""
     check_rate("sample_rate", sample_rate)
-    known = min(gdp_advantage(composed_mu(noise_multiplier, steps)), 1 - (1 - sample_rate) ** steps)
+    closed_form = min(gdp_advantage(composed_mu(noise_multiplier, steps)), 1 - (1 - sample_rate) ** steps)
     losses = _losses(sample_rate, noise_multiplier, steps)
-    return known if losses is None else min(known, float(losses.get_delta_for_epsilon(0.0)))
+    return closed_form if losses is None else min(closed_form, float(losses.get_delta_for_epsilon(0.0)))
 
 
 def _dual_success(losses: Any, base_rate: float) -> float:
@@ -139,15 +133,15 @@ def _dual_success(losses: Any, base_rate: float) -> float:
         return float(losses.get_delta_for_epsilon(eps)) + math.exp(eps) * base_rate
 
     highest = max(0.0, -math.log(base_rate))  # beyond it e^eps kappa alone exceeds 1
-    found = scipy.optimize.minimize_scalar(
+    optimum = scipy.optimize.minimize_scalar(
         bound, bounds=(LOWEST_EPS, highest), method="bounded", options={"xatol": 1e-5}
     )
-    return min(1.0, float(found.fun))
+    return min(1.0, float(optimum.fun))
 
 
 @lru_cache(maxsize=4)
 def _losses(sample_rate: float, noise_multiplier: float, steps: int) -> Any:
-    """Return the privacy-loss distribution of all steps; None where the noise is too weak for it."""
+    """Return the privacy-loss distribution of all steps; None if the noise is too weak for it."""
     distributions = _distributions()
     if noise_multiplier < WEAKEST_NOISE:
         return None
@@ -161,7 +155,7 @@ def _losses(sample_rate: float, noise_multiplier: float, steps: int) -> Any:
 
 
 def _grid(sample_rate: float, noise_multiplier: float, steps: int) -> float:
-    """Return the distance of two losses: fine beside the spread of one step, but of few points in all."""
+    """Return the distance of two losses: small relative to the spread of one step, but with few points in all."""
     deviation = sample_rate * math.sqrt(math.expm1(noise_multiplier**-2))
     mu = min(composed_mu(noise_multiplier, steps), deviation * math.sqrt(steps))
     single = math.log1p(sample_rate * math.expm1(noise_multiplier**-2 / 2 + FARTHEST / noise_multiplier))
@@ -169,13 +163,13 @@ def _grid(sample_rate: float, noise_multiplier: float, steps: int) -> float:
     return max(FINEST, width / MOST_POINTS, min(COARSEST, deviation / PER_DEVIATION))
 
 
-def installed() -> bool:
-    """Return whether the package is there that the privacy of Poisson samples needs."""
+def pld_installed() -> bool:
+    """Return True if dp-accounting is installed, which the privacy of Poisson samples needs."""
     return importlib.util.find_spec("dp_accounting") is not None
 
 
 def _distributions() -> Any:
-    if not installed():
+    if not pld_installed():
         raise UsageError(
             "The privacy of Poisson samples needs the package dp-accounting, which is not installed: "
             "pip install fedglass[pld]."

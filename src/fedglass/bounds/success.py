@@ -1,8 +1,8 @@
-"""How often an adversary can name a record at most, from how often it can without the message.
+"""Upper bounds on the success of an adversary that names a record, and checks of the numbers of a bound.
 
-An adversary names the record with probability kappa (the base rate) without the message. With a message whose
-trade-off curve is f it does so with probability gamma = 1 - f(kappa) at most [Balle et al., 2022; Hayes et al., 2023;
-Kaissis et al., 2023].
+Without the message an adversary names the record with probability kappa (the base rate). With a message of trade-off
+curve f it does so with probability gamma = 1 - f(kappa) at most [Balle et al., 2022; Hayes et al., 2023; Kaissis et
+al., 2023].
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import scipy
 
 from fedglass.core.errors import UsageError
 
-# Checks of the numbers that a bound is asked for.
+HUGE_MU = 1e150
+"""A mu with a square that is still a float: above it epsilon is infinite."""
 
 
 def check_rate(name: str, value: float) -> None:
@@ -53,13 +54,6 @@ def check_count(name: str, value: int, least: int = 1) -> None:
         raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
 
-# its parts are imported when they are first used
-
-
-HUGE_MU = 1e150
-"""A mu whose square is still a float: beyond it epsilon is infinite."""
-
-
 def gdp_success(base_rate: float, mu: float) -> float:
     """Return the largest success under mu-Gaussian differential privacy: Phi(Phi^-1(kappa) + mu).
 
@@ -82,7 +76,7 @@ def eps_delta_success(base_rate: float, eps: float, delta: float) -> float:
     check_rate("base_rate", base_rate)
     check_size("eps", eps)
     check_delta(delta)
-    few = math.exp(min(eps + math.log(base_rate), 0.0)) + delta  # e^eps kappa, which no success exceeds beyond 1
+    few = math.exp(min(eps + math.log(base_rate), 0.0)) + delta  # e^eps kappa, at most 1
     many = 1 - math.exp(-eps) * (1 - delta - base_rate)
     return min(1.0, few, many)
 
@@ -134,7 +128,7 @@ def combine_mu(mus: Iterable[float]) -> float:
     >>> combine_mu([3.0, 4.0])
     5.0
     """
-    known = tuple(mus)
-    for mu in known:
+    values = tuple(mus)
+    for mu in values:
         check_size("mu", mu)
-    return math.hypot(*known)
+    return math.hypot(*values)

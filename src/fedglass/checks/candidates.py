@@ -1,4 +1,14 @@
-"""Whom a record is compared with: examples of its own label that nobody trained on, and none that shows the same."""
+"""The candidates of the game, and the limits of its rate.
+
+A record is compared with examples of its label that were not trained on, and that do not show the same.
+
+The limits are those of a rate of first places, where records and candidates are both a sample. Candidates' scores do
+not depend on the record, so that all records of a label must beat the same best one. An interval for independent trials
+covers the true rate in two of three cases then. Here records are drawn again, and with them the best candidate's score:
+its tail is a generalised Pareto law, fitted to each draw of the highest tenth by probability-weighted moments [Hosking
+and Wallis, 1987]. A rate of 0 or 1 never varies in such draws, so that the interval is never narrower than that of
+Clopper and Pearson.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +24,29 @@ from torch.nn import functional as F
 
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive, stream
+from fedglass.core.thresholds import (
+    ENOUGH_CANDIDATES,
+    GAME_LEVEL,
+    LEAST_CANDIDATES,
+    SAME_AS_PRIVATE,
+    SAME_ERROR,
+    SAME_IN_POOL,
+)
 from fedglass.federation.truth import Examples
 
-LEAST = 20
-"""Candidates of a record's label below which the game is not played: a rank among fewer says nothing."""
-ENOUGH = 200
-"""Candidates of a record's label below which a rate decides nothing."""
-FEW_RECORDS = 8
-"""Records below which ranks decide and no rate: a rate of 7 of 7 still has a lower limit of .59."""
 PUBLIC = 1000
 """Public gradients that give the common directions, at most: on CIFAR-10 1,000 name more than 400, and 20 name few."""
-SPREAD = 1.2
-"""How many times the candidates of one record those of a label are at most: each has a draw of its own."""
+MOST_OF_LABEL = 1.2
+"""Most candidates of a label, as a multiple of those of one record: each record has its own draw."""
 SIDE = 16
 """Height and width at which images are compared."""
-SAME_AS_PRIVATE = 0.95
-"""Correlation from which a candidate shows what a private record shows: noise of .05 on CIFAR-10 stays above in 99 % of
-the images, and 0.4 % of them have another image of their class above."""
-SAME_IN_POOL = 0.98
-"""The same between two candidates, which is stricter: 62 % of Fashion-MNIST have an image of their class above .95."""
-SAME_ERROR = 1e-3
-"""Mean squared error, 30 dB, up to which images are the same whatever their correlation: flat ones have none."""
 BLOCK = 2048
 """Images that are compared with others at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Public examples or candidates, which nobody trained on."""
+    """Public examples or candidates that were not trained on."""
 
     images: Tensor  # (m, c, h, w), pixels in [0, 1]
     labels: Tensor  # (m,)
@@ -54,13 +59,13 @@ class Draw:
     """Rows of the pool: those that give the common directions, and those that each record is compared with."""
 
     public: Tensor
-    """Of all labels of the records, in a random order; most are candidates, too.  # (p,)"""
+    """Rows of all labels of the records, in a random order; most are candidates, too.  # (p,)"""
     records: Tensor
-    """Which of the records are played.  # (r,)"""
+    """The records that are played.  # (r,)"""
     of_label: dict[int, Tensor]
     """All candidates of a label."""
-    own: tuple[Tensor, ...]
-    """Of each played record, places within its label's candidates."""
+    places: tuple[Tensor, ...]
+    """The candidates of each played record, as places within those of its label."""
 
 
 def draw_candidates(
@@ -71,23 +76,23 @@ def draw_candidates(
     Records whose label has too few are left out, as long as others have enough.
     """
     _check(records, pool)
-    left = _shuffled(_usable(records, pool, private), seed, "usable")
+    usable = _shuffled(_usable(records, pool, private), seed, "usable")
     labels = torch.unique(records.labels).tolist()
-    free = {label: left[pool.labels[left] == label][: round(SPREAD * candidates)] for label in labels}
+    free = {label: usable[pool.labels[usable] == label][: round(MOST_OF_LABEL * candidates)] for label in labels}
     most = max(map(len, free.values()))
-    if most < LEAST:
+    if most < LEAST_CANDIDATES:
         raise UsageError(
-            f"The candidate game needs at least {LEAST} different candidates of a record's label, got {most}: give "
-            f"more, {ENOUGH} at least for a verdict."
+            f"The candidate game needs at least {LEAST_CANDIDATES} candidates of a record's label, got {most}: "
+            f"give more, {ENOUGH_CANDIDATES} at least for a verdict."
         )
-    least = ENOUGH if most >= ENOUGH else LEAST
+    least = ENOUGH_CANDIDATES if most >= ENOUGH_CANDIDATES else LEAST_CANDIDATES
     of_label = {label: rows for label, rows in free.items() if len(rows) >= least}
     played = torch.isin(records.labels, torch.tensor([*of_label])).nonzero().flatten()
-    own = tuple(
+    places = tuple(
         _shuffled(torch.arange(len(of_label[int(records.labels[i])])), seed, "record", i)[:candidates]
         for i in played.tolist()
     )
-    return Draw(_public(records, free, seed), played, of_label, own)
+    return Draw(_public(records, free, seed), played, of_label, places)
 
 
 def _check(records: Examples, pool: Pool) -> None:
@@ -102,14 +107,14 @@ def _check(records: Examples, pool: Pool) -> None:
     if len(pool.images) != len(pool.labels) or len(records.images) != len(records.labels):
         raise UsageError("The candidate game needs one label for each image: give as many labels as images.")
     if not bool(torch.isin(pool.labels, records.labels).any()):
-        known = ", ".join(map(str, torch.unique(records.labels).tolist()))
+        record_labels = ", ".join(map(str, torch.unique(records.labels).tolist()))
         raise UsageError(
-            f"No candidate has one of the records' labels ({known}): give candidates with the same labels."
+            f"No candidate has one of the records' labels ({record_labels}): give candidates with the same labels."
         )
 
 
 def _public(records: Examples, free: dict[int, Tensor], seed: int) -> Tensor:
-    """Rows whose labels are as frequent as among the records.  # (p,)"""
+    """Return rows whose labels are as frequent as among the records.  # (p,)"""
     shares = {label: float((records.labels == label).double().mean()) for label in free}
     return _shuffled(
         torch.cat([rows[: round(PUBLIC * shares[label])] for label, rows in free.items()]), seed, "public"
@@ -117,45 +122,45 @@ def _public(records: Examples, free: dict[int, Tensor], seed: int) -> Tensor:
 
 
 def _usable(records: Examples, pool: Pool, private: Sequence[Tensor]) -> Tensor:
-    """Rows of the records' labels that show no private image, and of those that show the same only the first."""
+    """Return rows of the records' labels that show no private image; of those that show the same only the first."""
     secret = torch.cat([records.images, *private])
     needed = torch.isin(pool.labels, records.labels).nonzero().flatten()
     needed = needed[~shows_one_of(pool.images[needed], secret, SAME_AS_PRIVATE)]
-    found = []
+    rows_by_label = []
     for label in torch.unique(records.labels):
         rows = needed[pool.labels[needed] == label]
-        found.append(rows[is_first(pool.images[rows], SAME_IN_POOL)])
-    return torch.cat(found)
+        rows_by_label.append(rows[is_first(pool.images[rows], SAME_IN_POOL)])
+    return torch.cat(rows_by_label)
 
 
-def shows_one_of(images: Tensor, others: Tensor, correlation: float) -> Tensor:
+def shows_one_of(images: Tensor, references: Tensor, correlation: float) -> Tensor:
     """Return which images show the same as one of the others.  # (n, c, h, w), (m, c, h, w) -> (n,)"""
-    small, against = _small(images), _small(others)
+    small, against = _small(images), _small(references)
     return torch.cat([_same(some, against, correlation).any(1) for some in torch.split(small, BLOCK)])
 
 
 def is_first(images: Tensor, correlation: float) -> Tensor:
     """Return which images show something else than all before them.  # (n, c, h, w) -> (n,)"""
     small = _small(images)
-    found = [torch.zeros(0, dtype=torch.bool)]
+    first_by_block = [torch.zeros(0, dtype=torch.bool)]
     for first in range(0, len(small), BLOCK):
         same = _same(small[first : first + BLOCK], small, correlation)
-        found.append(~same.tril(first - 1).any(1))
-    return torch.cat(found)
+        first_by_block.append(~same.tril(first - 1).any(1))
+    return torch.cat(first_by_block)
 
 
 def _small(images: Tensor) -> Tensor:
-    """# (n, entries)"""
+    """Return small versions of the images as rows.  # (n, entries)"""
     height, width = images.shape[-2:]
     return F.adaptive_avg_pool2d(images.float(), (min(SIDE, height), min(SIDE, width))).flatten(1)
 
 
-def _same(left: Tensor, right: Tensor, correlation: float) -> Tensor:
-    """Which pairs show the same, by one product of matrices.  # (n, e), (m, e) -> (n, m)"""
-    products, entries = left @ right.T, left.shape[1]
-    squares = [each.square().sum(1) for each in (left, right)]
+def _same(first: Tensor, second: Tensor, correlation: float) -> Tensor:
+    """Return which pairs show the same, by one product of matrices.  # (n, e), (m, e) -> (n, m)"""
+    products, entries = first @ second.T, first.shape[1]
+    squares = [images.square().sum(1) for images in (first, second)]
     error = (squares[0][:, None] + squares[1] - 2 * products) / entries
-    means = [each.mean(1) for each in (left, right)]
+    means = [images.mean(1) for images in (first, second)]
     spreads = [
         (square / entries - mean.square()).clamp(min=0).sqrt() for square, mean in zip(squares, means, strict=True)
     ]
@@ -167,22 +172,9 @@ def _shuffled(rows: Tensor, seed: int, *name: str | int) -> Tensor:
     return rows[torch.randperm(len(rows), generator=stream(seed, "candidates", *name))]
 
 
-# The limits of a rate of first places: records and candidates are both a sample.
-#
-# Candidates' scores do not depend on the record, so that all records of a label must beat the same best one. An
-# interval
-# for independent trials covers the true rate in two of three cases then. Here records are drawn again, and with them
-# the
-# best candidate's score: its tail is a generalised Pareto law, fitted anew to each draw of the highest tenth by
-# probability-weighted moments [Hosking and Wallis, 1987]. A rate of 0 or 1 never varies in such draws, so that the
-# interval is never narrower than that of Clopper and Pearson.
-
-
-LEVEL = 0.05
-"""The share of wrong limits over all messages together."""
 TAIL = 0.1
-"""Share of the candidates that the tail is fitted to, and at least `FEWEST` of them."""
-FEWEST = 20
+"""Share of the candidates that the tail is fitted to, and at least `FEWEST_IN_TAIL` of them."""
+FEWEST_IN_TAIL = 20
 DRAWS, MOST_DRAWS = 800, 20_000
 """Draws at one message, and at most: the limits of many messages are rarer events."""
 AT_ONCE = 400
@@ -192,18 +184,18 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Game:
+class GameScores:
     """Scores of records, and those of the candidates that each was compared with."""
 
     scores: Numbers  # (r,)
     groups: NDArray[np.int64]
-    """Of each record, which candidates.  # (r,)"""
+    """The group of candidates of each record.  # (r,)"""
     pools: Sequence[Numbers]
     """Scores of the candidates of each group."""
     candidates: NDArray[np.int64]
-    """Of each record, how many it was compared with.  # (r,)"""
+    """The number of candidates that each record was compared with.  # (r,)"""
     better: NDArray[np.int64]
-    """Of each record, how many of these scored at least as high.  # (r,)"""
+    """The number of candidates that scored at least as high as each record.  # (r,)"""
 
     @property
     def rate(self) -> float:
@@ -212,16 +204,16 @@ class Game:
 
     @property
     def rank_p(self) -> tuple[float, ...]:
-        """Of each record, (1 + better) / (1 + candidates)."""
+        """The rank of each record: (1 + better) / (1 + candidates)."""
         return tuple(((1 + self.better) / (1 + self.candidates)).tolist())
 
 
-def limits(game: Game, messages: int, seed: int) -> tuple[float, float]:
+def rate_limits(game: GameScores, messages: int, seed: int) -> tuple[float, float]:
     """Return a lower and an upper limit of the rate, each at confidence 1 - 0.05 / messages.
 
-    A verdict asks whether the lower one lies above a control's upper one: each is a statement of its own.
+    A verdict compares the lower limit with a control's upper one, so that each has its own level.
     """
-    level = LEVEL / messages
+    level = GAME_LEVEL / messages
     low, high = clopper_pearson(int((game.better == 0).sum()), len(game.better), 2 * level)
     random = np.random.default_rng(derive(seed, "rates"))
     draws = min(MOST_DRAWS, max(DRAWS, math.ceil(40 / level)))
@@ -242,10 +234,10 @@ def clopper_pearson(hits: int, trials: int, level: float) -> tuple[float, float]
     return low, float(betaincinv(hits + 1, trials - hits, 1 - level / 2)) if hits < trials else 1.0
 
 
-def chance_of(hits: int, trials: int, chance: float) -> float:
+def binomial_tail(hits: int, trials: int, chance: float) -> float:
     """Return how likely at least so many hits of independent trials are.
 
-    >>> round(chance_of(1, 1, 0.001), 6), chance_of(0, 5, 0.1)
+    >>> round(binomial_tail(1, 1, 0.001), 6), binomial_tail(0, 5, 0.1)
     (0.001, 1.0)
     """
     from scipy.special import betainc
@@ -253,8 +245,8 @@ def chance_of(hits: int, trials: int, chance: float) -> float:
     return float(betainc(hits, trials - hits + 1, chance)) if hits else 1.0
 
 
-def _drawn_rates(game: Game, draws: int, random: np.random.Generator) -> Numbers:
-    """Rates of records drawn again against the best of as many candidates, drawn from the fitted law.  # (draws,)"""
+def _drawn_rates(game: GameScores, draws: int, random: np.random.Generator) -> Numbers:
+    """Return rates of records drawn again, against the best of as many candidates from the fitted law.  # (draws,)"""
     count = int(game.candidates.max())
     best = np.stack([_drawn_best(pool, count, draws, random) for pool in game.pools], axis=1)  # (draws, groups)
     rows = random.integers(0, len(game.scores), (draws, len(game.scores)))
@@ -264,9 +256,9 @@ def _drawn_rates(game: Game, draws: int, random: np.random.Generator) -> Numbers
 
 
 def _drawn_best(pool: Numbers, count: int, draws: int, random: np.random.Generator) -> Numbers:
-    """The highest of `count` scores, several times.  # (draws,)"""
+    """Draw the highest of `count` scores several times.  # (draws,)"""
     ordered = np.sort(pool)
-    size = min(max(FEWEST, round(TAIL * len(pool))), len(pool) - 1)
+    size = min(max(FEWEST_IN_TAIL, round(TAIL * len(pool))), len(pool) - 1)
     threshold = ordered[-size - 1]
     above = np.sort(random.choice(ordered[-size:] - threshold, (draws, size)), axis=1)
     shape, scale = _pareto(above)
@@ -280,7 +272,7 @@ def _drawn_best(pool: Numbers, count: int, draws: int, random: np.random.Generat
 
 
 def _pareto(above: Numbers) -> tuple[Numbers, Numbers]:
-    """Shape and scale by probability-weighted moments, of each row of ordered excesses.  # (draws, k)"""
+    """Return shape and scale by probability-weighted moments, for each row of ordered excesses.  # (draws, k)"""
     size = above.shape[1]
     first = above.mean(axis=1)
     second = (above * (1 - (np.arange(size) + 0.65) / size)).mean(axis=1)

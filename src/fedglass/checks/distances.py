@@ -1,4 +1,4 @@
-"""How far each record moves a message: what is sent with it beside what is sent without it."""
+"""Distances: how far each record moves a message, as the message with it minus the message without it."""
 
 from __future__ import annotations
 
@@ -8,67 +8,63 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedglass.checks.replay import Declared, Part, batches_of, message_of, too_long
+from fedglass.checks.claim import Claim, ClientClaim
+from fedglass.checks.replay import message_of, too_long
 from fedglass.checks.rounding_cells import grid_of
 from fedglass.core.rng import stream
+from fedglass.core.thresholds import EQUAL_CANDIDATES, HALF_PRECISION_VALUES
 from fedglass.federation.truth import Examples
 
 MOST_REPLAYS = 4000
 """Local steps of all replays without one record; beyond these only the client's absence is a reference."""
-ALL_ALIKE = 100
-"""Candidates that must give the same message, bit for bit, where no absence does: half of the game's least number."""
-ON_GRID = 32
-"""Different values from which on a message that a half-precision type holds was rounded to it: by chance a value in
-single precision lies on such a grid once in 2^13 times."""
 
 
-def distances(declared: Declared, part: Part) -> list[Tensor]:
+def distances(claim: Claim, client: ClientClaim) -> list[Tensor]:
     """Return u minus the client's absence, then for each record u minus the nearer reference; empty if it diverges."""
-    whole = flat(message_of(replace(declared, parts=(part,)), 0))
-    if not bool(torch.isfinite(whole).all()):
+    update = flat(message_of(replace(claim, clients=(client,)), 0))
+    if not bool(torch.isfinite(update).all()):
         return []
-    rows = [whole]
-    for reduced in _each_without(part):
-        delta = whole if reduced is None else whole - flat(message_of(replace(declared, parts=(reduced,)), 0))
-        nearer = bool(torch.isfinite(delta).all()) and float(delta.norm()) < float(whole.norm())
-        rows.append(delta if nearer else whole)
+    rows = [update]
+    for reduced in _each_without(client):
+        delta = update if reduced is None else update - flat(message_of(replace(claim, clients=(reduced,)), 0))
+        nearer = bool(torch.isfinite(delta).all()) and float(delta.norm()) < float(update.norm())
+        rows.append(delta if nearer else update)
     return rows
 
 
-def tells_nothing(declared: Declared, pool: Examples | None) -> bool:
+def tells_nothing(claim: Claim, pool: Examples | None) -> bool:
     """Return whether the message is bit for bit the same without each record, or with any candidate in its place.
 
     Candidates have the record's label. The message is compared in the precision in which it was sent.
     """
-    private = len(declared.parts) - declared.own
-    if too_long(declared) or not declared.combined_by_mean:
+    if too_long(claim) or not claim.combined_by_mean:
         return False
-    sent = [declared.update[name] for name in declared.before] if declared.update else message_of(declared, 0)
-    for i, part in enumerate(declared.parts[:private]):
-        if len(part.labels) * max(1, part.steps) > MOST_REPLAYS:
+    sent = [claim.update[name] for name in claim.before] if claim.update else message_of(claim, 0)
+    for i, client in enumerate(claim.private):
+        if len(client.labels) * max(1, client.steps) > MOST_REPLAYS:
             return False
-        for row, reduced in enumerate(_each_without(part)):
-            absent = reduced is not None and _same(sent, _with_part(declared, i, reduced))
-            if not absent and not _same_for_all(sent, declared, i, row, pool):
+        for row, reduced in enumerate(_each_without(client)):
+            absent = reduced is not None and _same(sent, _with_client(claim, i, reduced))
+            if not absent and not _same_for_all(sent, claim, i, row, pool):
                 return False
     return True
 
 
-def with_record(part: Part, row: int, image: Tensor, label: Tensor) -> Part:
-    """Return the part with another example in the place of one record."""
-    images, labels = part.images.clone(), part.labels.clone()
+def with_record(client: ClientClaim, row: int, image: Tensor, label: Tensor) -> ClientClaim:
+    """Return the client with another example in the place of one record."""
+    images, labels = client.images.clone(), client.labels.clone()
     images[row], labels[row] = image.to(images), label.to(labels)
-    return replace(part, images=images, labels=labels)
+    return client.with_examples(images, labels)
 
 
-def alike(part: Part, row: int, pool: Examples, generator: torch.Generator) -> tuple[Tensor, int]:
+def alike(client: ClientClaim, row: int, pool: Examples, generator: torch.Generator) -> tuple[Tensor, int]:
     """Return the rows of a pool in random order, those with the label of a record first, and how many these are.
 
     Copies of the record are left out.
     """
     rows = torch.randperm(len(pool.labels), generator=generator)
-    same = (pool.labels[rows] == part.labels[row].to(pool.labels)).cpu()
-    copies = (pool.images[rows[same]] == part.images[row].to(pool.images)).flatten(1).all(dim=1).cpu()
+    same = (pool.labels[rows] == client.labels[row].to(pool.labels)).cpu()
+    copies = (pool.images[rows[same]] == client.images[row].to(pool.images)).flatten(1).all(dim=1).cpu()
     first = rows[same][~copies]
     return torch.cat([first, rows[~same]]), len(first)
 
@@ -77,29 +73,28 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.double().cpu().flatten() for tensor in tensors])
 
 
-def _same_for_all(sent: Sequence[Tensor], declared: Declared, place: int, row: int, pool: Examples | None) -> bool:
-    part = declared.parts[place]
+def _same_for_all(sent: Sequence[Tensor], claim: Claim, place: int, row: int, pool: Examples | None) -> bool:
+    client = claim.clients[place]
     if pool is None:
         return False
-    rows, count = alike(part, row, pool, stream(0, "candidates", row))
-    if count < ALL_ALIKE:
+    rows, count = alike(client, row, pool, stream(0, "candidates", row))
+    if count < EQUAL_CANDIDATES:
         return False
-    parts = (with_record(part, row, pool.images[i], pool.labels[i]) for i in rows[:ALL_ALIKE].tolist())
-    return all(_same(sent, _with_part(declared, place, other)) for other in parts)
+    clients = (with_record(client, row, pool.images[i], pool.labels[i]) for i in rows[:EQUAL_CANDIDATES].tolist())
+    return all(_same(sent, _with_client(claim, place, other)) for other in clients)
 
 
-def _with_part(declared: Declared, place: int, part: Part) -> Declared:
-    weight = declared.parts[place].weight
-    kept = len(declared.parts[place].labels) if weight is None else weight
-    parts = [*declared.parts[:place], replace(part, weight=kept), *declared.parts[place + 1 :]]
-    return replace(declared, parts=tuple(parts))
+def _with_client(claim: Claim, place: int, client: ClientClaim) -> Claim:
+    weighted = replace(client, weight=claim.clients[place].mean_weight)
+    clients = [*claim.clients[:place], weighted, *claim.clients[place + 1 :]]
+    return replace(claim, clients=tuple(clients))
 
 
-def _same(sent: Sequence[Tensor], declared: Declared) -> bool:
+def _same(sent: Sequence[Tensor], claim: Claim) -> bool:
     """Return whether a replay is the message, bit for bit in the precision of the message."""
-    replayed = zip(sent, message_of(declared, 0), strict=True)
+    replayed = zip(sent, message_of(claim, 0), strict=True)
     values: Tensor = torch.unique(torch.cat([tensor.flatten() for tensor in sent]))
-    grid = grid_of([values.cpu()]) if len(values) >= ON_GRID else None
+    grid = grid_of([values.cpu()]) if len(values) >= HALF_PRECISION_VALUES else None
     return all(torch.equal(_as_sent(mine, grid, mine), _as_sent(other, grid, mine)) for mine, other in replayed)
 
 
@@ -109,29 +104,30 @@ def _as_sent(tensor: Tensor, grid: torch.dtype | None, like: Tensor) -> Tensor:
     return tensor.cpu().to(like.dtype).to(half)
 
 
-def _each_without(part: Part) -> Iterator[Part | None]:
-    """Return the part without each of its records; None where nothing can be left out."""
-    count = len(part.labels)
-    if count == 1 or count * max(1, part.steps) > MOST_REPLAYS:
+def _each_without(client: ClientClaim) -> Iterator[ClientClaim | None]:
+    """Return the client without each of its records; None where nothing can be left out."""
+    count = len(client.labels)
+    if count == 1 or count * max(1, client.steps) > MOST_REPLAYS:
         yield from [None] * count
         return
-    order = _order(part)
+    order = _order(client)
     for row in range(count):
-        yield _without(part, order, row)
+        yield _without(client, order, row)
 
 
-def _order(part: Part) -> tuple[tuple[int, ...], ...]:
+def _order(client: ClientClaim) -> tuple[tuple[int, ...], ...]:
     """Return the rows of each local step: recorded, or drawn as the replay draws them."""
-    if part.order is not None:
-        return part.order
-    rows = torch.arange(len(part.labels))
-    return tuple(tuple(rows[batch.rows].tolist()) for batch in batches_of(part))
+    if client.order is not None:
+        return client.order
+    rows = torch.arange(len(client.labels))
+    return tuple(tuple(rows[batch.rows].tolist()) for batch in client.batches())
 
 
-def _without(part: Part, order: Sequence[Sequence[int]], row: int) -> Part | None:
-    """Return the part without one record, in the same batches; None where a batch would be empty."""
-    kept = [tuple(i - (i > row) for i in batch if i != row) for batch in order]
-    if not all(kept):
+def _without(client: ClientClaim, order: Sequence[Sequence[int]], row: int) -> ClientClaim | None:
+    """Return the client without one record, in the same batches; None where a batch would be empty."""
+    batches = [tuple(i - (i > row) for i in batch if i != row) for batch in order]
+    if not all(batches):
         return None
-    others = [i for i in range(len(part.labels)) if i != row]
-    return replace(part, images=part.images[others], labels=part.labels[others], order=tuple(kept))
+    rows = [i for i in range(len(client.labels)) if i != row]
+    reduced = client.with_examples(client.images[rows], client.labels[rows])
+    return replace(reduced, order=tuple(batches))

@@ -1,9 +1,9 @@
-"""The gradients of many examples at the same weights: too many to keep, so that each is read once.
+"""Sketches of the gradients of many examples at the same weights: too many to keep, so that each is read once.
 
-What enters a layer and what comes back to it give the gradients of all examples of a batch in one backward pass
-[Goodfellow, 2015, arXiv:1510.01799]. Each is kept as a sketch: random signs, and the sums of the entries that fall into
-the same of some thousand places [Charikar, Chen and Farach-Colton, 2002]. Sketches are linear, and their products are
-those of the gradients up to the root of the number of places.
+The inputs of a layer and the gradients of its outputs give the gradients of all examples of a batch in one backward
+pass [Goodfellow, 2015, arXiv:1510.01799]. Each is kept as a sketch: random signs, and the sums of the entries that fall
+into the same of some thousand places [Charikar, Chen and Farach-Colton, 2002]. Sketches are linear, and their products
+are those of the gradients up to the root of the number of places.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
+from fedglass.core.thresholds import GRADIENTS_AGREE
 from fedglass.defend.per_example import example_gradients
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.network import Network
@@ -30,8 +31,6 @@ AT_ONCE = 32
 """Examples in one backward pass, and in the batch whose statistics a BatchNorm layer in batch mode uses."""
 MOST_GROUPS = 16
 """Groups of rows into which a dense layer is summed, at most: each is one product of matrices."""
-AGREE = 1e-3
-"""How far the sum of the gradients that are read may lie from the gradient of the batch, as a share of its size."""
 
 _Layer = nn.Linear | nn.Conv2d | _BatchNorm | nn.GroupNorm | nn.LayerNorm
 
@@ -73,16 +72,16 @@ class Reader:
 
     @property
     def mixes(self) -> bool:
-        """Whether the network normalises with the statistics of the batch."""
+        """True where the network normalises with the statistics of the batch."""
         return any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self.network._module.modules())
 
     def read(self, inputs: Tensor, labels: Tensor, along: Sequence[Sequence[Tensor]] = ()) -> tuple[Tensor, Tensor]:
         """Return the sketches and the exact products with some vectors.  # (b, places), (b, vectors)"""
         sketches, products = [torch.zeros(0, self.places)], [torch.zeros(0, len(along))]
-        for found in self._gradients(inputs, labels):
-            sketches.append(self._sketched(found))
-            each = [_products(found, vector) for vector in along]
-            products.append(torch.stack(each, 1) if each else torch.zeros(len(sketches[-1]), 0))
+        for gradients in self._gradients(inputs, labels):
+            sketches.append(self._sketched(gradients))
+            by_vector = [_products(gradients, vector) for vector in along]
+            products.append(torch.stack(by_vector, 1) if by_vector else torch.zeros(len(sketches[-1]), 0))
         return torch.cat(sketches), torch.cat(products)
 
     def can_read(self, inputs: Tensor, labels: Tensor) -> bool:
@@ -102,20 +101,20 @@ class Reader:
     def weighted_sum(self, inputs: Tensor, labels: Tensor, shares: Tensor) -> list[Tensor]:
         """Return the sum of the gradients, each times its share, at the entries that count."""
         total, first = [torch.zeros_like(w) for w in self.weights], 0
-        for found in self._gradients(inputs, labels):
-            size = len(found[0].back if isinstance(found[0], _Outer) else found[0])
+        for gradients in self._gradients(inputs, labels):
+            size = len(gradients[0].back if isinstance(gradients[0], _Outer) else gradients[0])
             some = shares[first : first + size].float()
             first += size
-            total = [t + _summed(g, some).view_as(t) for t, g in zip(total, found, strict=True)]
+            total = [t + _summed(g, some).view_as(t) for t, g in zip(total, gradients, strict=True)]
         return [t * s.abs() for t, s in zip(total, self._signs, strict=True)]
 
-    def _sketched(self, found: Sequence[_Found]) -> Tensor:
-        """One tensor after the other, around the places.  # (b, places)"""
+    def _sketched(self, gradients: Sequence[_Found]) -> Tensor:
+        """Fold one tensor after the other around the places.  # (b, places)"""
         parts, at = list[Tensor](), 0
-        for gradient, signs in zip(found, self._signs, strict=True):
+        for gradient, signs in zip(gradients, self._signs, strict=True):
             flat = _signed(gradient, signs, self.places)
-            whole = F.pad(flat, (0, -flat.shape[1] % self.places)).view(len(flat), -1, self.places).sum(1)
-            parts.append(whole.roll(at, dims=1))
+            folded = F.pad(flat, (0, -flat.shape[1] % self.places)).view(len(flat), -1, self.places).sum(1)
+            parts.append(folded.roll(at, dims=1))
             at += flat.shape[1]
         return torch.stack(parts).sum(0)
 
@@ -134,26 +133,28 @@ class Reader:
         return Step(self.network, self.weights, inputs, labels, smoothing=self.smoothing)
 
     def _agrees(self, step: Step) -> bool:
-        """Whether the layers tell all: else the gradients are computed example by example, several times as slowly."""
+        """Return whether the layers give all gradients; else they are computed by example, several times as slowly."""
         if not _covers(self.network):
             return False
         try:
-            found = _by_layers(step)
+            gradients = _by_layers(step)
         except RuntimeError:  # such as what a layer returned was overwritten
             return False
         ones = torch.full((len(step.targets),), 1 / len(step.targets))
         with torch.enable_grad():
             leaves = [w.requires_grad_() for w in (w.clone() for w in self.weights)]
-            whole = MeanGradient().gradient(
+            batch_gradient = MeanGradient().gradient(
                 Step(step.network, leaves, step.inputs, step.targets, smoothing=self.smoothing)
             )
-        size = torch.stack([w.norm() for w in whole]).norm()
-        gap = torch.stack([(_summed(g, ones).view_as(w) - w).norm() for g, w in zip(found, whole, strict=True)]).norm()
-        return bool(gap <= AGREE * size)
+        size = torch.stack([w.norm() for w in batch_gradient]).norm()
+        gap = torch.stack(
+            [(_summed(g, ones).view_as(w) - w).norm() for g, w in zip(gradients, batch_gradient, strict=True)]
+        ).norm()
+        return bool(gap <= GRADIENTS_AGREE * size)
 
 
 def _signed(gradient: _Found, signs: Tensor, places: int) -> Tensor:
-    """The gradients times the signs; of large matrices the rows are summed in groups.  # (b, entries)"""
+    """Return the gradients times the signs; rows of large matrices are summed in groups.  # (b, entries)"""
     if signs.dim() != 2 or signs.numel() <= places:
         written = gradient.back[:, :, None] * gradient.entered[:, None, :] if isinstance(gradient, _Outer) else gradient
         return written.flatten(1) * signs.flatten()
@@ -165,11 +166,11 @@ def _signed(gradient: _Found, signs: Tensor, places: int) -> Tensor:
     return torch.cat(summed, dim=1)
 
 
-def _products(found: Sequence[_Found], along: Sequence[Tensor]) -> Tensor:
-    """# (b,)"""
+def _products(gradients: Sequence[_Found], along: Sequence[Tensor]) -> Tensor:
+    """Return the product of each gradient with an update.  # (b,)"""
     parts = [
         (g.back @ u * g.entered).sum(1) if isinstance(g, _Outer) else g.flatten(1) @ u.flatten()
-        for g, u in zip(found, along, strict=True)
+        for g, u in zip(gradients, along, strict=True)
     ]
     return torch.stack([part.double() for part in parts]).sum(0)
 
@@ -181,10 +182,10 @@ def _summed(gradient: _Found, shares: Tensor) -> Tensor:
 
 
 def _covers(network: Network) -> bool:
-    """Whether every parameter belongs to a layer whose gradient is known in closed form."""
+    """Return whether every parameter belongs to a layer with a gradient in closed form."""
     module = network._module
-    known = {f"{name}.{part}".lstrip(".") for name, _ in _layers(module) for part in ("weight", "bias")}
-    return all(name in known for name in network.names)
+    covered = {f"{name}.{part}".lstrip(".") for name, _ in _layers(module) for part in ("weight", "bias")}
+    return all(name in covered for name in network.names)
 
 
 def _layers(module: nn.Module) -> list[tuple[str, _Layer]]:
@@ -202,36 +203,36 @@ def _padded_otherwise(layer: nn.Conv2d) -> bool:
 
 
 def _by_layers(step: Step) -> list[_Found]:
-    """The gradients of the examples' own losses, from what entered each layer and what came back."""
+    """Return the gradients of the examples' losses, from the inputs of each layer and the gradients of its outputs."""
     layers = dict(_layers(step.network._module))
-    with torch.enable_grad(), _watched(layers) as seen:
+    with torch.enable_grad(), _watched(layers) as passes:
         logits = step.network(step.weights, step.inputs.detach().requires_grad_())
         loss = step.loss(logits, step.targets) * len(step.targets)
-    if sorted(name for name, _, _ in seen) != sorted(layers):
+    if sorted(name for name, _, _ in passes) != sorted(layers):
         raise RuntimeError("a layer is not gone through once")
-    back = torch.autograd.grad(loss, [left for _, _, left in seen])
-    found: dict[str, _Found] = {}
-    for (name, entered, _), gradient in zip(seen, back, strict=True):
+    back = torch.autograd.grad(loss, [output for _, _, output in passes])
+    gradients: dict[str, _Found] = {}
+    for (name, entered, _), gradient in zip(passes, back, strict=True):
         parts = _of_layer(layers[name], entered.detach(), gradient)
-        found.update({f"{name}.{part}".lstrip("."): value for part, value in parts.items()})
-    return [found[name] for name in step.network.names]
+        gradients.update({f"{name}.{part}".lstrip("."): value for part, value in parts.items()})
+    return [gradients[name] for name in step.network.names]
 
 
 @contextmanager
 def _watched(layers: dict[str, _Layer]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-    """What enters and leaves the layers; what leaves is passed on as a copy, which may be overwritten."""
-    seen: list[tuple[str, Tensor, Tensor]] = []
+    """Record inputs and outputs of the layers; outputs are passed on as copies, which may be overwritten."""
+    passes: list[tuple[str, Tensor, Tensor]] = []
 
     def noting(name: str) -> object:
-        def note(layer: nn.Module, entered: tuple[Tensor, ...], left: Tensor) -> Tensor:
-            seen.append((name, entered[0], left))
-            return left.clone()
+        def note(layer: nn.Module, entered: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            passes.append((name, entered[0], output))
+            return output.clone()
 
         return note
 
     hooks = [layer.register_forward_hook(noting(name)) for name, layer in layers.items()]  # type: ignore[arg-type]
     try:
-        yield seen
+        yield passes
     finally:
         for hook in hooks:
             hook.remove()
@@ -265,12 +266,14 @@ def _normalised(layer: _BatchNorm | nn.GroupNorm, entered: Tensor) -> Tensor:
 
 
 def _of_convolution(layer: nn.Conv2d, entered: Tensor, back: Tensor) -> Tensor:
-    """As one convolution with a group for each example: two to four times faster than products of patches.
+    """Return the weight gradients by one convolution with a group for each example.
+
+    It is two to four times faster than products of patches.
 
     # (b, leaving, entering / groups, height, width)
     """
     size, shape = len(back), layer.weight.shape
-    found: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+    gradients: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
         entered.reshape(1, -1, *entered.shape[2:]),
         (size * shape[0], *shape[1:]),
         back.reshape(1, -1, *back.shape[2:]),
@@ -279,4 +282,4 @@ def _of_convolution(layer: nn.Conv2d, entered: Tensor, back: Tensor) -> Tensor:
         layer.dilation,
         size * layer.groups,
     )
-    return found.view(size, *shape)
+    return gradients.view(size, *shape)

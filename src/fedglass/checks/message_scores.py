@@ -1,10 +1,10 @@
-"""How well an example fits a message: its gradient beside the update, without what all examples have in common.
+"""Scores of examples against a message: gradient and update, without what all examples have in common.
 
-The update is the example's own part, of unknown size, and that of the others. These are taken for Gaussian: they vary
-as public gradients do, and in every direction by some more, which declared noise and long trainings add. How much more
-is read off the update, by maximum likelihood. The score is the likelihood ratio, a matched filter: the product of
-gradient and update in units of that covariance, divided by the gradient's length in the same units. Without noise it is
-nearly the cosine of what is left of both when the directions of the public gradients are projected out.
+The update is the sum of the example's part, of unknown size, and that of the others. The others are taken for Gaussian:
+they vary as public gradients do, and by some more in every direction, which declared noise and long trainings add. How
+much more is estimated from the update by maximum likelihood. The score is the likelihood ratio, a matched filter: the
+product of gradient and update in units of that covariance, divided by the gradient's length in the same units. Without
+noise it is nearly the cosine of gradient and update after the directions of the public gradients are projected out.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from torch import Tensor, nn
 from fedglass.checks.candidates import Pool
 from fedglass.checks.example_sketches import AT_ONCE, Reader
 from fedglass.core.tensors import Params
+from fedglass.core.thresholds import GRADIENT_ROUNDING, UNMOVED_ENTRIES
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.federation.truth import Examples
 from fedglass.models.network import Network
 
 WEIGHTS = (0.0, *(10 ** (step / 8) for step in range(-32, 25)))
-"""How much more the others may vary along a public gradient than everywhere, of which the likeliest is taken. On
-CIFAR-10 that is 30 for one local step, 18 for five epochs and 4 for Adam, whose steps are no sums of gradients."""
-ROUNDING = 1e-4
-"""Share of a gradient below which what is left of it is rounding, in single precision."""
-UNMOVED = 0.05
-"""Share of entries that are exactly zero from which they are left out everywhere: frozen layers, or a pruned update."""
-STREWN = 4
+"""How much more the others may vary along a public gradient than everywhere; the likeliest is taken. On
+CIFAR-10 that is 30 for one local step, 18 for five epochs and 4 for Adam, whose steps are not sums of gradients."""
+MIXED_IN = 4
 """Records in one batch with public examples, where a network uses the statistics of the batch."""
 BLOCK = 256
 """Examples that are scored at once."""
@@ -37,8 +34,8 @@ TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
-    """What the adversary sees: the update, and all that is public about how it was made."""
+class ScoredMessage:
+    """An update as the adversary sees it, and all that is public about how it was made."""
 
     model: nn.Module
     before: Params
@@ -47,17 +44,17 @@ class Message:
     training: Training
     whitening: Whitening
     noise_std: float = 0.0
-    """Of each entry of the update, where additive Gaussian noise is declared."""
+    """The deviation of declared additive Gaussian noise at each entry of the update."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Filter:
-    """What the common directions do not explain of one update."""
+    """The part of one update that the common directions do not explain."""
 
-    left: Sequence[Tensor]
+    remainder: Sequence[Tensor]
     """Of length 1: its sketch, or under noise its tensors, since a sketch adds up the noise of many entries."""
     shares: Tensor
-    """How much of each direction is taken out, by its squared length.  # (k,)"""
+    """The share of each direction that is taken out, by its squared length.  # (k,)"""
     weight: float
     """How much the others vary along a public gradient, in units of how they vary everywhere."""
 
@@ -65,7 +62,7 @@ class _Filter:
 class Scorer:
     """Scores examples against some messages that were sent from the same weights: cosines, after the filter."""
 
-    def __init__(self, message: Message, updates: Sequence[Params], pool: Pool, public: Tensor) -> None:
+    def __init__(self, message: ScoredMessage, updates: Sequence[Params], pool: Pool, public: Tensor) -> None:
         """The first of the updates is the one that was sent; `public` are rows of the pool."""
         self._message, self._pool, self._public = message, pool, public
         self._reader, self.reads_as_trained = _reader(message, self._inputs(public[:AT_ONCE]))
@@ -78,8 +75,8 @@ class Scorer:
         squares, self._vectors = torch.linalg.eigh(self._gradients.double() @ self._gradients.double().T)
         self._squares = squares.clamp(min=0)
         self._common = (self._vectors.T @ self._gradients.double()).float()  # (k, places)
-        self._filters = [self._filter(*each) for each in zip(sent, sketches, products.T, strict=True)]
-        self._along = [each.left for each in self._filters] if self._along else []
+        self._filters = [self._filter(*sources) for sources in zip(sent, sketches, products.T, strict=True)]
+        self._along = [filter_.remainder for filter_ in self._filters] if self._along else []
 
     @property
     def statistic(self) -> str:
@@ -88,8 +85,8 @@ class Scorer:
 
     @property
     def directions(self) -> int:
-        """How many directions the others have in common, above rounding."""
-        return int((self._squares > ROUNDING**2 * self._squares.sum()).sum())
+        """The number of directions that the others have in common, above rounding."""
+        return int((self._squares > GRADIENT_ROUNDING**2 * self._squares.sum()).sum())
 
     def of_pool(self, rows: Tensor) -> Tensor:
         """Return the scores of rows of the pool, by message; public ones as if they were not.  # (messages, rows)"""
@@ -108,22 +105,22 @@ class Scorer:
         inputs, labels = self._message.whitening.whiten(examples.images.float()), examples.labels
         if not self._reader.mixes:
             return self._scores(*self._reader.read(inputs, labels, self._along))
-        found = []
-        for first in range(0, len(labels), STREWN):
-            some = slice(first, first + STREWN)
-            places = (torch.arange(AT_ONCE - STREWN) + AT_ONCE * first) % len(self._public)
-            others, other_labels = self._inputs(self._public[places])
-            among = torch.cat([inputs[some], others]), torch.cat([labels[some], other_labels])
+        scores = []
+        for first in range(0, len(labels), MIXED_IN):
+            some = slice(first, first + MIXED_IN)
+            places = (torch.arange(AT_ONCE - MIXED_IN) + AT_ONCE * first) % len(self._public)
+            public_inputs, public_labels = self._inputs(self._public[places])
+            mixed_batch = torch.cat([inputs[some], public_inputs]), torch.cat([labels[some], public_labels])
             count = len(labels[some])
-            found.append(self._scores(*(read[:count] for read in self._reader.read(*among, self._along))))
-        return torch.cat(found, dim=1)
+            scores.append(self._scores(*(read[:count] for read in self._reader.read(*mixed_batch, self._along))))
+        return torch.cat(scores, dim=1)
 
     def _inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of the pool as the network is fed with them."""
+        """Return rows of the pool as inputs of the network."""
         return self._message.whitening.whiten(self._pool.images[rows].float()), self._pool.labels[rows]
 
     def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Sketches of the gradients, and under noise their exact products with what is sent or left of it."""
+        """Return sketches of the gradients, and under noise their exact products with the updates or remainders."""
         return self._reader.read(*self._inputs(rows), self._along)
 
     def _filter(self, update: Sequence[Tensor], sketch: Tensor, products: Tensor) -> _Filter:
@@ -134,18 +131,18 @@ class Scorer:
         explained = self._vectors @ (shares * along)
         if self._along:
             common = self._reader.weighted_sum(*self._inputs(self._public), explained)
-            whole, left = update, [u - c for u, c in zip(update, common, strict=True)]
+            sent, remainder = update, [u - c for u, c in zip(update, common, strict=True)]
         else:
-            whole, left = [sketch], [sketch - explained.float() @ self._gradients]
-        size = max(sum(float((u * each).sum()) for u, each in zip(whole, left, strict=True)), TINY) ** 0.5
-        return _Filter([each / size for each in left], shares, weight)
+            sent, remainder = [sketch], [sketch - explained.float() @ self._gradients]
+        size = max(sum(float((u * r).sum()) for u, r in zip(sent, remainder, strict=True)), TINY) ** 0.5
+        return _Filter([tensor / size for tensor in remainder], shares, weight)
 
     def _likeliest(self, along: Tensor, update: Sequence[Tensor]) -> float:
-        """The weight under which the update is most likely, with the variance that goes with it."""
+        """Return the weight under which the update is most likely, with the variance that goes with it."""
         entries = self._reader.entries if self._along else min(self._reader.entries, self._reader.places)
-        known = self._squares > ROUNDING**2 * self._squares.sum()
-        squares = self._squares[known]
-        inside = along[known].square() / squares
+        above_rounding = self._squares > GRADIENT_ROUNDING**2 * self._squares.sum()
+        squares = self._squares[above_rounding]
+        inside = along[above_rounding].square() / squares
         outside = (sum(float(u.double().square().sum()) for u in update) - inside.sum()).clamp(min=0)
         weights = torch.tensor(WEIGHTS, dtype=squares.dtype) / squares.sum().clamp(min=TINY) * len(self._public)
         spread = 1 + weights[:, None] * squares  # (weights, k)
@@ -155,39 +152,43 @@ class Scorer:
         return float(weights[surprise.argmin()])
 
     def _scores(self, sketches: Tensor, products: Tensor, *, public: bool = False) -> Tensor:
-        """# (b, places), (b, messages) -> (messages, b)"""
+        """Return the scores of sketched gradients.  # (b, places), (b, messages) -> (messages, b)"""
         along = (sketches @ self._common.T).double().square()  # (b, k)
         square = sketches.square().sum(1).double()
-        found = []
-        for i, each in enumerate(self._filters):
-            left = (square - along @ each.shares).clamp(min=TINY)
-            product = products[:, i] if self._along else (sketches @ each.left[0]).double()
+        scores = []
+        for i, filter_ in enumerate(self._filters):
+            remainder = (square - along @ filter_.shares).clamp(min=TINY)
+            product = products[:, i] if self._along else (sketches @ filter_.remainder[0]).double()
             # A gradient that is among the public ones explains itself: undone as for one row of a least-squares fit.
-            own = (1 - each.weight * left).clamp(min=ROUNDING) if public else torch.ones_like(left)
-            seen = left > ROUNDING**2 * square
-            found.append(torch.where(seen, product / (left * own).sqrt(), 0.0))
-        return torch.stack(found).float()
+            leverage = (
+                (1 - filter_.weight * remainder).clamp(min=GRADIENT_ROUNDING) if public else torch.ones_like(remainder)
+            )
+            above_rounding = remainder > GRADIENT_ROUNDING**2 * square
+            scores.append(torch.where(above_rounding, product / (remainder * leverage).sqrt(), 0.0))
+        return torch.stack(scores).float()
 
 
-def _without_decay(update: Params, message: Message) -> dict[str, Tensor]:
-    """What is sent, turned round to point along gradients; without the weights' direction, where these decay."""
+def _without_decay(update: Params, message: ScoredMessage) -> dict[str, Tensor]:
+    """Return the negative update, which points along gradients, without the weights' direction where these decay."""
     sent = {name: -update[name].detach().float() for name in message.before}
     if not getattr(message.training.optimiser, "weight_decay", 0.0):
         return sent
     weights = {name: w.detach().float() for name, w in message.before.items()}
-    along, size = (sum(float((w * each[name]).sum()) for name, w in weights.items()) for each in (sent, weights))
+    along, size = (sum(float((w * tensors[name]).sum()) for name, w in weights.items()) for tensors in (sent, weights))
     return {name: sent[name] - along / max(size, TINY) * w for name, w in weights.items()}
 
 
 def _moved(update: Params) -> dict[str, Tensor] | None:
-    """1 where the update moved; None where it moved nearly everywhere."""
+    """Return 1 where the update moved, as a mask; None where it moved nearly everywhere."""
     entries = sum(u.numel() for u in update.values())
     zeros = sum(int((u == 0).sum()) for u in update.values())
-    return {name: (u != 0).float() for name, u in update.items()} if UNMOVED * entries < zeros < entries else None
+    return (
+        {name: (u != 0).float() for name, u in update.items()} if UNMOVED_ENTRIES * entries < zeros < entries else None
+    )
 
 
-def _reader(message: Message, some: tuple[Tensor, Tensor]) -> tuple[Reader, bool]:
-    """One that uses the statistics that the client used, where its layers can be read; and whether it does."""
+def _reader(message: ScoredMessage, some: tuple[Tensor, Tensor]) -> tuple[Reader, bool]:
+    """Return a reader, and whether it uses the same BatchNorm statistics as the client."""
     buffers = {name: b.float() if b.is_floating_point() else b for name, b in message.buffers.items()}
     for batch_norm in dict.fromkeys((message.training.batch_norm, BatchNorm.FROZEN)):
         network = Network(message.model, buffers, batch_norm)

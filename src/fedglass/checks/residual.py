@@ -1,8 +1,8 @@
-"""Is what a message holds beside its replay the declared noise? Tests refute a mechanism, they never prove it.
+"""Tests of a residual: is it the declared noise? Tests refute a mechanism, they never prove it.
 
-`residual` is the message minus the declared training played again without noise. Declared noise is independent in
-every entry, of one known law: nothing else may be seen in it. What passes is consistent with the declaration; noise
-from an unknown seed, or missing in a few directions that nobody named, passes too.
+`residual` is the message minus a replay of the declared training without noise. Declared noise is independent in every
+entry and follows one known law: nothing else may show in it. A residual that passes is consistent with the
+declaration. Noise from an unknown seed, or missing in a few directions that are not tested, passes too.
 """
 
 from __future__ import annotations
@@ -19,19 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedglass.checks import residual_tests as tests
-from fedglass.checks.residual_tests import Outcome
+from fedglass.checks.residual_tests import TestOutcome
 from fedglass.checks.rounding_cells import Array, Law, as_array, cell, draw_in_cell, grid_of, normal_scores
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.text import some
+from fedglass.core.thresholds import NOISE_LEVEL, POOLED_ENTRIES
 
-LEVEL = 1e-3
-"""The chance that noise as declared is refuted, over all tests of one message."""
-POOLED = 64
-"""Entries below which tensors are tested together: fewer cannot be told from chance."""
-SPREAD = 0.1
-"""Spread of replays, in std, from which on the residual is not the noise and nothing can be tested."""
 FAR = 1e6
 """Deviations at which entries are cut off, so that squares stay finite: no noise is as large."""
 SEEDS = (
@@ -50,12 +45,12 @@ SEEDS = (
 START = 128
 """Entries of a generator's stream that are compared: 16 that agree are no chance in all of these seeds."""
 BLOCK = 16
-"""Normals that torch draws at once: of another number of entries, the last 16 are drawn anew."""
+"""Normals that torch draws at once: for other numbers of entries, the last 16 are drawn again."""
 
 
 @dataclass(frozen=True, eq=False)
-class Residual:
-    """What is left of a message beside its replay, and what was declared about it."""
+class NoiseResidual:
+    """The message minus its replay, and what was declared about it."""
 
     residual: Params
     """The message minus the replay without noise, in double precision."""
@@ -63,7 +58,7 @@ class Residual:
     """The declared standard deviation of every entry."""
     law: Law = "gaussian"
     message: Params | None = None
-    """What was sent: the update or, with `weights_sent`, the weights. Without it rounding is taken to be none."""
+    """The arrays that were sent: the update or, with `weights_sent`, the weights. None: they were not rounded."""
     before: Params | None = None
     """The model that the training began with."""
     sent_dtype: torch.dtype | None = None
@@ -73,9 +68,9 @@ class Residual:
     public: Tensor | None = None
     """Gradients of public examples in the order of `residual`.  # (m, d)"""
     signal: Tensor | None = None
-    """By what each audited record moves the message.  # (k, d)"""
+    """The difference that each audited record makes to the message.  # (k, d)"""
     others: Mapping[str, Params] = field(default_factory=dict)
-    """Residuals of other messages, or these messages, by what they are called."""
+    """Residuals of other messages, or these messages, by name."""
 
     def __post_init__(self) -> None:
         if not 0 < self.std < math.inf:
@@ -83,9 +78,9 @@ class Residual:
         entries = sum(tensor.numel() for tensor in self.residual.values())
         if not entries:
             raise UsageError("The residual has no entries: pass the message minus its replay.")
-        for words, rows in (("public", self.public), ("signal", self.signal)):
+        for name, rows in (("public", self.public), ("signal", self.signal)):
             if rows is not None and (rows.dim() != 2 or rows.shape[1] != entries):
-                raise UsageError(f"{words} must have the shape (n, {entries}), got {tuple(rows.shape)}.")
+                raise UsageError(f"{name} must have the shape (n, {entries}), got {tuple(rows.shape)}.")
         if (self.sent_dtype is not None or self.weights_sent) and self.message is None:
             raise UsageError("Rounding depends on what was sent: pass the message, or the weights with weights_sent.")
         unlike = [n for n, r in self.residual.items() if self.message is not None and not _fits(self.message, n, r)]
@@ -105,128 +100,132 @@ class Refutation:
     details: Mapping[str, float | int | str]
 
 
-def refutations(given: Residual, level: float = LEVEL) -> tuple[Refutation, ...]:
+def refutations(residual: NoiseResidual, level: float = NOISE_LEVEL) -> tuple[Refutation, ...]:
     """Return what refutes the declared noise; empty where the residual is consistent with it."""
-    broken = [name for name, tensor in given.residual.items() if not torch.isfinite(tensor).all()]
+    broken = [name for name, tensor in residual.residual.items() if not torch.isfinite(tensor).all()]
     if broken:
         return tuple(Refutation("finite", name, 0.0, {}) for name in broken)
-    ran = list(_outcomes(_with_dtype(given)))
+    ran = list(_outcomes(_with_dtype(residual)))
     corrected = [(test, tensor, outcome.p * len(ran), outcome.details) for test, tensor, outcome in ran]
-    return tuple(Refutation(*each) for each in corrected if not each[2] >= level)
+    return tuple(Refutation(*fields) for fields in corrected if not fields[2] >= level)
 
 
 def spread_of(replays: Sequence[Params], std: float) -> float:
-    """Return the largest difference of replays in one entry, relative to std; beyond `SPREAD` nothing can be tested.
+    """Return the largest difference of replays in one entry, relative to std.
+
+    Beyond `REPLAY_SPREAD` the noise cannot be tested.
 
     >>> spread_of([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, 2.5])}], std=5.0)
     0.1
     """
-    stacked = [torch.stack([each[name].double() for each in replays]) for name in replays[0]]
+    stacked = [torch.stack([update[name].double() for update in replays]) for name in replays[0]]
     return max((float((t.amax(0) - t.amin(0)).max()) for t in stacked if t.numel()), default=0.0) / std
 
 
-def rounding_of(given: Residual) -> float:
+def rounding_of(residual: NoiseResidual) -> float:
     """Return the median width of the message's rounding cells, relative to std; beyond 1 rounding hides the noise."""
-    cells = _cells(_with_dtype(given))
+    cells = _cells(_with_dtype(residual))
     widths = [below + above for below, above in cells.values()]
-    return float(np.median(tests.flat(widths))) / given.std if widths else 0.0
+    return float(np.median(tests.flat(widths))) / residual.std if widths else 0.0
 
 
 def _fits(message: Params, name: str, residual: Tensor) -> bool:
     return name in message and message[name].shape == residual.shape
 
 
-def _outcomes(given: Residual) -> Iterator[tuple[str, str, Outcome]]:
+def _outcomes(residual: NoiseResidual) -> Iterator[tuple[str, str, TestOutcome]]:
     """Run every test that applies; one outcome for each test and tensor."""
-    drawn = _drawn(given)
-    scores = {name: normal_scores(x, given.law) for name, x in drawn.items()}
-    pool = [name for name, z in scores.items() if z.size < POOLED]
-    ran = {name: _of_tensor(scores[name], drawn[name], given) for name in scores if name not in pool}
+    drawn = _drawn(residual)
+    scores = {name: normal_scores(x, residual.law) for name, x in drawn.items()}
+    pool = [name for name, z in scores.items() if z.size < POOLED_ENTRIES]
+    ran = {name: _of_tensor(scores[name], drawn[name], residual) for name in scores if name not in pool}
     if pool:
-        ran[" + ".join(pool)] = _of_pool([scores[name] for name in pool], [drawn[name] for name in pool], given)
-    ran[""] = _of_entries(tests.flat(scores.values()), tests.flat(drawn.values()), given) if len(ran) > 1 else {}
-    ran[""] |= _of_message(scores, given)
-    for tensor, found in ran.items():
-        yield from ((test, tensor, outcome) for test, outcome in found.items() if outcome)
+        ran[" + ".join(pool)] = _of_pool([scores[name] for name in pool], [drawn[name] for name in pool], residual)
+    ran[""] = _of_entries(tests.flat(scores.values()), tests.flat(drawn.values()), residual) if len(ran) > 1 else {}
+    ran[""] |= _of_message(scores, residual)
+    for tensor, outcomes in ran.items():
+        yield from ((test, tensor, outcome) for test, outcome in outcomes.items() if outcome)
 
 
-def _of_entries(z: Array, x: Array, given: Residual) -> dict[str, Outcome | None]:
-    bits = round(-math.log2(torch.finfo(given.sent_dtype or torch.float64).eps))
+def _of_entries(z: Array, x: Array, residual: NoiseResidual) -> dict[str, TestOutcome | None]:
+    bits = round(-math.log2(torch.finfo(residual.sent_dtype or torch.float64).eps))
     return {
         "std": tests.std(z),
         "distribution": tests.distribution(z),
         "largest_entry": tests.largest_entry(z),
         "small_entries": tests.small_entries(z),
-        "grid": tests.grid(x, given.std, given.law, bits),
+        "grid": tests.grid(x, residual.std, residual.law, bits),
         "row_sums": tests.row_sums(z),
         "neighbours": tests.neighbours(z),
     }
 
 
-def _of_tensor(z: Array, x: Array, given: Residual) -> dict[str, Outcome | None]:
-    found = _of_entries(z, x, given) | {"rows": tests.rows(tests.slices(z))}
+def _of_tensor(z: Array, x: Array, residual: NoiseResidual) -> dict[str, TestOutcome | None]:
+    outcomes = _of_entries(z, x, residual) | {"rows": tests.rows(tests.slices(z))}
     matrix = tests.as_matrix(z)
     if matrix is not None:
-        found["singular_values"] = tests.singular_values(matrix)
-        found["correlated_rows"] = tests.correlated_rows(matrix)
-    return found
+        outcomes["singular_values"] = tests.singular_values(matrix)
+        outcomes["correlated_rows"] = tests.correlated_rows(matrix)
+    return outcomes
 
 
-def _of_pool(z: list[Array], x: list[Array], given: Residual) -> dict[str, Outcome | None]:
-    squares = [(np.square(each).sum().reshape(1), each.size) for each in z]
-    return _of_entries(tests.flat(z), tests.flat(x), given) | {"rows": tests.rows(squares)}
+def _of_pool(z: list[Array], x: list[Array], residual: NoiseResidual) -> dict[str, TestOutcome | None]:
+    squares = [(np.square(scores).sum().reshape(1), scores.size) for scores in z]
+    return _of_entries(tests.flat(z), tests.flat(x), residual) | {"rows": tests.rows(squares)}
 
 
-def _of_message(scores: Mapping[str, Array], given: Residual) -> dict[str, Outcome | None]:
+def _of_message(scores: Mapping[str, Array], residual: NoiseResidual) -> dict[str, TestOutcome | None]:
     z = tests.flat(scores.values())
-    found: dict[str, Outcome | None] = {"correlated_tensors": tests.correlated_tensors(scores)}
-    found["seed"] = tests.smallest(_seeds(scores, given.law))
-    found["reused_noise"] = tests.smallest(_reused(scores, given.others))
-    if given.before is not None:
-        found["correlated_model"] = tests.smallest(_reused(scores, {"model": given.before}))
-    if given.public is not None:
-        found["principal_directions"] = tests.principal_directions(z, given.public)
-    if given.signal is not None:
-        found["signal_directions"] = tests.signal_directions(z, given.signal)
-    return found
+    outcomes: dict[str, TestOutcome | None] = {"correlated_tensors": tests.correlated_tensors(scores)}
+    outcomes["seed"] = tests.smallest(_seeds(scores, residual.law))
+    outcomes["reused_noise"] = tests.smallest(_reused(scores, residual.others))
+    if residual.before is not None:
+        outcomes["correlated_model"] = tests.smallest(_reused(scores, {"model": residual.before}))
+    if residual.public is not None:
+        outcomes["principal_directions"] = tests.principal_directions(z, residual.public)
+    if residual.signal is not None:
+        outcomes["signal_directions"] = tests.signal_directions(z, residual.signal)
+    return outcomes
 
 
-def _drawn(given: Residual) -> dict[str, Array]:
+def _drawn(residual: NoiseResidual) -> dict[str, Array]:
     """Return the residual in declared deviations, drawn inside of the message's rounding cells."""
-    cells, drawn = _cells(given), {}
-    for name, tensor in given.residual.items():
+    cells, drawn = _cells(residual), {}
+    for name, tensor in residual.residual.items():
         if tensor.numel():
-            x = np.clip(as_array(tensor.detach().cpu().double().numpy()) / given.std, -FAR, FAR)
-            below, above = (side / given.std for side in cells[name]) if cells else (np.zeros_like(x), np.zeros_like(x))
-            drawn[name] = draw_in_cell(x, below, above, given.law, stream(0, "rounding cell", name))
+            x = np.clip(as_array(tensor.detach().cpu().double().numpy()) / residual.std, -FAR, FAR)
+            below, above = (
+                (side / residual.std for side in cells[name]) if cells else (np.zeros_like(x), np.zeros_like(x))
+            )
+            drawn[name] = draw_in_cell(x, below, above, residual.law, stream(0, "rounding cell", name))
     return drawn
 
 
-def _cells(given: Residual) -> dict[str, tuple[Array, Array]]:
-    if given.message is None or given.sent_dtype is None:
+def _cells(residual: NoiseResidual) -> dict[str, tuple[Array, Array]]:
+    if residual.message is None or residual.sent_dtype is None:
         return {}
-    return {name: cell(given.message[name], given.sent_dtype) for name in given.residual}
+    return {name: cell(residual.message[name], residual.sent_dtype) for name in residual.residual}
 
 
-def _with_dtype(given: Residual) -> Residual:
+def _with_dtype(residual: NoiseResidual) -> NoiseResidual:
     """Return it with the type that the message was rounded to, as its values show it."""
-    if given.message is None or given.sent_dtype is not None:
-        return given
-    return replace(given, sent_dtype=grid_of(given.message[name] for name in given.residual))
+    if residual.message is None or residual.sent_dtype is not None:
+        return residual
+    return replace(residual, sent_dtype=grid_of(residual.message[name] for name in residual.residual))
 
 
-def _reused(scores: Mapping[str, Array], others: Mapping[str, Params]) -> Iterator[Outcome]:
+def _reused(scores: Mapping[str, Array], messages: Mapping[str, Params]) -> Iterator[TestOutcome]:
     """Test the correlation with what else is known, tensor by tensor and in flat order."""
     flat = tests.flat(scores.values())
-    for words, other in others.items():
-        known = {name: as_array(t.detach().cpu().double().numpy()) for name, t in other.items() if t.numel()}
-        for name in [name for name in scores if name in known]:
-            yield from tests.correlated(scores[name], known[name], message=words, tensor=name)
-        if known:
-            yield from tests.correlated(flat, tests.flat(known.values()), message=words, tensor="")
+    for title, other in messages.items():
+        arrays = {name: as_array(t.detach().cpu().double().numpy()) for name, t in other.items() if t.numel()}
+        for name in [name for name in scores if name in arrays]:
+            yield from tests.correlated(scores[name], arrays[name], message=title, tensor=name)
+        if arrays:
+            yield from tests.correlated(flat, tests.flat(arrays.values()), message=title, tensor="")
 
 
-def _seeds(scores: Mapping[str, Array], law: Law) -> Iterator[Outcome]:
+def _seeds(scores: Mapping[str, Array], law: Law) -> Iterator[TestOutcome]:
     """Test the beginnings of the message and of each tensor against the streams of common seeds."""
     flat = tests.flat(scores.values())
     starts = {name: z.reshape(-1)[: _agreeing(z.size)] for name, z in scores.items()}
@@ -244,17 +243,17 @@ def _agreeing(size: int) -> int:
     return min(START, size if size % BLOCK == 0 else max(0, size - BLOCK))
 
 
-def _nearest(starts: Mapping[str, Array], generator: str, sizes: tuple[int, ...]) -> Iterator[Outcome]:
+def _nearest(starts: Mapping[str, Array], generator: str, sizes: tuple[int, ...]) -> Iterator[TestOutcome]:
     """Test the largest correlation of beginnings with the streams of a generator."""
     for length in {start.size for start in starts.values() if start.size >= BLOCK}:
         names = [name for name, start in starts.items() if start.size == length]
-        known = _streams(generator, sizes)[:, :length]
+        streams = _streams(generator, sizes)[:, :length]
         rows = np.stack([starts[name] for name in names]).astype(np.float32)
         lengths = np.linalg.norm(rows, axis=1)[:, None] * _stream_norms(generator, sizes, length)
-        cosines = rows @ known.T / np.maximum(lengths, np.finfo(np.float32).tiny)
+        cosines = rows @ streams.T / np.maximum(lengths, np.finfo(np.float32).tiny)
         row, seed = divmod(int(np.abs(cosines).argmax()), len(SEEDS))
         p = min(1.0, tests.correlation_p(float(cosines[row, seed]), length) * cosines.size)
-        yield Outcome(p, {"generator": generator, "seed": SEEDS[seed], "tensor": names[row]})
+        yield TestOutcome(p, {"generator": generator, "seed": SEEDS[seed], "tensor": names[row]})
 
 
 @lru_cache(maxsize=16)

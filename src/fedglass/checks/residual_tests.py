@@ -45,47 +45,47 @@ CLOSE, FAR = 1e-9, 30.0
 """Deviations between which small cells have a probability in double precision; other tests find what is beyond."""
 
 
-class Outcome(NamedTuple):
-    """The chance of anything as unlikely under the declared law, and what was seen."""
+class TestOutcome(NamedTuple):
+    """The chance of anything as unlikely under the declared law, and the measured details."""
 
     p: float
     details: Mapping[str, float | int | str]
 
 
-def smallest(outcomes: Iterable[Outcome]) -> Outcome | None:
+def smallest(outcomes: Iterable[TestOutcome]) -> TestOutcome | None:
     """Return the least likely of several outcomes, its p times their number."""
     listed = list(outcomes)
     if not listed:
         return None
     least = min(listed, key=lambda each: each.p)
-    return Outcome(min(1.0, least.p * len(listed)), least.details)
+    return TestOutcome(min(1.0, least.p * len(listed)), least.details)
 
 
-def std(z: Array) -> Outcome:
+def std(z: Array) -> TestOutcome:
     """Test the mean square of all entries."""
     p = chi_square(np.square(z).sum().reshape(1), z.size)
-    return Outcome(float(p[0]), {"measured_over_declared": math.sqrt(float(np.square(z).mean()))})
+    return TestOutcome(float(p[0]), {"measured_over_declared": math.sqrt(float(np.square(z).mean()))})
 
 
-def distribution(z: Array) -> Outcome:
+def distribution(z: Array) -> TestOutcome:
     """Test the law of the entries by Kolmogorov and Smirnov."""
     return _uniform(as_array(scipy.special.ndtr(z)))
 
 
-def largest_entry(z: Array) -> Outcome:
+def largest_entry(z: Array) -> TestOutcome:
     """Test the largest entry, which may be too large or too small."""
     largest = float(np.abs(z).max())
     below, beyond = float(scipy.special.erf(largest / math.sqrt(2))), 2 * float(scipy.special.ndtr(-largest))
     log_below = z.size * (math.log1p(-beyond) if beyond < 0.5 else math.log(below) if below > 0 else -math.inf)
     p = min(1.0, 2 * min(math.exp(log_below), -math.expm1(log_below)))
-    return Outcome(p, {"largest_over_std": largest})
+    return TestOutcome(p, {"largest_over_std": largest})
 
 
-def small_entries(z: Array) -> Outcome | None:
+def small_entries(z: Array) -> TestOutcome | None:
     """Test how many entries are next to zero, as they are without noise."""
     counts = {share: int((np.abs(z) < share).sum()) for share in SMALL}
     return smallest(
-        Outcome(
+        TestOutcome(
             float(scipy.stats.binom.sf(count - 1, z.size, scipy.special.erf(share / math.sqrt(2)))),
             {"below": share, "entries": count},
         )
@@ -93,7 +93,7 @@ def small_entries(z: Array) -> Outcome | None:
     )
 
 
-def grid(x: Array, std: float, law: Law, sent_bits: int) -> Outcome | None:
+def grid(x: Array, std: float, law: Law, sent_bits: int) -> TestOutcome | None:
     """Test whether entries keep to numbers of few bits or to multiples of a step; `x` is in declared deviations.
 
     Noise may be drawn in the type of the message, which has `sent_bits` after the point: it is spread over the cells
@@ -107,19 +107,19 @@ def grid(x: Array, std: float, law: Law, sent_bits: int) -> Outcome | None:
     places = [(bits, unit) for bits in MANTISSAS if bits < sent_bits for unit in (std, 1.0)]
     beyond = cdf(-np.abs(near), law)
     few = [
-        Outcome(_uniform(_place_in_cell(near, beyond, unit, bits, law)).p, {"mantissa_bits": bits})
+        TestOutcome(_uniform(_place_in_cell(near, beyond, unit, bits, law)).p, {"mantissa_bits": bits})
         for bits, unit in places
     ]
     return smallest([*few, _common_step(spread, law)])
 
 
-def _uniform(u: Array) -> Outcome:
+def _uniform(u: Array) -> TestOutcome:
     """Bound the chance of a largest distance from the uniform law [Massart, 1990]."""
     if not u.size:
-        return Outcome(1.0, {})
+        return TestOutcome(1.0, {})
     ordered, ranks = np.sort(u, axis=None), np.arange(u.size + 1) / u.size
     distance = float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
-    return Outcome(min(1.0, 2 * math.exp(-2 * u.size * distance**2)), {"distance": distance})
+    return TestOutcome(min(1.0, 2 * math.exp(-2 * u.size * distance**2)), {"distance": distance})
 
 
 def _place_in_cell(x: Array, beyond: Array, unit: float, bits: int, law: Law) -> Array:
@@ -140,7 +140,7 @@ def _place_in_cell(x: Array, beyond: Array, unit: float, bits: int, law: Law) ->
     return np.clip((start - beyond) / (start - end), 0, 1)
 
 
-def _common_step(x: Array, law: Law) -> Outcome:
+def _common_step(x: Array, law: Law) -> TestOutcome:
     """Test all steps at once.
 
     Multiples of a step are in phase at the frequency 1 / step, where the phases of the law are uniform: by Rayleigh
@@ -153,7 +153,7 @@ def _common_step(x: Array, law: Law) -> Outcome:
     power = (np.square(spectrum.real) + np.square(spectrum.imag))[first:] / x.size
     best = int(power.argmax())
     p = min(1.0, math.exp(-float(power[best])) * len(power))
-    return Outcome(p, {"step_over_std": SPAN / (first + best)})
+    return TestOutcome(p, {"step_over_std": SPAN / (first + best)})
 
 
 def _end_of_law(count: int, law: Law) -> float:
@@ -163,10 +163,10 @@ def _end_of_law(count: int, law: Law) -> float:
     return math.sqrt(2 * math.sqrt(count / OF_LAW))  # (1 + w^2 / 2)^-2
 
 
-def rows(slices: Iterable[tuple[Array, int]]) -> Outcome | None:
+def rows(slices: Iterable[tuple[Array, int]]) -> TestOutcome | None:
     """Test sums of squares, each of so many entries."""
     return smallest(
-        Outcome(min(1.0, float(p.min()) * p.size), {"mean_square": float(squares[p.argmin()]) / count, "of": count})
+        TestOutcome(min(1.0, float(p.min()) * p.size), {"mean_square": float(squares[p.argmin()]) / count, "of": count})
         for squares, count in slices
         for p in [chi_square(squares, count)]
     )
@@ -175,20 +175,20 @@ def rows(slices: Iterable[tuple[Array, int]]) -> Outcome | None:
 def slices(z: Array) -> Iterator[tuple[Array, int]]:
     """Return the sums of squares of all rows, columns, filters, channels and kernels, and how many entries each has."""
     every = range(z.ndim)
-    for kept in {*((axis,) for axis in every), tuple(every[:2]), tuple(every[1:])}:
-        summed = tuple(axis for axis in every if axis not in kept)
+    for axes in {*((axis,) for axis in every), tuple(every[:2]), tuple(every[1:])}:
+        summed = tuple(axis for axis in every if axis not in axes)
         count = math.prod(z.shape[axis] for axis in summed)
         if 1 < count < z.size:
             yield np.square(z).sum(axis=summed).reshape(-1), count
 
 
-def row_sums(z: Array) -> Outcome | None:
+def row_sums(z: Array) -> TestOutcome | None:
     """Test the sums along every axis: their mean square and the largest of them."""
     every = range(z.ndim)
     summed = {*((axis,) for axis in every), tuple(every), tuple(every[1:]), tuple(every[2:])}
     counts = {axes: math.prod(z.shape[axis] for axis in axes) for axes in summed}
     scaled = [z.sum(axis=axes) / math.sqrt(count) for axes, count in counts.items() if count > 1]
-    return smallest(test(each) for each in scaled for test in (std, largest_entry))
+    return smallest(test(sums) for sums in scaled for test in (std, largest_entry))
 
 
 def chi_square(squares: Array, count: int) -> Array:
@@ -197,24 +197,24 @@ def chi_square(squares: Array, count: int) -> Array:
     return as_array(np.minimum(1.0, 2 * np.minimum(low, high)))
 
 
-def neighbours(z: Array) -> Outcome | None:
+def neighbours(z: Array) -> TestOutcome | None:
     """Test the products of entries one step apart along each axis, and at all distances in flat order."""
-    found = []
+    outcomes = []
     for axis in range(z.ndim):
         ahead = np.moveaxis(z, axis, 0)
         if len(ahead) > 1:
-            found.append(_products(np.sum(ahead[1:] * ahead[:-1]).reshape(1), as_array([ahead[1:].size])))
+            outcomes.append(_products(np.sum(ahead[1:] * ahead[:-1]).reshape(1), as_array([ahead[1:].size])))
     flat = z.reshape(-1)[:MOST_ENTRIES]
     if flat.size > 1:
         spectrum = scipy.fft.rfft(flat, scipy.fft.next_fast_len(2 * flat.size, real=True))
         products = as_array(
             scipy.fft.irfft(np.square(np.abs(spectrum)), scipy.fft.next_fast_len(2 * flat.size, real=True))
         )
-        found.append(_products(products[1 : flat.size], flat.size - np.arange(1.0, flat.size)))
-    return smallest(found)
+        outcomes.append(_products(products[1 : flat.size], flat.size - np.arange(1.0, flat.size)))
+    return smallest(outcomes)
 
 
-def _products(totals: Array, counts: Array) -> Outcome:
+def _products(totals: Array, counts: Array) -> TestOutcome:
     """Bound the chance of sums of so many products of neighbours [Laurent and Massart, 2000, Lemma 1].
 
     The sum is a form z'Az with the squared norm counts / 2 and no eigenvalue beyond 1: it exceeds 2 |A| sqrt(x) + 2 x
@@ -224,10 +224,10 @@ def _products(totals: Array, counts: Array) -> Outcome:
     log_p = -np.square((np.sqrt(np.square(norm) + 2 * np.abs(totals)) - norm) / 2)
     best = int(log_p.argmin())
     p = min(1.0, 2 * len(totals) * math.exp(float(log_p[best])))
-    return Outcome(p, {"distance": best + 1, "correlation": float(totals[best] / counts[best])})
+    return TestOutcome(p, {"distance": best + 1, "correlation": float(totals[best] / counts[best])})
 
 
-def singular_values(matrix: Array) -> Outcome | None:
+def singular_values(matrix: Array) -> TestOutcome | None:
     """Test the largest singular value, and how far each row of the smaller side is from the span of its others.
 
     The square of that distance is chi-square; it is small where a singular value is.
@@ -235,13 +235,13 @@ def singular_values(matrix: Array) -> Outcome | None:
     part = (matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T)[:MOST_ROWS, :MOST_COLUMNS]
     count, length = part.shape
     values, vectors = np.linalg.eigh(part @ part.T)
-    left = 1 / (np.square(vectors) @ (1 / np.maximum(values, np.finfo(np.float64).tiny)))
-    apart = min(1.0, count * float(scipy.special.gammainc((length - count + 1) / 2, left.min() / 2)))
+    distances = 1 / (np.square(vectors) @ (1 / np.maximum(values, np.finfo(np.float64).tiny)))
+    p_smallest = min(1.0, count * float(scipy.special.gammainc((length - count + 1) / 2, distances.min() / 2)))
     largest = float(values[-1])
     return smallest(
         [
-            Outcome(_tracy_widom(largest, count, length), {"largest": math.sqrt(max(0.0, largest))}),
-            Outcome(apart, {"smallest": math.sqrt(max(0.0, float(values[0])))}),
+            TestOutcome(_tracy_widom(largest, count, length), {"largest": math.sqrt(max(0.0, largest))}),
+            TestOutcome(p_smallest, {"smallest": math.sqrt(max(0.0, float(values[0])))}),
         ]
     )
 
@@ -254,19 +254,21 @@ def _tracy_widom(largest: float, count: int, length: int) -> float:
     return min(1.0, TAIL * float(scipy.stats.gamma.sf(scaled + shift, shape, scale=scale)))
 
 
-def correlated_rows(matrix: Array) -> Outcome | None:
+def correlated_rows(matrix: Array) -> TestOutcome | None:
     """Test the largest correlation of two rows and of two columns."""
-    found = []
-    for words, side in (("rows", matrix), ("columns", matrix.T)):
+    outcomes = []
+    for side_name, side in (("rows", matrix), ("columns", matrix.T)):
         part = side[: 4 * MOST_ROWS, :MOST_COLUMNS]
         unit = part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), np.finfo(np.float64).tiny)
         pairs = np.triu(unit @ unit.T, 1)
         one, other = divmod(int(np.abs(pairs).argmax()), len(pairs))
         p = correlation_p(float(pairs[one, other]), part.shape[1]) * len(pairs) * (len(pairs) - 1) / 2
-        found.append(
-            Outcome(min(1.0, p), {"of": words, "first": one, "second": other, "correlation": float(pairs[one, other])})
+        outcomes.append(
+            TestOutcome(
+                min(1.0, p), {"of": side_name, "first": one, "second": other, "correlation": float(pairs[one, other])}
+            )
         )
-    return smallest(found)
+    return smallest(outcomes)
 
 
 def correlation_p(correlation: float, length: int) -> float:
@@ -274,24 +276,24 @@ def correlation_p(correlation: float, length: int) -> float:
     return float(scipy.special.betainc((length - 1) / 2, 0.5, max(0.0, 1 - correlation**2)))
 
 
-def correlated(one: Array, other: Array, **seen: str) -> Iterator[Outcome]:
+def correlated(one: Array, other: Array, **seen: str) -> Iterator[TestOutcome]:
     """Test one correlation, from the first entry on."""
     count = min(one.size, other.size)
     one, other = one.reshape(-1)[:count], other.reshape(-1)[:count]
     size = float(np.linalg.norm(one) * np.linalg.norm(other))
     if count >= SIDE and 0 < size < math.inf:
         value = float(one @ other) / size
-        yield Outcome(correlation_p(value, count), {**seen, "correlation": value})
+        yield TestOutcome(correlation_p(value, count), {**seen, "correlation": value})
 
 
-def correlated_tensors(tensors: Mapping[str, Array]) -> Outcome | None:
-    """Test the largest correlation of two tensors, as of noise that begins anew with the same seed in each."""
+def correlated_tensors(tensors: Mapping[str, Array]) -> TestOutcome | None:
+    """Test the largest correlation of two tensors, as of noise that starts with the same seed in each."""
     starts = {name: z.reshape(-1)[:MOST_COLUMNS] for name, z in tensors.items()}
     pairs = combinations(starts, 2)
-    return smallest(found for a, b in pairs for found in correlated(starts[a], starts[b], first=a, second=b))
+    return smallest(outcome for a, b in pairs for outcome in correlated(starts[a], starts[b], first=a, second=b))
 
 
-def principal_directions(z: Array, gradients: Tensor) -> Outcome | None:
+def principal_directions(z: Array, gradients: Tensor) -> TestOutcome | None:
     """Test the noise inside of the first principal directions of gradients.  # z: (d,), gradients: (m, d)"""
     gram, along = _gram(z, gradients)
     values, vectors = np.linalg.eigh(gram)
@@ -300,18 +302,20 @@ def principal_directions(z: Array, gradients: Tensor) -> Outcome | None:
     counts = sorted({count for count in (*DIRECTIONS, len(parts)) if 0 < count <= len(parts)})
     squares = {count: float(parts[:count].sum()) for count in counts}
     return smallest(
-        Outcome(float(chi_square(as_array([square]), count)[0]), {"directions": count, "mean_square": square / count})
+        TestOutcome(
+            float(chi_square(as_array([square]), count)[0]), {"directions": count, "mean_square": square / count}
+        )
         for count, square in squares.items()
     )
 
 
-def signal_directions(z: Array, directions: Tensor) -> Outcome | None:
-    """Test the noise along each direction by which a record moves the message, and in all of them together."""
+def signal_directions(z: Array, directions: Tensor) -> TestOutcome | None:
+    """Test the noise along the direction in which each record moves the message, and in all of them together."""
     gram, along = _gram(z, directions)
     lengths = np.diag(gram)
-    kept = np.flatnonzero(lengths > 0)
-    p = chi_square(np.square(along[kept]) / lengths[kept], 1)
-    alone = [Outcome(float(p.min()) * p.size, {"record": int(kept[p.argmin()])})] if p.size else []
+    used = np.flatnonzero(lengths > 0)
+    p = chi_square(np.square(along[used]) / lengths[used], 1)
+    alone = [TestOutcome(float(p.min()) * p.size, {"record": int(used[p.argmin()])})] if p.size else []
     joint = principal_directions(z, directions)
     return smallest([*alone, *([joint] if joint else [])])
 
@@ -333,4 +337,4 @@ def as_matrix(z: Array) -> Array | None:
 
 
 def flat(tensors: Iterable[Array]) -> Array:
-    return np.concatenate([each.reshape(-1) for each in tensors])
+    return np.concatenate([tensor.reshape(-1) for tensor in tensors])

@@ -1,4 +1,4 @@
-"""What rounding leaves of noise: a residual is known up to the cell of the sent value, and is drawn inside that cell.
+"""Rounding cells: a residual is known up to the cell of the sent value, and is drawn inside that cell.
 
 The randomised quantile residual of Dunn and Smyth, 1996: where the noise follows its law and the message was rounded
 after it, a draw inside the cell follows the law exactly, however coarse the cell is.
@@ -31,7 +31,7 @@ def cdf(x: Array, law: Law) -> Array:
 
 
 def normal_scores(x: Array, law: Law) -> Array:
-    """Return what is standard normal where `x` follows the law with standard deviation 1."""
+    """Return values that are standard normal where `x` follows the law with standard deviation 1."""
     if law == "gaussian":
         return x
     return np.copysign(as_array(scipy.special.ndtri_exp(_log_cdf(-np.abs(x), law))), x)
@@ -44,8 +44,8 @@ def grid_of(sent: Iterable[Tensor]) -> torch.dtype:
     (torch.bfloat16, torch.float16, torch.float32)
     """
     tensors = list(sent)
-    own = torch.promote_types(torch.float32, tensors[0].dtype)
-    return next((t for t in COARSE if all(torch.equal(x.to(own), x.to(t).to(own)) for x in tensors)), own)
+    widest = torch.promote_types(torch.float32, tensors[0].dtype)
+    return next((t for t in COARSE if all(torch.equal(x.to(widest), x.to(t).to(widest)) for x in tensors)), widest)
 
 
 def cell(sent: Tensor, dtype: torch.dtype) -> tuple[Array, Array]:

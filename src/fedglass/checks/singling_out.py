@@ -16,52 +16,51 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.checks.candidates import (
-    ENOUGH,
-    FEW_RECORDS,
-    LEVEL,
-    SAME_AS_PRIVATE,
     Draw,
-    Game,
+    GameScores,
     Pool,
-    chance_of,
+    binomial_tail,
     draw_candidates,
-    limits,
+    rate_limits,
     shows_one_of,
 )
-from fedglass.checks.message_scores import Message, Scorer
+from fedglass.checks.message_scores import ScoredMessage, Scorer
+from fedglass.checks.replay import MOST_STEPS
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, buffers_of, check_update, check_weights, subtract, weights_of
+from fedglass.core.thresholds import (
+    ENOUGH_CANDIDATES,
+    FEW_PUBLIC_GRADIENTS,
+    FEW_RECORDS,
+    GAME_LEVEL,
+    RARE_RANK,
+    SAME_AS_PRIVATE,
+)
 from fedglass.core.types import Training, Whitening
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
 
 Counterfactual = Callable[[Tensor], Params]
-"""What would have been sent if only these records had been trained on, by their indices."""
+"""Function from the indices of records to the update of a training on these records alone."""
 
-LOW_POWER = 100
-"""Public gradients below which a message that names nobody says little: 20 find .28 where 400 find .91."""
-RARE = 1 / 1000
-"""The rank of a single record that decides, as a share of all candidates."""
 MOST_CONTROLS = 256
 """Held-out records that are played, at most: more hardly narrow the limits."""
 STAND_INS = 8
-"""Messages of other examples against which a record is played that has no other records beside it."""
-MOST_STEPS = 2000
-"""Local steps beyond which a training is not played again."""
+"""Messages of other examples that a single record is played against."""
 QUANTILES = 21
-"""Of the candidates' scores, for the chart."""
+"""Number of quantiles of the candidates' scores, for the chart."""
 
 
 @dataclass(frozen=True)
 class GameResult:
-    """How often the message names its records, beside records that it was not made with. Plain numbers."""
+    """The rate at which the message names its records, and records that were not trained on. Plain numbers."""
 
     records: int
-    """Those that were played: records whose label has too few candidates are left out."""
+    """The number of records played: those whose label has too few candidates are left out."""
     candidates: int
-    """That each record was compared with, at least."""
+    """The least number of candidates that a record was compared with."""
     top1: float
     low: float
     high: float
@@ -72,7 +71,7 @@ class GameResult:
     control: str
     """`held_out` or `counterfactual`; empty where there is none, or a training was not finite or too long to replay."""
     rank_p: tuple[float, ...]
-    """Of each record, (1 + better) / (1 + candidates)."""
+    """The rank of each record: (1 + better) / (1 + candidates)."""
     control_rank_p: tuple[float, ...]
     scores: tuple[float, ...]
     control_scores: tuple[float, ...]
@@ -82,7 +81,7 @@ class GameResult:
     directions: int
     public: int
     same_source: bool
-    """False: the candidates are said to be of another kind, or records that were not trained on stand out as well."""
+    """False: the candidates are of another kind, or records that were not trained on stand out as well."""
     low_power: bool
     doubts: tuple[str, ...] = ()
     exposed_by: str = ""
@@ -94,8 +93,8 @@ class _Trial:
     """Examples that play against one of the messages."""
 
     examples: Examples
-    own: Sequence[Tensor]
-    """Of each, its candidates, as places within those of its label."""
+    places: Sequence[Tensor]
+    """The candidates of each example, as places within those of its label."""
     message: int = 0
 
 
@@ -111,7 +110,7 @@ class _Control:
 
 
 def play(
-    message: Message,
+    message: ScoredMessage,
     records: Examples,
     pool: Pool,
     *,
@@ -135,70 +134,70 @@ def play(
     scores[:, rows] = scorer.of_pool(rows)
     for sent, row in enumerate(control.stand_ins, start=1):
         scores[sent, row] = -torch.inf  # it is named rightly
-    main = _game([_Trial(_at(records, draw.records), draw.own)], scorer, draw, scores)
-    beside = _game(control.trials, scorer, draw, scores) if control.trials else None
-    low, high = limits(main, messages, seed)
-    control_low, control_high = (None, None) if beside is None else limits(beside, messages, seed)
+    main = _game([_Trial(_at(records, draw.records), draw.places)], scorer, draw, scores)
+    control_game = _game(control.trials, scorer, draw, scores) if control.trials else None
+    low, high = rate_limits(main, messages, seed)
+    control_low, control_high = (None, None) if control_game is None else rate_limits(control_game, messages, seed)
     result = GameResult(
         records=len(main.scores),
         candidates=int(main.candidates.min()),
         top1=main.rate,
         low=low,
         high=high,
-        control_top1=None if beside is None else beside.rate,
+        control_top1=None if control_game is None else control_game.rate,
         control_low=control_low,
         control_high=control_high,
         control=control.kind,
         rank_p=main.rank_p,
-        control_rank_p=() if beside is None else beside.rank_p,
+        control_rank_p=() if control_game is None else control_game.rank_p,
         scores=tuple(main.scores.tolist()),
-        control_scores=() if beside is None else tuple(beside.scores.tolist()),
+        control_scores=() if control_game is None else tuple(control_game.scores.tolist()),
         candidate_quantiles=_quantiles(scores[0, rows]),
         statistic=scorer.statistic,
         directions=scorer.directions,
         public=len(draw.public),
-        same_source=pool.same_source and (beside is None or beside.rate <= max_singling_out),
-        low_power=len(draw.public) < LOW_POWER or not scorer.reads_as_trained,
+        same_source=pool.same_source and (control_game is None or control_game.rate <= max_singling_out),
+        low_power=len(draw.public) < FEW_PUBLIC_GRADIENTS or not scorer.reads_as_trained,
     )
     return replace(result, doubts=_doubts(result), exposed_by=_exposed_by(result, max_singling_out, messages))
 
 
-def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> Game:
-    """The scores of all trials, beside those of the candidates of the same label and message."""
+def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> GameScores:
+    """Return the scores of all trials, with those of the candidates of the same label and message."""
     pools: dict[tuple[int, int], Tensor] = {}
-    found, groups, counts, better = [], [], [], []
+    example_scores, groups, counts, better = [], [], [], []
     for trial in trials:
         own_scores = scorer.of_examples(trial.examples)[trial.message].tolist()
-        for score, label, own in zip(own_scores, trial.examples.labels.tolist(), trial.own, strict=True):
+        for score, label, places in zip(own_scores, trial.examples.labels.tolist(), trial.places, strict=True):
             compared = pools.setdefault((label, trial.message), scores[trial.message, draw.of_label[label]])
-            found.append(score)
+            example_scores.append(score)
             groups.append([*pools].index((label, trial.message)))
-            counts.append(len(own))
-            better.append(int((compared[own] >= score).sum()))
-    arrays = [each.double().numpy() for each in pools.values()]
-    return Game(np.array(found), np.array(groups), arrays, np.array(counts), np.array(better))
+            counts.append(len(places))
+            better.append(int((compared[places] >= score).sum()))
+    arrays = [pool_scores.double().numpy() for pool_scores in pools.values()]
+    return GameScores(np.array(example_scores), np.array(groups), arrays, np.array(counts), np.array(better))
 
 
 def _doubts(result: GameResult) -> tuple[str, ...]:
-    found = {
-        "few_candidates": result.candidates < ENOUGH,
+    holds_by_name = {
+        "few_candidates": result.candidates < ENOUGH_CANDIDATES,
         "other_domain": not result.same_source,
         "no_control": not result.control,
         "low_power": result.low_power,
     }
-    return tuple(name for name, holds in found.items() if holds)
+    return tuple(name for name, holds in holds_by_name.items() if holds)
 
 
 def _exposed_by(result: GameResult, allowed: float, messages: int) -> str:
-    """Whether records are singled out more often than is allowed and than those that were not trained on."""
-    if result.control_high is None or result.candidates < ENOUGH or not result.same_source:
+    """Return what shows that records are singled out more often than allowed, and than untrained ones."""
+    if result.control_high is None or result.candidates < ENOUGH_CANDIDATES or not result.same_source:
         return ""
     if result.records >= FEW_RECORDS:
         return "rate" if result.low > max(allowed, result.control_high) else ""
-    named = sum(p <= RARE for p in result.rank_p)
-    by_chance = chance_of(named, result.records, RARE)
-    control_named = any(p <= RARE for p in result.control_rank_p)
-    return "rank" if by_chance <= LEVEL / messages and result.top1 > allowed and not control_named else ""
+    named = sum(p <= RARE_RANK for p in result.rank_p)
+    by_chance = binomial_tail(named, result.records, RARE_RANK)
+    control_named = any(p <= RARE_RANK for p in result.control_rank_p)
+    return "rank" if by_chance <= GAME_LEVEL / messages and result.top1 > allowed and not control_named else ""
 
 
 def _quantiles(scores: Tensor) -> tuple[float, ...]:
@@ -206,7 +205,7 @@ def _quantiles(scores: Tensor) -> tuple[float, ...]:
 
 
 def _control(
-    message: Message,
+    message: ScoredMessage,
     records: Examples,
     pool: Pool,
     draw: Draw,
@@ -218,52 +217,52 @@ def _control(
         return _held_out(records, held_out, draw, seed)
     if counterfactual is None:
         return _Control()
-    found = (
+    control = (
         _halves(records, draw, counterfactual, seed)
         if len(records.labels) > 1
         else _stand_ins(message, records, pool, draw, seed)
     )
-    sound = all(update and all(bool(u.isfinite().all()) for u in update.values()) for update in found.updates)
-    return found if sound else _Control()
+    sound = all(update and all(bool(u.isfinite().all()) for u in update.values()) for update in control.updates)
+    return control if sound else _Control()
 
 
 def _held_out(records: Examples, held_out: Examples, draw: Draw, seed: int) -> _Control:
-    """Records of the same origin, without those that show what was trained on."""
-    other = ~shows_one_of(held_out.images, records.images, SAME_AS_PRIVATE)
-    known = torch.isin(held_out.labels, torch.tensor([*draw.of_label]))
-    rows = (other & known).nonzero().flatten()
+    """Play held-out records of the same origin, without those that show what was trained on."""
+    untrained = ~shows_one_of(held_out.images, records.images, SAME_AS_PRIVATE)
+    has_candidates = torch.isin(held_out.labels, torch.tensor([*draw.of_label]))
+    rows = (untrained & has_candidates).nonzero().flatten()
     if not len(rows):
         return _Control()
     chosen = rows[torch.randperm(len(rows), generator=stream(seed, "held out"))[:MOST_CONTROLS]]
-    examples, most = _at(held_out, chosen), max(map(len, draw.own))
-    own = [
+    examples, most = _at(held_out, chosen), max(map(len, draw.places))
+    places = [
         torch.randperm(len(draw.of_label[label]), generator=stream(seed, "held out", i))[:most]
         for i, label in enumerate(examples.labels.tolist())
     ]
-    return _Control("held_out", trials=[_Trial(examples, own)])
+    return _Control("held_out", trials=[_Trial(examples, places)])
 
 
 def _halves(records: Examples, draw: Draw, counterfactual: Counterfactual, seed: int) -> _Control:
-    """Each half of the records against the message of the other half."""
+    """Play each half of the records against the message of the other half."""
     order = torch.randperm(len(records.labels), generator=stream(seed, "halves"))
     halves = [half.sort().values for half in (order[: len(order) // 2], order[len(order) // 2 :])]
     trials = []
     for sent, half in enumerate(reversed(halves), start=1):
         places = torch.isin(draw.records, half).nonzero().flatten().tolist()
-        trials.append(_Trial(_at(records, draw.records[places]), [draw.own[i] for i in places], sent))
+        trials.append(_Trial(_at(records, draw.records[places]), [draw.places[i] for i in places], sent))
     updates = [counterfactual(half) for half in halves]
-    return _Control("counterfactual", trials=[trial for trial in trials if trial.own], updates=updates)
+    return _Control("counterfactual", trials=[trial for trial in trials if trial.places], updates=updates)
 
 
-def _stand_ins(message: Message, records: Examples, pool: Pool, draw: Draw, seed: int) -> _Control:
-    """The only record against messages of other examples of its label."""
+def _stand_ins(message: ScoredMessage, records: Examples, pool: Pool, draw: Draw, seed: int) -> _Control:
+    """Play the only record against messages of other examples of its label."""
     rows = draw.of_label[int(records.labels[0])][:STAND_INS].tolist()
-    updates = [replayed(message, _at(pool, torch.tensor([row])), seed) for row in rows]
-    trials = [_Trial(records, draw.own, sent) for sent in range(1, 1 + len(rows))]
+    updates = [counterfactual_update(message, _at(pool, torch.tensor([row])), seed) for row in rows]
+    trials = [_Trial(records, draw.places, sent) for sent in range(1, 1 + len(rows))]
     return _Control("counterfactual", trials=trials, updates=updates, stand_ins=rows)
 
 
-def replayed(message: Message, examples: Examples, seed: int = 0) -> dict[str, Tensor]:
+def counterfactual_update(message: ScoredMessage, examples: Examples, seed: int = 0) -> dict[str, Tensor]:
     """Return what the declared training would have sent for these examples, with noise of its own.
 
     Empty where the training is too long.
@@ -315,30 +314,30 @@ def singling_out(
     `before` are the weights that the client started from, by default those of the model; give `after` or `update`.
     Images are pixels in [0, 1], which `whitening` turns into what the network is fed. `candidates` are examples of the
     same origin that were not trained on, and `number` is how many of them each record is compared with. Without
-    `held_out` records, the declared training is played again on each half of the records as a control.
+    `held_out` records, the declared training is run again on each half of the records as a control.
     """
-    known, start = _examples(records), weights_of(model) if before is None else before
+    trained_on, start = _examples(records), weights_of(model) if before is None else before
     if (after is None) == (update is None):
         raise UsageError("singling_out needs either `after` or `update`: give one of them.")
     sent = subtract(after, start) if after is not None else update
     assert sent is not None
-    plain = Whitening((0.0,) * known.images.shape[1], (1.0,) * known.images.shape[1])
-    message = Message(
+    plain = Whitening((0.0,) * trained_on.images.shape[1], (1.0,) * trained_on.images.shape[1])
+    message = ScoredMessage(
         model, start, buffers_of(model) if buffers is None else buffers, sent, training, whitening or plain, noise_std
     )
-    given = _examples(candidates)
+    pool = _examples(candidates)
     return play(
         message,
-        known,
-        Pool(given.images, given.labels, same_source),
+        trained_on,
+        Pool(pool.images, pool.labels, same_source),
         max_singling_out=max_singling_out,
         messages=messages,
         candidates=number,
-        counterfactual=lambda rows: replayed(message, _at(known, rows), seed),
+        counterfactual=lambda rows: counterfactual_update(message, _at(trained_on, rows), seed),
         held_out=None if held_out is None else _examples(held_out),
         seed=seed,
     )
 
 
-def _examples(given: Labelled) -> Examples:
-    return given if isinstance(given, Examples) else Examples(*given)
+def _examples(examples: Labelled) -> Examples:
+    return examples if isinstance(examples, Examples) else Examples(*examples)

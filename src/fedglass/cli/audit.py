@@ -25,6 +25,7 @@ from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedglass.audit.audit import Job, Result
+    from fedglass.plan.draft import Draft
 
 
 DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
@@ -111,27 +112,26 @@ def audit(
     execution.warm_up(device)
     _refuse_bundles(plan, directory)
     from fedglass.plan.compile import compile_plan
-    from fedglass.plan.schema import parse_plan, read_plan
+    from fedglass.plan.schema import read_plan
 
     if plan.is_dir():
-        text = _plan_of(plan, model, truth, weights, public, output)
-        parsed, folder = parse_plan(text), Path()
+        drafted = _draft_of(plan, model, truth, weights, public, output)
+        announce(drafted.plan, output)
+        job = _of_folder(drafted.job(), effort, minutes, everything)
     elif any(option is not None for option in (model, truth, weights, public)):
         raise UsageError(
             "--model, --truth, --weights and --public are options for a recorded folder: for a plan, set the keys of "
             "the same names."
         )
     else:
-        (parsed, text), folder = read_plan(plan), plan.resolve().parent
-    announce(parsed, output)
-    job = compile_plan(parsed, folder, text)
-    if plan.is_dir():
-        job = _of_folder(job, effort, minutes, everything)
-    elif effort is not None or minutes is not None or everything:
-        raise UsageError(
-            "--effort, --minutes and --all are options for a recorded folder: the attacks of a plan always run to "
-            "their end."
-        )
+        parsed, text = read_plan(plan)
+        announce(parsed, output)
+        job = compile_plan(parsed, plan.resolve().parent, text)
+        if effort is not None or minutes is not None or everything:
+            raise UsageError(
+                "--effort, --minutes and --all are options for a recorded folder: the attacks of a plan always run to "
+                "their end."
+            )
     result = perform(job, directory, execution, device, output)
     ctx.exit(result.verdict.exit_code)
 
@@ -154,25 +154,25 @@ def _refuse_bundles(plan: Path, directory: Path) -> None:
         raise UsageError(f"{plan} is a file of a recorded federation: give its folder, {plan.parent}.")
 
 
-def _plan_of(
+def _draft_of(
     bundle: Path, model: str | None, truth: Path | None, weights: Path | None, public: str | None, output: Output
-) -> str:
+) -> Draft:
     """Return the plan of a bundle, and print what it leaves out."""
     from fedglass.plan.draft import draft
 
     announce_named(model, public, output)
     drafted = draft(bundle, model=model, truth=truth, weights=weights, public=public)
-    if drafted.chosen is None:
+    if drafted.selection is None:
         raise UsageError(drafted.problem)
-    names = ", ".join(drafted.chosen.attacks)
+    names = ", ".join(drafted.selection.attacks)
     output.note(f"Searches: {names or 'none; only exact attacks run'}.")
-    for name, reason in drafted.chosen.left.items():
+    for name, reason in drafted.selection.skipped.items():
         output.note(f"Skipped: {name}: {reason}")
-    for reason in drafted.unseen:
+    for reason in drafted.skipped:
         output.note(f"Not audited: {reason}")
-    for contradiction in drafted.doubts:
+    for contradiction in drafted.contradictions:
         output.note(f"Contradiction: {contradiction}")
-    return drafted.text
+    return drafted
 
 
 def perform(job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output) -> Result:

@@ -44,10 +44,10 @@ def say_known(name: str | None, output: Output) -> None:
 
 
 def _say_one(of: Table, output: Output) -> None:
-    from fedglass.reproduce.cases import known_methods
+    from fedglass.reproduce.cases import method_titles
     from fedglass.reproduce.paper import paper_of
 
-    methods = known_methods(of) if of.name in paper_of(of).tables else {}
+    methods = method_titles(of) if of.name in paper_of(of).tables else {}
     if output.as_json:
         listed = [{"name": key, "title": title, "published": key in of.methods} for key, title in methods.items()]
         output.answer({**of_table(of), "measures": _measures(of), "rows": _rows(of), "methods": listed})
@@ -62,14 +62,14 @@ def _print_one(of: Table, methods: dict[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from fedglass.reproduce.compare import number, shown
+    from fedglass.reproduce.compare import number, setting_text
 
     console = Console(highlight=False)
     console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
     grid = Grid("row", *of.columns.values(), "method", *(measure.title for measure in of.measures.values()))
     for row in of.rows:
         for method, values in row.values.items():
-            setting = [shown(row.setting[field]) for field in of.columns]
+            setting = [setting_text(row.setting[field]) for field in of.columns]
             texts = [number(values[key], measure.digits) for key, measure in of.measures.items()]
             grid.add_row(str(row.number), *setting, method, *texts)
     console.print(grid)
@@ -263,16 +263,16 @@ def _cells(
     seed: int,
 ) -> tuple[list[Cell], list[str]]:
     """Return what is to be run, and a sentence for each thing that is left out."""
-    from fedglass.reproduce.cases import cells, check_networks, choose_methods, data_kinds, left_out, refuse_options
+    from fedglass.reproduce.cases import cells, check_networks, check_options, choose_methods, data_kinds, skipped_rows
     from fedglass.reproduce.populations import populations
 
     selected, used = choose_rows(of, rows), choose_methods(of, methods)
     folder = stand_ins or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
-    refuse_options(of, request)
+    check_options(of, request)
     data_sets = populations(data_kinds(of, selected, used, request), data, folder, seed, request.own_labels)
     planned = cells(of, selected, used, clients, data_sets, request, seed)
     check_networks(planned, seed)
-    return planned, left_out(of, selected, request)
+    return planned, skipped_rows(of, selected, request)
 
 
 def named(weights: Sequence[str]) -> dict[str, str]:
@@ -300,11 +300,11 @@ def _run(
 ) -> None:
     from contextlib import nullcontext
 
-    from fedglass.audit.cases import Silent
+    from fedglass.audit.cases import NoProgress
     from fedglass.cli.progress import Screen
     from fedglass.cli.reproduced import answer_of, answer_of_plan, measures_in_words, say_before, say_plan, say_table
     from fedglass.execution.machine import device_named
-    from fedglass.reproduce.compare import lines
+    from fedglass.reproduce.compare import compare_cells
     from fedglass.reproduce.page import write_recreation
     from fedglass.reproduce.run import run
 
@@ -317,9 +317,9 @@ def _run(
             say_plan(of, cells, place)
         output.answer(answer_of_plan(chosen_figure, of, cells, place, count, absent))
         return
-    with nullcontext(Silent()) if output.quiet else Screen("runs", measures_in_words) as screen:
+    with nullcontext(NoProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
         records = run(cells, place, executor, screen)
-    measured = lines(of, cells, records)
+    measured = compare_cells(of, cells, records)
     page = write_recreation(place, chosen_figure, of, cells, records, _command())
     if output.in_words:
         say_table(of, cells, measured, records)

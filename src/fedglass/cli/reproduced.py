@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fedglass.audit.play import unfinished
+from fedglass.audit.play import unfinished_cases
 from fedglass.cli.reproduce import of_printed, of_table
 from fedglass.reproduce.cases import Cell, cases_of
-from fedglass.reproduce.compare import Line, measures_of, spread_in_words
-from fedglass.reproduce.page import data_in_words, duration, in_words, remarks, seconds_of
-from fedglass.reproduce.run import untrained
+from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
+from fedglass.reproduce.cost import describe_cost, duration, experiment_seconds
+from fedglass.reproduce.run import cases_without_network
 from fedglass.reproduce.tables import Figure, Table
 from fedglass.verdict.directory import RECORDS
 from fedglass.verdict.records import Record
@@ -26,32 +26,34 @@ def say_before(
 ) -> None:
     """Print what will run, on which data, and how long it will take, on stderr."""
     console = Console(stderr=True, highlight=False)
-    todo = unfinished(cases_of(cells), directory)
+    todo = unfinished_cases(cases_of(cells), directory)
     console.print(Text(f"{chosen.name}: {chosen.title}", style="bold"), soft_wrap=True)
-    for text in data_in_words(cells):
+    for text in describe_data(cells):
         console.print(Text(text, style="yellow" if text.startswith("STAND-IN") else ""), soft_wrap=True)
     for text in absent:
         console.print(Text(text, style="yellow"), soft_wrap=True)
-    console.print(Text(in_words(todo, workers, untrained(todo, directory))), soft_wrap=True)
+    console.print(Text(describe_cost(todo, workers, cases_without_network(todo, directory))), soft_wrap=True)
 
 
 def say_plan(of: Table, cells: Sequence[Cell], directory: Path) -> None:
     """Print what a dry run shows instead of the table: finished runs, reductions and averages, on stderr."""
     console = Console(stderr=True, highlight=False)
-    total, todo = len({case.key for case in cases_of(cells)}), len(unfinished(cases_of(cells), directory))
+    total, todo = len({case.key for case in cases_of(cells)}), len(unfinished_cases(cases_of(cells), directory))
     if total > todo:
         console.print(Text(f"{total - todo} of {total} runs are already done.", style="dim"), soft_wrap=True)
     for text in remarks(of, cells, {}):
         console.print(Text(text, style="dim"), soft_wrap=True)
 
 
-def say_table(of: Table, cells: Sequence[Cell], measured: Sequence[Line], records: Mapping[str, Record]) -> None:
+def say_table(
+    of: Table, cells: Sequence[Cell], measured: Sequence[ComparedCell], records: Mapping[str, Record]
+) -> None:
     """Print paper and measurement side by side, on stdout."""
     console = Console(highlight=False)
     wide = Console(highlight=False, width=max(console.width, 60 + 14 * len(of.columns) + 30 * len(of.measures)))
     out = console if console.is_terminal else wide
     out.print(Text(f"{of.name}: {of.title}", style="bold"), soft_wrap=True)
-    for text in data_in_words(cells):
+    for text in describe_data(cells):
         out.print(Text(text), soft_wrap=True)
     heads = [f"{m.title}\n{source}" for m in of.measures.values() for source in ("paper", "measured")]
     grid = Grid(*of.columns.values(), "method", *heads, "runs", "time\nof one", "peak\nMiB")
@@ -63,7 +65,7 @@ def say_table(of: Table, cells: Sequence[Cell], measured: Sequence[Line], record
         grid.add_row(*line.setting, line.method, *numbers, runs, time, memory)
     out.print(grid)
     paper = f" Paper: {of.clients} clients." if of.clients else ""
-    out.print(Text(f"Measured: mean {spread_in_words(of, cells)}.{paper}"), soft_wrap=True)
+    out.print(Text(f"Measured: mean {describe_spread(of, cells)}.{paper}"), soft_wrap=True)
     for note in remarks(of, cells, records):
         out.print(Text(note, style="dim"), soft_wrap=True)
 
@@ -72,11 +74,11 @@ def answer_of_plan(
     chosen: Figure, of: Table, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str]
 ) -> dict[str, Any]:
     """Return the JSON answer of a dry run."""
-    total, todo = len({case.key for case in cases_of(cells)}), unfinished(cases_of(cells), directory)
+    total, todo = len({case.key for case in cases_of(cells)}), unfinished_cases(cases_of(cells), directory)
     return {
         **_header(chosen, of, cells),
         "runs": {"planned": total, "done": total - len(todo)},
-        "seconds_on_one_core": round(sum(seconds_of(case.subject.experiment) for case in todo), 1),
+        "seconds_on_one_core": round(sum(experiment_seconds(case.subject.experiment) for case in todo), 1),
         "workers": workers,
         "remarks": [*absent, *remarks(of, cells, {})],
     }
@@ -86,7 +88,7 @@ def answer_of(
     chosen: Figure,
     of: Table,
     cells: Sequence[Cell],
-    measured: Sequence[Line],
+    measured: Sequence[ComparedCell],
     records: Mapping[str, Record],
     directory: Path,
     page: Path,
@@ -95,16 +97,16 @@ def answer_of(
     failed = sum(line.failed for line in measured)
     rows = [_row(of, cell, line) for cell, line in zip(cells, measured, strict=True)]
     paths = {"directory": str(directory), "records": str(directory / RECORDS), "page": str(page)}
-    texts = {"spread": spread_in_words(of, cells), "remarks": list(remarks(of, cells, records)), "paths": paths}
+    texts = {"spread": describe_spread(of, cells), "remarks": list(remarks(of, cells, records)), "paths": paths}
     return {**_header(chosen, of, cells), "exit_code": 3 if failed else 0, "rows": rows, **texts}
 
 
 def _header(chosen: Figure, of: Table, cells: Sequence[Cell]) -> dict[str, Any]:
     names = {"name": chosen.name, "title": chosen.title, "table": of.name, "source": of_table(of)["source"]}
-    return {**names, "paper_clients": of.clients, "data": list(data_in_words(cells))}
+    return {**names, "paper_clients": of.clients, "data": list(describe_data(cells))}
 
 
-def _row(of: Table, cell: Cell, line: Line) -> dict[str, Any]:
+def _row(of: Table, cell: Cell, line: ComparedCell) -> dict[str, Any]:
     return {
         "row": cell.row.number,
         "setting": dict(cell.row.setting),

@@ -130,6 +130,15 @@ MEAN, VARIANCE, COUNTER = "running_mean", "running_var", "num_batches_tracked"
 RUNNING = (MEAN, VARIANCE, COUNTER)
 
 
+def counted_batches(change: Params) -> set[float]:
+    """Return by how much BatchNorm's counters of batches moved: each local step in train mode adds one.
+
+    >>> counted_batches({"bn.num_batches_tracked": torch.tensor(3), "bn.weight": torch.ones(2)})
+    {3.0}
+    """
+    return {float(tensor) for name, tensor in change.items() if name.endswith(COUNTER)}
+
+
 def moved_statistics(before: Params, after: Params) -> list[str]:
     """The names of running means and variances that are not what they were.
 

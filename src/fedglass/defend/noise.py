@@ -68,8 +68,8 @@ def norm_of(update: Update) -> Tensor:
     return length
 
 
-@register("defences", "gaussian_noise", summary="Gaussian noise on the update", paper=DLFA)
 @register_gradient_forms("gaussian_noise", "Gaussian noise on each example's gradient in every local step")
+@register("defences", "gaussian_noise", summary="Gaussian noise on the update", paper=DLFA)
 @dataclass(frozen=True)
 class GaussianNoise:
     """u + n with independent n ~ N(0, std^2) at every entry [Dimitrov et al., 2022, Appendix C.1].
@@ -99,8 +99,8 @@ class GaussianNoise:
         return {name: std * normal(tensor, generator) for name, tensor in like.items()}
 
 
-@register("defences", "laplacian_noise", summary="Laplacian noise on the update", paper=DLFA)
 @register_gradient_forms("laplacian_noise", "Laplacian noise on each example's gradient in every local step")
+@register("defences", "laplacian_noise", summary="Laplacian noise on the update", paper=DLFA)
 @dataclass(frozen=True)
 class LaplacianNoise:
     """u + n with independent n ~ Laplace(0, scale) at every entry [Dimitrov et al., 2022, Appendix C.1].

@@ -129,8 +129,8 @@ class LayerRandomPruning:
         }
 
 
-@register("defences", "random_drop", summary="each entry of the update set to zero with a probability", paper=DLFA)
 @register_gradient_forms("random_drop", "random entries of each example's gradient set to zero in every local step")
+@register("defences", "random_drop", summary="each entry of the update set to zero with a probability", paper=DLFA)
 @dataclass(frozen=True)
 class RandomDrop:
     """Sets each entry to zero with the given probability, independently [Dimitrov et al., 2022, Appendix C.1].

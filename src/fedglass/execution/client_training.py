@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from fedglass.attack.parts import Progress
 from fedglass.execution.executor import FAILURES, Executor, Lost, Ready, Unsendable, Watch
-from fedglass.federation.client import Answers, Call, Client, one_by_one
+from fedglass.federation.client import Client, TrainClients, TrainRequest, train_sequentially
 from fedglass.federation.transcript import Message
 
 SHARES = 2
@@ -17,9 +17,9 @@ SHARES = 2
 UNWATCHED: Watch[Group] = Watch(lambda group: None, lambda group, done, total: None)
 
 
-def answers_of(executor: Executor) -> Answers:
+def answers_of(executor: Executor) -> TrainClients:
     """In the executor's workers where they wait for the next round, else here: a queue takes longer than a round."""
-    return Crew(executor) if isinstance(executor, Ready) else one_by_one
+    return Crew(executor) if isinstance(executor, Ready) else train_sequentially
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Group:
     """Clients that respond to one call in one process: the model travels once for all of them."""
 
     clients: Sequence[Client]
-    call: Call
+    call: TrainRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,24 +40,28 @@ class Crew:
 
     executor: Ready
 
-    def __call__(self, clients: Sequence[Client], call: Call) -> list[Message]:
+    def __call__(self, clients: Sequence[Client], call: TrainRequest) -> list[Message]:
         groups = [Group(members, call) for members in _shared_out(clients, SHARES * self.executor.slots())]
         if len(groups) <= 1:
-            return one_by_one(clients, call)
+            return train_sequentially(clients, call)
         answered: dict[int, list[Message]] = {}
         try:
             for group, answer in self.executor.run(respond_all, groups, UNWATCHED):
                 if answer is not None and not isinstance(answer, Lost):
                     answered[id(group)] = answer
         except Unsendable:
-            return one_by_one(clients, call)
-        return [message for group in groups for message in (answered.get(id(group)) or one_by_one(group.clients, call))]
+            return train_sequentially(clients, call)
+        return [
+            message
+            for group in groups
+            for message in (answered.get(id(group)) or train_sequentially(group.clients, call))
+        ]
 
 
 def respond_all(group: Group, progress: Progress) -> list[Message] | None:
     """What these clients say; None where one of them fails."""
     try:
-        return one_by_one(group.clients, group.call)
+        return train_sequentially(group.clients, group.call)
     except FAILURES:
         return None
 

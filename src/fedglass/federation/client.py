@@ -1,4 +1,4 @@
-"""A client, its private examples and what it does with them in a round."""
+"""Clients: their private examples, and their training in one round."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from fedglass.core.errors import DataError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest, Turn
+from fedglass.federation.behaviours import Behaviour, Honest, Turn
 from fedglass.federation.transcript import Message
 from fedglass.fl.local import Batch, GradientFn, MeanGradient, path, schedule
 from fedglass.fl.release import AsIs, Outgoing, Release
 from fedglass.models.network import Network
 
+STREAMS = ("noise", "release", "acts")
+"""Random streams of a client's training: of its gradients, of its release and of its behaviour."""
+
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """Private examples, how they are trained on, how the client behaves, and what is done to the update that leaves."""
+    """Private examples, with the training, behaviour and defences of the client that has them."""
 
     name: str
     images: Tensor  # (n, c, h, w), pixels in [0, 1]
@@ -34,7 +37,7 @@ class Client:
     release: Release = field(default_factory=AsIs)
     behaviour: Behaviour = field(default_factory=Honest)
     training: Training | None = None
-    """Its own, where it differs from the federation's."""
+    """The client's own training, where it differs from the federation's."""
 
     def __post_init__(self) -> None:
         n = len(self.images)
@@ -56,8 +59,8 @@ class Client:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """What the server sends to a client in one round."""
+class TrainRequest:
+    """The model and the instructions that the server sends to its clients in one round."""
 
     model: nn.Module
     before: Params
@@ -68,66 +71,65 @@ class Call:
     round: int
 
 
-def respond(client: Client, call: Call) -> Message:
-    """One client's part of a round: train, subtract, behave, release."""
-    training = client.training or call.training
-    network = Network(call.model, call.buffers, training.batch_norm)
-    inner, outer, acting = (stream(call.seed, use, client.name, call.round) for use in ("noise", "release", "acts"))
-    turn = Turn(client.images, client.labels, call.round, call.before, acting)
+def train_client(client: Client, request: TrainRequest) -> Message:
+    """Play one client's part of a round: train, subtract, behave, release."""
+    training = client.training or request.training
+    network = Network(request.model, request.buffers, training.batch_norm)
+    noise, release, acts = (stream(request.seed, use, client.name, request.round) for use in STREAMS)
+    turn = Turn(client.images, client.labels, request.round, request.before, acts)
     images, labels = client.behaviour.examples(turn)
     if images.shape != client.images.shape or labels.shape != client.labels.shape:
         raise DataError(
             f"The behaviour of {client.name!r} gave {len(images)} images and {len(labels)} labels, expected "
             f"as many as the client has, {len(client.labels)}, of the same shape: its batches are drawn from these."
         )
-    batches = local_batches(client, training, call.seed, call.round)
-    inputs = call.whitening.whiten(images)
-    start = [call.before[name] for name in network.names]
-    statistics = RunningStatistics(call, training)
+    batches = local_batches(client, training, request.seed, request.round)
+    inputs = request.whitening.whiten(images)
+    start = [request.before[name] for name in network.names]
+    statistics = RunningStatistics(request, training)
     for at, batch in zip_longest(
-        path(network, start, inputs, labels, batches, training, client.gradient, inner), batches
+        path(network, start, inputs, labels, batches, training, client.gradient, noise), batches
     ):
         if batch is not None:
-            statistics.gather(dict(zip(network.names, at.weights, strict=True)), inputs[batch.rows])
+            statistics.add_step(dict(zip(network.names, at.weights, strict=True)), inputs[batch.rows])
     trained = dict(zip(network.names, (w.detach() for w in at.weights), strict=True))
-    update = client.behaviour.update(turn, {name: trained[name] - call.before[name] for name in network.names})
-    return Message(
-        client.name, client.release.release(Outgoing(update, outer, call.round, call.before)), statistics.buffers
-    )
+    update = client.behaviour.update(turn, {name: trained[name] - request.before[name] for name in network.names})
+    sent = client.release.release(Outgoing(update, release, request.round, request.before))
+    return Message(client.name, sent, statistics.buffers)
 
 
-Answers = Callable[[Sequence[Client], Call], Sequence[Message]]
-"""How clients are had to respond to one call; their messages come in the order of the clients."""
+TrainClients = Callable[[Sequence[Client], TrainRequest], Sequence[Message]]
+"""Have clients train on one request and return their messages, in the order of the clients."""
 
 
-def one_by_one(clients: Sequence[Client], call: Call) -> list[Message]:
-    """Here, one client after another."""
-    return [respond(client, call) for client in clients]
+def train_sequentially(clients: Sequence[Client], request: TrainRequest) -> list[Message]:
+    """Train in this process, one client after another."""
+    return [train_client(client, request) for client in clients]
 
 
 def local_batches(client: Client, training: Training, seed: int, index: int) -> list[Batch]:
-    """The batches of a client's training in that round, which depend on seed, name and round alone."""
+    """Return the batches of a client's training in that round; they depend on seed, name and round alone."""
     return list(schedule(training, len(client.labels), stream(seed, "batches", client.name, index)))
 
 
 class RunningStatistics:
-    """The normalisation layers' running statistics, which training with batch statistics moves at each step.
+    """The running statistics of normalisation layers, which training with batch statistics changes at each step.
 
-    They do not influence the update: of each step they are gathered in a pass of their own.
+    They do not influence the update, so that each step updates them in a separate forward pass.
     """
 
-    def __init__(self, call: Call, training: Training) -> None:
-        self.buffers = call.buffers
+    def __init__(self, request: TrainRequest, training: Training) -> None:
+        self.buffers = request.buffers
         self._model: nn.Module | None = None
-        if training.batch_norm is BatchNorm.FROZEN or not call.buffers:
+        if training.batch_norm is BatchNorm.FROZEN or not request.buffers:
             return
-        self.buffers = {name: tensor.clone() for name, tensor in call.buffers.items()}
-        self._model = copy.deepcopy(call.model).eval()
+        self.buffers = {name: tensor.clone() for name, tensor in request.buffers.items()}
+        self._model = copy.deepcopy(request.model).eval()
         for layer in self._model.modules():
             layer.training = isinstance(layer, _NormBase)  # not dropout, which would draw from the global generator
 
-    def gather(self, weights: Params, inputs: Tensor) -> None:
-        """What a step on these inputs, which starts from these weights, leaves behind."""
+    def add_step(self, weights: Params, inputs: Tensor) -> None:
+        """Update the statistics with a step on these inputs that starts from these weights."""
         if self._model is not None:
             with torch.no_grad():
                 functional_call(self._model, {**weights, **self.buffers}, (inputs,))

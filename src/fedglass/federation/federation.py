@@ -14,20 +14,25 @@ from fedglass.core.identity import digest, identity_text, of_model, of_tensor
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, add, buffers_of, flatten, subtract, unflatten, weights_of
 from fedglass.core.types import Observation, Training, Whitening
-from fedglass.federation.behaviour.behaviour import Doorbook, Fitting
-from fedglass.federation.client import Answers, Call, Client, local_batches, one_by_one, respond
-from fedglass.federation.transcript import Attendance, Message, Participant, Round, Terms, Transcript
+from fedglass.federation.behaviours import HasDataCheck, ServerNames
+from fedglass.federation.client import (
+    Client,
+    TrainClients,
+    TrainRequest,
+    local_batches,
+    train_client,
+    train_sequentially,
+)
+from fedglass.federation.transcript import Message, Participant, ParticipantsByRound, Round, Terms, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
 from fedglass.federation.views import Knows, View
 from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, Aggregator, Limited, State, WeightedMean
 from fedglass.fl.local import Batch
 
-# The server's side of a federation: the global model, and what its aggregation rule remembers.
-
 
 @dataclass(eq=False)
 class Server:
-    """Combines the messages of one round after another."""
+    """The global model and the memory of its aggregation rule; combines the messages of one round after another."""
 
     rule: Aggregator
     weights: Params
@@ -46,14 +51,14 @@ class Server:
         messages: Sequence[Message],
         reference: Message | None = None,
     ) -> Round:
-        """The round that these messages make; the global model moves on.
+        """Return the round that these messages make, and update the global model.
 
-        Weights and running statistics go through the rule together, in one order of names, whatever a release did
-        to the order of its own. Counters have no mean: they are taken from the first that got through. An update with
-        an entry that is no finite number reaches no rule: one of them would be all of a mean, and of most distances.
+        Weights and running statistics go through the rule together, in one order of names, whatever order a release
+        gave them. Counters have no mean: they are taken from the first accepted message. An update with an entry that
+        is not finite never reaches the rule, since it would dominate a mean and most distances.
         """
         weights, buffers = self.weights, self.buffers
-        rows = torch.stack([self._sent(message) for message in messages])
+        rows = torch.stack([self._change(message) for message in messages])
         sound = rows.isfinite().all(dim=1)
         senders = [p for p, is_sound in zip(participants, sound.tolist(), strict=True) if is_sound]
         context = AggregationContext(
@@ -63,21 +68,21 @@ class Server:
             _row(weights, buffers),
             self.previous,
             stream(self.seed, "rule", index),
-            None if reference is None else self._sent(reference),
+            None if reference is None else self._change(reference),
         )
-        found = self._aggregated(rows if bool(sound.all()) else rows[sound], context)
-        self.state, self.previous = found.state, found.step
-        step, drift = _split(found.step, weights, _floating(buffers))
-        passed = {p.name for p, kept in zip(senders, found.accepted.tolist(), strict=True) if kept}
-        through = [m for m in messages if m.client in passed]
-        counters = (through or list(messages))[0].buffers
+        aggregated = self._aggregated(rows if bool(sound.all()) else rows[sound], context)
+        self.state, self.previous = aggregated.state, aggregated.step
+        step, drift = _split(aggregated.step, weights, _floating(buffers))
+        names = {p.name for p, passed in zip(senders, aggregated.accepted.tolist(), strict=True) if passed}
+        accepted = [message for message in messages if message.client in names]
+        counters = (accepted or list(messages))[0].buffers
         self.weights = add(weights, step)
         self.buffers = {name: b + drift[name] if name in drift else counters[name] for name, b in buffers.items()}
-        names = tuple(m.client for m in through)
-        return Round(weights, buffers, tuple(participants), tuple(messages), step, self.buffers, names)
+        kept = tuple(message.client for message in accepted)
+        return Round(weights, buffers, tuple(participants), tuple(messages), step, self.buffers, kept)
 
-    def _sent(self, message: Message) -> Tensor:
-        """What a message would have the model move by.  # (d,)"""
+    def _change(self, message: Message) -> Tensor:
+        """Return the change of the model that a message asks for.  # (d,)"""
         update = {name: message.update[name] for name in self.weights}
         return _row(update, subtract(_floating(message.buffers), _floating(self.buffers)))
 
@@ -89,25 +94,25 @@ class Server:
 
 
 def _floating(buffers: Params) -> dict[str, Tensor]:
-    """The buffers that can be averaged: running statistics, not counters."""
+    """Return the buffers that can be averaged: running statistics, not counters."""
     return {name: tensor for name, tensor in buffers.items() if tensor.is_floating_point()}
 
 
 def _row(weights: Params, buffers: Params) -> Tensor:
-    """Weights and running statistics as one vector.  # (d,)"""
+    """Return weights and running statistics as one vector.  # (d,)"""
     return flatten({**weights, **_floating(buffers)})
 
 
 def _split(row: Tensor, weights: Params, buffers: Params) -> tuple[Params, Params]:
-    """The inverse of `_row`."""
-    named = unflatten(row, {**weights, **buffers})
-    # A row is of the widest of its types.
-    step, drift = ({name: named[name].to(own) for name, own in part.items()} for part in (weights, buffers))
+    """Split a vector of `_row` into weights and running statistics again."""
+    tensors = unflatten(row, {**weights, **buffers})
+    # A row has the widest of its types.
+    step, drift = ({name: tensors[name].to(like) for name, like in part.items()} for part in (weights, buffers))
     return step, drift
 
 
 ROLES = "gradient", "release", "behaviour", "training"
-"""What a client does, beside having examples."""
+"""Fields of a client that decide what it does with its examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +131,7 @@ class Federation:
     participation: float = 1.0
     seed: int = 0
     server: Client | None = None
-    """Examples of the server's own, on which it trains as a client would, for rules that compare with its update."""
+    """The server's own examples. It trains on them as a client would, for rules that compare with its update."""
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -159,30 +164,27 @@ class Federation:
                 f"Client {client.name!r} has label {int(outside[0])}, expected 0 to {self.classes - 1}: "
                 "correct the label or raise the number of classes."
             )
-        if isinstance(client.behaviour, Fitting):
+        if isinstance(client.behaviour, HasDataCheck):
             client.behaviour.check(self.shape, self.classes)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one example."""
+        """Return the shape of one example."""
         channels, height, width = self.clients[0].images.shape[1:]
         return channels, height, width
 
     @property
     def terms(self) -> Terms:
-        """What everybody in the federation knows."""
+        """Return the facts that everyone in the federation knows."""
         names = tuple(client.name for client in self.clients)
+        described = ((client.name, client.behaviour.describe()) for client in self.clients)
+        dishonest = tuple(f"{name[0].upper()}{name[1:]} {text}." for name, text in described if text)
         rule = repr(self.aggregator)
-        return Terms(self.shape, self.classes, self.whitening, names, rule, behaviours=self._behaviours())
-
-    def _behaviours(self) -> tuple[str, ...]:
-        """What those clients do that are not honest, in words."""
-        told = {client.name: client.behaviour.describe() for client in self.clients}
-        return tuple(f"{name[0].upper()}{name[1:]} {words}." for name, words in told.items() if words)
+        return Terms(self.shape, self.classes, self.whitening, names, rule, behaviours=dishonest)
 
     @cached_property
     def identity(self) -> str:
-        """A hash of everything that decides what is said in any round."""
+        """Return a hash of everything that determines the messages of any round."""
         clients = [
             text
             for c in (self.clients if self.server is None else (*self.clients, self.server))
@@ -199,79 +201,85 @@ class Federation:
 
     @property
     def _count(self) -> int:
-        """How many clients take part in a round."""
+        """Return the number of clients that take part in a round."""
         return max(1, round(self.participation * len(self.clients)))
 
     def play(
-        self, rounds: int = 1, progress: Callable[[int, int], None] | None = None, answers: Answers = one_by_one
+        self,
+        rounds: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+        train_clients: TrainClients = train_sequentially,
     ) -> Iterator[Round]:
-        """One round after another; nothing is kept of those that are over.
+        """Yield one round after another, without storing them.
 
-        What a client says depends on seed, name, round and model alone, so that it does not matter where it trains.
+        A client's message depends on seed, name, round and model alone, so that it does not matter where it trains.
         """
         if rounds < 1:
             raise UsageError(f"federation.rounds must be at least 1, got {rounds}.")
         server = Server(self.aggregator, weights_of(self.model), buffers_of(self.model), self.seed)
-        book = Doorbook.of((client.name, client.behaviour) for client in self.clients)
+        names = ServerNames.of((client.name, client.behaviour) for client in self.clients)
         for index in range(rounds):
-            past = self._round(server, index, book.known, answers)
-            book = book.after((p.name for p in past.participants), past.kept)
-            yield past
+            round_ = self._round(server, index, names.renamed, train_clients)
+            names = names.after((p.name for p in round_.participants), round_.accepted)
+            yield round_
             if progress is not None:
                 progress(index + 1, rounds)
 
-    def again(self, index: int, past: Round, answers: Answers = one_by_one) -> Round:
-        """One round from the model that another federation's had, by a rule that remembers nothing."""
-        known = {p.name: p.known_as for p in past.participants}
-        return self._round(Server(self.aggregator, past.before, past.buffers, self.seed), index, known, answers)
+    def repeat_round(self, index: int, round_: Round, train_clients: TrainClients = train_sequentially) -> Round:
+        """Play a round again from the model that another federation had in it, with a rule that remembers nothing."""
+        renamed = {p.name: p.known_as for p in round_.participants}
+        server = Server(self.aggregator, round_.before, round_.buffers, self.seed)
+        return self._round(server, index, renamed, train_clients)
 
-    def _round(self, server: Server, index: int, known: Mapping[str, str], answers: Answers) -> Round:
-        call = Call(self.model, server.weights, server.buffers, self.training, self.whitening, self.seed, index)
-        called = self.called(index)
-        messages = answers(called, call)
-        own = None if self.server is None else respond(self.server, call)
-        people = [replace(self.participant(client), known_as=known.get(client.name, "")) for client in called]
-        return server.combine(index, people, messages, own)
+    def _round(self, server: Server, index: int, renamed: Mapping[str, str], train_clients: TrainClients) -> Round:
+        request = TrainRequest(
+            self.model, server.weights, server.buffers, self.training, self.whitening, self.seed, index
+        )
+        clients = self.clients_in_round(index)
+        messages = train_clients(clients, request)
+        reference = None if self.server is None else train_client(self.server, request)
+        participants = [replace(self.participant(c), known_as=renamed.get(c.name, "")) for c in clients]
+        return server.combine(index, participants, messages, reference)
 
     def run(
         self,
         rounds: int = 1,
         progress: Callable[[int, int], None] | None = None,
         keep: Collection[int] | None = None,
-        answers: Answers = one_by_one,
+        train_clients: TrainClients = train_sequentially,
     ) -> Transcript:
-        """Train for some rounds and keep what was said in all of them, or in those asked for."""
-        played = enumerate(self.play(rounds, progress, answers))
-        return Transcript(self.model, self.terms, {i: past for i, past in played if keep is None or i in keep})
+        """Train for some rounds and return the transcript of all of them, or of those in `keep`."""
+        played = enumerate(self.play(rounds, progress, train_clients))
+        return Transcript(self.model, self.terms, {i: round_ for i, round_ in played if keep is None or i in keep})
 
     def truths(self, rounds: Iterable[int] = (0,)) -> Truths:
-        """The private side of these rounds."""
-        looked_at = [(index, client) for index in rounds for client in self.called(index)]
-        batches = {(i, c.name): local_batches(c, c.training or self.training, self.seed, i) for i, c in looked_at}
+        """Return the private examples of these rounds."""
+        trainings = [(index, client) for index in rounds for client in self.clients_in_round(index)]
+        batches = {(i, c.name): local_batches(c, c.training or self.training, self.seed, i) for i, c in trainings}
         labels = {
             (i, c.name): tuple(tuple(c.labels[batch.rows].tolist()) for batch in batches[i, c.name])
-            for i, c in looked_at
+            for i, c in trainings
         }
-        taken = {(i, c.name): rows for i, c in looked_at if (rows := _taken(batches[i, c.name], len(c.labels)))}
+        taken = {(i, c.name): rows for i, c in trainings if (rows := _taken(batches[i, c.name], len(c.labels)))}
         order = {
             (i, c.name): tuple(tuple(torch.arange(len(c.labels))[batch.rows].tolist()) for batch in batches[i, c.name])
-            for i, c in looked_at
+            for i, c in trainings
         }
         return Truths({c.name: Examples(c.images, c.labels) for c in self.clients}, labels, taken, order)
 
     def participant(self, client: Client) -> Participant:
-        """A client as all others know it."""
+        """Return a client as everyone in the federation knows it."""
         training, examples = client.training or self.training, len(client.labels)
         taken = training.taken(examples)
         return Participant(client.name, taken, training, weight=None if taken == examples else examples)
 
-    def attendance(self, rounds: int) -> Attendance:
-        """Who takes part in which round, known before anything has run."""
-        present = {index: tuple(client.name for client in self.called(index)) for index in range(rounds)}
-        return Attendance(self.terms.clients, present)
+    def participants_by_round(self, rounds: int) -> ParticipantsByRound:
+        """Return the participants of each round, which are known before anything runs."""
+        names = {index: tuple(client.name for client in self.clients_in_round(index)) for index in range(rounds)}
+        return ParticipantsByRound(self.terms.clients, names)
 
-    def called(self, index: int) -> list[Client]:
-        """The clients that take part in that round, counted from 0."""
+    def clients_in_round(self, index: int) -> list[Client]:
+        """Return the clients that take part in that round, counted from 0."""
         if self._count == len(self.clients):
             return list(self.clients)
         chosen = torch.randperm(len(self.clients), generator=stream(self.seed, "participation", index))[: self._count]
@@ -279,19 +287,16 @@ class Federation:
 
 
 def _taken(batches: Sequence[Batch], examples: int) -> tuple[int, ...] | None:
-    """The examples that a training takes, in file order; None where it takes all of them."""
+    """Return the rows of the examples that a training takes, in order; None if it takes all of them."""
     order = torch.arange(examples)
     rows = sorted({int(row) for batch in batches for row in order[batch.rows]})
     return None if len(rows) == examples else tuple(rows)
 
 
-# A federation played and looked at in one line.
-
-
 def observe(federation: Federation, view: View, knows: Knows) -> tuple[Observation, Truth]:
-    """What the adversary sees of the rounds that its view asks for, and the truth behind it."""
-    asked = view.rounds()
-    view.check(federation.attendance(max(asked) + 1))
-    transcript, truths = federation.run(max(asked) + 1, keep=asked), federation.truths(asked)
-    seen = view.see(transcript, knows, truths)
-    return seen.observation, truths.behind(seen.behind, max(asked), seen.own)
+    """Play the rounds that a view needs; return what the adversary observes and the truth behind it."""
+    rounds = view.rounds()
+    view.check(federation.participants_by_round(max(rounds) + 1))
+    transcript, truths = federation.run(max(rounds) + 1, keep=rounds), federation.truths(rounds)
+    viewed = view.see(transcript, knows, truths)
+    return viewed.observation, truths.truth_of(viewed.clients, max(rounds), viewed.own_client)

@@ -1,4 +1,4 @@
-"""A participant that looks at the global model."""
+"""The view of a participant, which sees the global models of a round and knows its own examples and update."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from dataclasses import dataclass, replace
 
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Own
-from fedglass.federation.transcript import Attendance, Participant, Round, Transcript
+from fedglass.federation.transcript import MEAN_RULE, Participant, ParticipantsByRound, Round, Transcript
 from fedglass.federation.truth import Truths
-from fedglass.federation.views import Brief, Knows, Look, Seen, check_one_start
-from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.federation.views import COUNTED, Knows, Naming, ViewBuilder, ViewLabel, ViewResult, check_common_model
 
 
 @dataclass(frozen=True)
 class PeerView:
     """A client (by its position) that sees the global models before and after a round in which it takes part.
 
-    It knows its own examples and what it sent itself, and nothing else of the messages. Where the rule let its own
-    update through, its examples are in the message too; what is attacked are those of the others. Whose updates got
-    through it is told unless `knows.kept` is false.
+    It knows its own examples and its own message, and no other message. If the rule accepted its update, its examples
+    are in the aggregate too; the attack is on those of the others. It knows which updates the rule accepted, unless
+    `knows.kept` is false.
     """
 
     client: int = 0
@@ -28,81 +27,77 @@ class PeerView:
     def rounds(self) -> tuple[int, ...]:
         return (self.round,)
 
-    def check(self, attendance: Attendance) -> None:
-        name, present = attendance.participant(self.client, self.round), attendance.present(self.round)
-        if len(present) < 2:
+    def check(self, participants: ParticipantsByRound) -> None:
+        name = participants.name_at(self.client, self.round)
+        if len(participants.in_round(self.round)) < 2:
             raise UsageError(
-                f"Client {self.client} ({name}) is alone in round {self.round}: a peer needs others whose data it "
-                "could read; raise federation.clients or federation.participation."
+                f"Client {self.client} ({name}) is alone in round {self.round}, but a peer needs other participants to "
+                "attack: raise federation.clients or federation.participation."
             )
 
-    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
-        self.check(transcript.attendance)
-        past, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
-        others, mine = _behind(name, past)
-        check_one_start(past, self.round, (*past.kept, name))
-        own = replace(_own(name, self.round, past, truths), share=_share(transcript, others, mine, knows))
-        look = Look(transcript, self.round, (*others, *mine), past.step, past.buffers_after)
+    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> ViewResult:
+        self.check(transcript.participants_by_round)
+        round_, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
+        peers, itself = _accepted(name, round_)
+        check_common_model(round_, self.round, (*round_.accepted, name))
+        own = replace(_own(name, self.round, round_, truths), share=_share(transcript, peers, itself, knows))
+        builder = ViewBuilder(transcript, self.round, (*peers, *itself), round_.step, round_.buffers_after)
         if not knows.kept:
-            look = replace(look, behind=_present(name, past), present=True)
-        names = tuple(p.name for p in others)
-        return Seen(look.observation(knows, truths, own), names, name if mine else None)
+            everyone = tuple(sorted(round_.participants, key=lambda participant: participant.name == name))
+            builder = replace(builder, participants=everyone, acceptance_unknown=True)
+        names = tuple(p.name for p in peers)
+        return ViewResult(builder.observation(knows, truths, own), names, name if itself else None)
 
-    def describe(self) -> str:
+    def describe(self, naming: Naming = COUNTED) -> str:
         return (
-            f"client {self.client}, a participant, sees the global models before and after round {self.round + 1}, "
-            "and its own examples and update"
+            f"{naming.client(self.client)}, a participant, sees the global models before and after round "
+            f"{naming.round(self.round)}, and its own examples and update"
         )
 
-    def brief(self) -> Brief:
-        return Brief("peer", f"peer {self.client}")
+    def label(self, naming: Naming = COUNTED) -> ViewLabel:
+        return ViewLabel("peer", f"peer {self.client if naming.clients is None else naming.client(self.client)}")
 
 
-def _behind(name: str, past: Round) -> tuple[tuple[Participant, ...], tuple[Participant, ...]]:
-    """The others whose updates got through, and the peer itself where its own did."""
-    through = [p for p in past.participants if p.name in past.kept]
-    others = tuple(p for p in through if p.name != name)
-    if not through:
+def _accepted(name: str, round_: Round) -> tuple[tuple[Participant, ...], tuple[Participant, ...]]:
+    """Return the other clients that the rule accepted, and the peer itself if it was accepted."""
+    accepted = [p for p in round_.participants if p.name in round_.accepted]
+    peers = tuple(p for p in accepted if p.name != name)
+    if not accepted:
         raise UsageError(
-            "No update of the round got through the rule, which left the model as it was, so that there is nothing to "
-            "read: choose another round."
+            "The rule rejected all updates of the round and left the model as it was, so that there is nothing to "
+            "attack: choose another round."
         )
-    if not others:
+    if not peers:
         raise UsageError(
-            f"Of the round's updates only that of {name!r} itself got through the rule, so that there is nothing of "
-            "others to read: choose another client or round."
+            f"The rule accepted no update of the round but that of {name!r} itself, so that there is nothing of others "
+            "to attack: choose another client or round."
         )
-    return others, tuple(p for p in through if p.name == name)
+    return peers, tuple(p for p in accepted if p.name == name)
 
 
-def _present(name: str, past: Round) -> tuple[Participant, ...]:
-    """All that took part, the peer itself last."""
-    return tuple(sorted(past.participants, key=lambda participant: participant.name == name))
-
-
-def _own(name: str, index: int, past: Round, truths: Truths | None) -> Own:
-    sent = past.message(name)
-    if truths is None or sent is None:
+def _own(name: str, index: int, round_: Round, truths: Truths | None) -> Own:
+    message = round_.message(name)
+    if truths is None or message is None:
         raise UsageError(
-            f"What {name!r} contributed itself is not known: a peer's view needs its own examples and its own message "
-            "beside the global models."
+            f"The contribution of {name!r} is unknown: a peer's view needs its own examples and its own message in "
+            "addition to the global models."
         )
     examples = truths.of(name, index)
-    return Own(examples.images, examples.labels, sent.update)
+    return Own(examples.images, examples.labels, message.update)
 
 
 def _share(
-    transcript: Transcript, others: Sequence[Participant], mine: Sequence[Participant], knows: Knows
+    transcript: Transcript, peers: Sequence[Participant], itself: Sequence[Participant], knows: Knows
 ) -> float | None:
-    """What the peer's own update weighs in the step: a mean gives it its part of all examples.
+    """Return the weight of the peer's own update in the step: its part of all examples, under a mean.
 
-    None where the peer can not know: under another rule, or without the number of examples, or of who got through.
+    None if the peer cannot know it: under another rule, or without the numbers of examples or the accepted clients.
     """
     if not knows.kept:
         return None
-    if not mine:
+    if not itself:
         return 0.0
-    if transcript.terms.rule != repr(WeightedMean()) or not knows.examples:
+    if transcript.terms.rule != MEAN_RULE or not knows.examples:
         return None
-    weights = [p.examples if p.weight is None else p.weight for p in (*mine, *others)]
+    weights = [p.examples if p.weight is None else p.weight for p in (*itself, *peers)]
     return weights[0] / sum(weights)

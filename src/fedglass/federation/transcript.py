@@ -1,4 +1,4 @@
-"""What was said in a federation, and nothing private: simulated and recorded federations give the same value."""
+"""Transcripts: all messages of a federation and nothing private, the same for simulated and recorded federations."""
 
 from __future__ import annotations
 
@@ -14,32 +14,37 @@ from fedglass.core.tensors import Params, Update, add
 from fedglass.core.types import Observation, Training, Whitening
 from fedglass.models.fixed import can_be_fixed, unmoved, with_fixed
 
+MEAN_RULE = "WeightedMean()"
+"""Identifier of the mean by numbers of examples in `Terms.rule`; saved transcripts contain it."""
+UNKNOWN_RULE = "not recorded"
+"""Identifier of a rule that was not recorded, in `Terms.rule`; saved transcripts contain it."""
+
 
 @dataclass(frozen=True)
 class Participant:
-    """A client of a round as all others know it."""
+    """A client of a round, as everyone in the federation knows it."""
 
     name: str
     examples: int
-    """How many it trained on."""
+    """The number of examples that it trained on."""
     training: Training | None = None
-    """As declared; None where it is not known."""
+    """The declared training; None if it is unknown."""
     lr: float | None = None
     steps: int | None = None
-    """Learning rate and local steps, where they are known without the rest of the training."""
+    """Learning rate and local steps, if they are known without the rest of the training."""
     weight: int | None = None
-    """What it weighs in a mean, where that is not the number of examples that it trained on."""
+    """Its weight in a mean, if that is not the number of examples that it trained on."""
     known_as: str = field(default="", metadata=LATER)
-    """The name under which the server knows it, where it has come back under a new one."""
+    """The name under which the server knows it, if it has rejoined under a new one."""
     counted: bool = field(default=True, metadata=LATER)
-    """Whether `examples` is their number; if not, the least that it can be."""
+    """Whether `examples` is exact; if not, it is a lower bound."""
     untrained: tuple[str, ...] = field(default=(), metadata=LATER)
     """The parameters that it does not train, as in fine-tuning, or never sends."""
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
-    """A model that a client was sent, to train on from there."""
+class SentModel:
+    """A model that a client was sent as the start of its training."""
 
     before: Params
     buffers: Params
@@ -47,74 +52,75 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What one client sent in one round."""
+    """The message of one client in one round."""
 
     client: str
     update: Update
     buffers: Params
-    """The client's running statistics after its training; empty where they were not recorded."""
-    own: Start | None = None
-    """What this client alone was sent, as in a personalised federation; None where it began with the round's model."""
+    """The client's running statistics after its training; empty if they were not recorded."""
+    start: SentModel | None = None
+    """The model that only this client was sent, as in a personalised federation; None if it got the round's model."""
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round as it happened."""
+    """The models, participants and messages of one round."""
 
     before: Params
     buffers: Params
     participants: tuple[Participant, ...]
     messages: tuple[Message, ...]
-    """One from each participant; none where nothing but the aggregate was seen."""
+    """One message of each participant; none if only the aggregate is known."""
     step: Params
-    """What the aggregation rule made of the updates."""
+    """The aggregate that the rule computed from the updates."""
     buffers_after: Params
-    """Empty where they were not recorded."""
-    kept: tuple[str, ...]
-    """Whose updates got through the rule."""
+    """Empty if they were not recorded."""
+    accepted: tuple[str, ...]
+    """The clients with updates that the rule accepted."""
 
     @property
     def after(self) -> Params:
-        """The global model of the next round."""
+        """Return the global model of the next round."""
         return add(self.before, self.step)
 
     def message(self, client: str) -> Message | None:
-        """What that client sent, where it was seen."""
+        """Return the message of that client; None if it is unknown."""
         return next((message for message in self.messages if message.client == client), None)
 
-    def sent_their_own(self, clients: Collection[str]) -> tuple[str, ...]:
-        """Who of these was sent another model than the rest: no one model explains what theirs is combined to."""
-        return tuple(message.client for message in self.messages if message.own and message.client in clients)
+    def clients_with_own_model(self, clients: Collection[str]) -> tuple[str, ...]:
+        """Return those of the clients that were sent a model of their own; their aggregate has no common start."""
+        return tuple(message.client for message in self.messages if message.start and message.client in clients)
 
 
 @dataclass(frozen=True)
-class Attendance:
-    """Who takes part when: all that a view needs in order to say, before anything has run, that it can not be had."""
+class ParticipantsByRound:
+    """The participants of each round: all that a view needs to refuse a federation before anything runs."""
 
     clients: tuple[str, ...]
     rounds: Mapping[int, tuple[str, ...]]
-    """The participants of each round that there is to look at."""
+    """Names by round; only rounds that can be observed."""
 
-    def present(self, index: int) -> tuple[str, ...]:
-        """The participants of a round, or what to do where there is no such round."""
+    def in_round(self, index: int) -> tuple[str, ...]:
+        """Return the participants of a round; raise an error if there is no such round."""
         if index not in self.rounds:
-            known = sorted(self.rounds)
-            told = f"0 to {known[-1]}" if known == list(range(len(known))) else ", ".join(map(str, known))
+            rounds = sorted(self.rounds)
+            choices = f"0 to {rounds[-1]}" if rounds == list(range(len(rounds))) else ", ".join(map(str, rounds))
             raise UsageError(
-                f"adversary.round must be one of {told}, got {index}: choose another round or raise federation.rounds."
+                f"adversary.round must be one of {choices}, got {index}: choose another round or raise "
+                "federation.rounds."
             )
         return self.rounds[index]
 
-    def participant(self, position: int, index: int) -> str:
-        """The client at a position, or that there is none, or that it took no part in that round."""
-        present = self.present(index)
+    def name_at(self, position: int, index: int) -> str:
+        """Return the client at a position; raise an error if there is none or if it did not take part in that round."""
+        participants = self.in_round(index)
         if not 0 <= position < len(self.clients):
             raise UsageError(
                 f"adversary.client must be one of 0 to {len(self.clients) - 1}, got {position}: choose another client "
                 "or raise federation.clients."
             )
         name = self.clients[position]
-        if name not in present:
+        if name not in participants:
             raise UsageError(
                 f"Client {position} ({name}) did not take part in round {index}: choose another client or round, or "
                 "raise federation.participation."
@@ -124,36 +130,36 @@ class Attendance:
 
 @dataclass(frozen=True)
 class Terms:
-    """What everybody in a federation knows."""
+    """Facts that everyone in a federation knows."""
 
     shape: tuple[int, int, int]
     classes: int
     whitening: Whitening
     clients: tuple[str, ...]
     rule: str
-    """The aggregation rule as it prints."""
+    """Identifier of the aggregation rule: `MEAN_RULE`, `UNKNOWN_RULE`, or the rule as it prints."""
     class_names: tuple[str, ...] | None = None
     defences: Mapping[str, tuple[str, ...]] | None = None
-    """What protects each client's messages and what that promises, in words; None where nobody has said."""
+    """Sentences on each client's defences and their guarantees; None if they are unknown."""
     behaviours: tuple[str, ...] = ()
-    """What those participants do that are not honest, in words."""
+    """Sentences on the participants that are not honest."""
 
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """The rounds of a federation that somebody looks at, by their number."""
+    """The observed rounds of a federation, by number."""
 
     model: nn.Module
-    """The architecture; its own weights mean nothing."""
+    """The architecture; its weights have no meaning."""
     terms: Terms
     rounds: Mapping[int, Round]
     origin: str = field(default="")
-    """A hash of everything that decided the messages, where they were simulated."""
+    """A hash of everything that determined the messages, if they were simulated."""
 
     @property
-    def attendance(self) -> Attendance:
-        present = {i: tuple(p.name for p in past.participants) for i, past in self.rounds.items()}
-        return Attendance(self.terms.clients, present)
+    def participants_by_round(self) -> ParticipantsByRound:
+        names = {i: tuple(p.name for p in round_.participants) for i, round_ in self.rounds.items()}
+        return ParticipantsByRound(self.terms.clients, names)
 
     def save(self, directory: str | Path) -> None:
         """Write safetensors and one JSON manifest; nothing private is in them."""
@@ -163,68 +169,67 @@ class Transcript:
 
     @classmethod
     def load(cls, directory: str | Path, model: nn.Module) -> Transcript:
-        """What `save` wrote; `model` is the architecture."""
+        """Read a transcript that `save` wrote; `model` is the architecture."""
         from fedglass.recordings.saved import load_transcript
 
         return load_transcript(Path(directory), model)
 
 
-# Layers that clients do not train, as in fine-tuning: a message tells nothing by not moving them.
+def unmoved_parameters(before: Params, update: Update, mean: bool = False) -> tuple[str, ...]:
+    """Return the parameters that a message did not move; none if it moved nothing at all, which has another cause.
 
-
-def still(before: Params, update: Update, mean: bool = False) -> tuple[str, ...]:
-    """The parameters that a message did not move; none where it moved nothing at all, which says something else.
-
-    A mean over clients rounds. A client's own difference does not: however small, it tells of the data.
+    With `mean` a movement within rounding does not count, since a mean over clients rounds. One client's difference
+    does not round: however small, it depends on the data.
     """
-    found = tuple(
+    names = tuple(
         name
         for name, tensor in before.items()
         if (unmoved(tensor, update[name]) if mean else not bool(update[name].any()))
     )
-    return found if len(found) < len(before) else ()
+    return names if len(names) < len(before) else ()
 
 
-def with_still(past: Round, unprotected: Collection[str]) -> Round:
-    """The round with what did not move taken as not trained, of these clients.
+def mark_untrained(round_: Round, unprotected: Collection[str]) -> Round:
+    """Return the round with unmoved parameters of these clients marked as untrained, as in fine-tuning.
 
-    Of others it is not: a defence may have cut it out of the message.
+    Other clients stay as they are: a defence may have removed the movement from their messages.
     """
 
-    def told(person: Participant) -> Participant:
-        if person.name not in unprotected:
-            return person
-        message = past.message(person.name)
-        start = past if message is None or message.own is None else message.own
-        found = still(start.before, past.step, mean=True) if message is None else still(start.before, message.update)
-        return replace(person, untrained=tuple(dict.fromkeys((*person.untrained, *found))))
+    def marked(participant: Participant) -> Participant:
+        if participant.name not in unprotected:
+            return participant
+        message = round_.message(participant.name)
+        start = round_ if message is None or message.start is None else message.start
+        update = round_.step if message is None else message.update
+        unmoved_names = unmoved_parameters(start.before, update, mean=message is None)
+        return replace(participant, untrained=tuple(dict.fromkeys((*participant.untrained, *unmoved_names))))
 
-    return replace(past, participants=tuple(map(told, past.participants)))
+    return replace(round_, participants=tuple(map(marked, round_.participants)))
 
 
-def untrained_by_all(people: Sequence[Participant]) -> tuple[str, ...]:
-    """What none of them trains."""
-    first, *others = people
-    return tuple(name for name in first.untrained if all(name in other.untrained for other in others))
+def shared_untrained(participants: Sequence[Participant]) -> tuple[str, ...]:
+    """Return the parameters that none of the participants trains."""
+    first, *later = participants
+    return tuple(name for name in first.untrained if all(name in other.untrained for other in later))
 
 
 def without_untrained(observation: Observation, names: Collection[str]) -> Observation:
-    """The same seen as an update of the other parameters: these are constants of the network.
+    """Return the observation as an update of the trained parameters; the untrained ones become network constants.
 
-    But for what has moved in it: an aggregate may hold what none of its messages did, as far as anybody saw them.
+    Parameters that have moved stay in the update: an aggregate may contain messages that were not observed.
     """
     before, update = observation.before, observation.update
     fixed = [name for name in can_be_fixed(observation.model) if name in names and unmoved(before[name], update[name])]
     if not fixed:
         return observation
-    values = {name: before[name] for name in fixed}
+    constants = {name: before[name] for name in fixed}
     own = observation.own
     return replace(
         observation,
         model=with_fixed(observation.model, fixed),
         before=_without(before, fixed),
         update=_without(update, fixed),
-        buffers={**observation.buffers, **values},
+        buffers={**observation.buffers, **constants},
         own=None if own is None else replace(own, update=_without(own.update, fixed)),
     )
 

@@ -1,4 +1,4 @@
-"""The private data behind a transcript: a sidecar that only the audit opens."""
+"""The private examples behind a transcript, kept separately: only the audit opens them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Truth:
     images: Tensor  # (n, c, h, w), pixels in [0, 1]
     labels: Tensor  # (n,)
     clients: tuple[str, ...]
-    """Whose examples are scored."""
+    """The clients with examples that are scored."""
     own: int = 0
-    """How many examples at the end are the adversary's own: they explain the message, and are not scored."""
+    """The number of examples at the end that are the adversary's own: they explain the message and are not scored."""
     owners: tuple[str, ...] = ()
-    """Whose each of the scored examples is; empty where nobody says."""
+    """The client that owns each scored example; empty if unknown."""
 
     @property
     def private(self) -> Truth:
-        """The examples that are not the adversary's own."""
+        """Return the examples that are not the adversary's own."""
         count = len(self.labels) - self.own
         return Truth(self.images[:count], self.labels[:count], self.clients, owners=self.owners)
 
@@ -56,65 +56,69 @@ class Truths:
     batch_labels: Mapping[tuple[int, str], BatchLabels] = field(default_factory=dict)
     """By round and client."""
     taken: Mapping[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
-    """By round and client, which examples were trained on, where not all were."""
+    """By round and client, the rows that were trained on, if not all were."""
     order: Mapping[tuple[int, str], Batches] = field(default_factory=dict)
-    """By round and client, which of all its examples each local step took, where that was recorded."""
+    """By round and client, the rows that each local step took, if that was recorded."""
 
     @property
     def identity(self) -> str:
-        """A hash of whose examples are known, and of these."""
-        parts = [(name, of_tensor(own.images), of_tensor(own.labels)) for name, own in sorted(self.examples.items())]
-        return digest(*(text for part in parts for text in part))
+        """Return a hash of the clients with known examples, and of these examples."""
+        hashes = [
+            (name, of_tensor(data.images), of_tensor(data.labels)) for name, data in sorted(self.examples.items())
+        ]
+        return digest(*(text for client in hashes for text in client))
 
-    def sharing(self, clients: Sequence[str]) -> tuple[str, ...]:
-        """Who else has an image that one of these clients has."""
-        known = set[bytes]().union(*(self._pictures.get(name, ()) for name in clients))
-        return tuple(name for name, own in self._pictures.items() if name not in clients and not known.isdisjoint(own))
+    def clients_sharing_images(self, clients: Sequence[str]) -> tuple[str, ...]:
+        """Return the other clients that have an image of one of these clients."""
+        theirs = set[bytes]().union(*(self._image_hashes.get(name, ()) for name in clients))
+        others = ((name, hashes) for name, hashes in self._image_hashes.items() if name not in clients)
+        return tuple(name for name, hashes in others if not theirs.isdisjoint(hashes))
 
     @cached_property
-    def _pictures(self) -> dict[str, set[bytes]]:
-        return {name: _contents(own) for name, own in self.examples.items()}
+    def _image_hashes(self) -> dict[str, set[bytes]]:
+        return {name: _image_hashes(data.images) for name, data in self.examples.items()}
 
     def of(self, client: str, index: int) -> Examples:
-        """The examples that a client trained on in a round, or that nobody kept them."""
+        """Return the examples that a client trained on in a round; raise an error if they were not stored."""
         if client not in self.examples:
             raise DataError(
-                f"The private examples of {client!r} are not beside the transcript, which has those of "
-                f"{', '.join(map(repr, self.examples)) or 'nobody'}: let that client write its own, or choose another."
+                f"The private examples of {client!r} are missing; those of "
+                f"{', '.join(map(repr, self.examples)) or 'no client'} are stored. Let {client!r} write its examples, "
+                "or choose another client."
             )
-        whole, rows = self.examples[client], self.taken.get((index, client))
-        return whole if rows is None else Examples(whole.images[list(rows)], whole.labels[list(rows)])
+        data, rows = self.examples[client], self.taken.get((index, client))
+        return data if rows is None else Examples(data.images[list(rows)], data.labels[list(rows)])
 
     def batches(self, client: str, index: int) -> Batches | None:
-        """The recorded batches, as rows of what `of` gives."""
-        told, rows = self.order.get((index, client)), self.taken.get((index, client))
-        if told is None or rows is None:
-            return told
-        place = {row: i for i, row in enumerate(rows)}
-        return tuple(tuple(place[row] for row in batch) for batch in told)
+        """Return the recorded batches, as rows of the examples that `of` returns."""
+        batches, rows = self.order.get((index, client)), self.taken.get((index, client))
+        if batches is None or rows is None:
+            return batches
+        position = {row: i for i, row in enumerate(rows)}
+        return tuple(tuple(position[row] for row in batch) for batch in batches)
 
-    def behind(self, clients: Sequence[str], index: int, own: str | None = None) -> Truth:
-        """The examples of these clients in a round, one after another, then the adversary's own."""
-        parts = [self.of(name, index) for name in (*clients, *([] if own is None else [own]))]
+    def truth_of(self, clients: Sequence[str], index: int, own_client: str | None = None) -> Truth:
+        """Return the examples of these clients in a round, one after another, then those of the adversary itself."""
+        parts = [self.of(name, index) for name in (*clients, *([] if own_client is None else [own_client]))]
         images, labels = torch.cat([p.images for p in parts]), torch.cat([p.labels for p in parts])
         owners = tuple(name for name, part in zip(clients, parts, strict=False) for _ in part.labels)
-        return Truth(images, labels, tuple(clients), 0 if own is None else len(parts[-1].labels), owners)
+        return Truth(images, labels, tuple(clients), 0 if own_client is None else len(parts[-1].labels), owners)
 
     def save(self, directory: str | Path) -> None:
-        """Write the private side, apart from the transcript; only its owner may read the files."""
-        from fedglass.recordings.saved import save_truths
+        """Write the private examples, apart from the transcript; only their owner may read the files."""
+        from fedglass.recordings.truth_files import save_truths
 
         save_truths(self, Path(directory))
 
     @classmethod
     def load(cls, directory: str | Path) -> Truths:
-        """What `save` wrote."""
-        from fedglass.recordings.saved import load_truths
+        """Read the examples that `save` wrote."""
+        from fedglass.recordings.truth_files import load_truths
 
         return load_truths(Path(directory))
 
 
-def _contents(own: Examples) -> set[bytes]:
-    """A digest of each image, of eight bits as pictures are kept: what is rounded otherwise shows the same."""
-    pixels = (own.images.detach().cpu() * 255).round().to(torch.uint8)
+def _image_hashes(images: Tensor) -> set[bytes]:
+    """Return a hash of each image at eight bits, as picture files have: differences in rounding do not count."""
+    pixels = (images.detach().cpu() * 255).round().to(torch.uint8)
     return {hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() for image in pixels}

@@ -1,4 +1,7 @@
-"""Who sees what: a view turns a transcript into what the adversary is given."""
+"""Views: what an adversary at the server, behind secure aggregation, or in several rounds observes of a transcript.
+
+`PeerView`, the view of a participant, is in `fedglass.federation.peer`.
+"""
 
 from __future__ import annotations
 
@@ -15,173 +18,209 @@ from fedglass.core.identity import LATER
 from fedglass.core.tensors import Params, Update
 from fedglass.core.types import Knowledge, Observation, Own
 from fedglass.federation.transcript import (
-    Attendance,
     Participant,
+    ParticipantsByRound,
     Round,
-    Start,
+    SentModel,
     Transcript,
-    untrained_by_all,
+    shared_untrained,
     without_untrained,
 )
 from fedglass.federation.truth import Truth, Truths
 
 T = TypeVar("T")
 Standpoint = Literal["server", "aggregate", "peer"]
-"""Where an adversary stands: at the server, at the server behind secure aggregation, among the clients."""
+"""The adversary's place: at the server, at the server behind secure aggregation, or among the clients."""
+SEEDED_VIEWS = {
+    "ServerView": ("client", "round"),
+    "AggregateView": ("round",),
+    "PeerView": ("client", "round"),
+    "Together": ("views",),
+}
+"""Class names and fields of the views. They must not change: the seed of a case is derived from its view's repr."""
 
 
 @dataclass(frozen=True)
 class Knows:
-    """Which optional facts the adversary is given, each a named assumption of the report."""
+    """The optional facts that the adversary is given, each a named assumption of the report."""
 
     training: bool = True
-    """Learning rate, epochs and batch size of the clients."""
+    """The clients' learning rate, epochs and batch size."""
     steps: bool = False
-    """The number of local steps and the learning rate, where epochs and batch size are not known."""
+    """The number of local steps and the learning rate, if epochs and batch size are unknown."""
     labels: bool = False
     """ORACLE: the true labels, in no particular order."""
     batch_labels: bool = False
     """ORACLE: the true labels of each local batch."""
     lr: bool = field(default=True, metadata=LATER)
-    """The clients' learning rate, where their training or the number of steps is known."""
+    """The clients' learning rate, if their training or the number of steps is known."""
     examples: bool = field(default=True, metadata=LATER)
-    """How many examples stand behind the message, and of how many clients."""
+    """The numbers of examples and clients behind the message."""
     kept: bool = field(default=True, metadata=LATER)
-    """Whose updates got through the server's rule; a peer that does not know knows who took part."""
+    """The clients that the server's rule accepted; without this fact a peer knows the participants only."""
 
     def grants(self, fact: Fact) -> bool:
-        """Whether an oracle's fact is among what is given; an eye is whose it is that chooses by it."""
-        given = {Fact.LABELS: self.labels, Fact.BATCH_LABELS: self.batch_labels, Fact.EYE: True}
-        return self.labels and self.examples if fact is Fact.GROUPS else given.get(fact, False)
+        """Return whether the adversary is given an oracle's fact; an eye belongs to everyone who chooses with it."""
+        oracles = {Fact.LABELS: self.labels, Fact.BATCH_LABELS: self.batch_labels, Fact.EYE: True}
+        return self.labels and self.examples if fact is Fact.GROUPS else oracles.get(fact, False)
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """What the adversary is given, and whose data are in it."""
+class ViewResult:
+    """The observation that an adversary gets, and the clients with examples in it."""
 
     observation: Observation
-    behind: tuple[str, ...]
-    """The anonymity set: the others whose examples are in the message, among whom a picture can not be attributed."""
-    own: str | None = None
-    """The adversary itself, where it is a participant whose examples are in the message too."""
+    clients: tuple[str, ...]
+    """The anonymity set: the other clients in the message. A picture cannot be attributed to one of them."""
+    own_client: str | None = None
+    """The adversary itself, if it is a participant with examples in the message too."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Names of clients and rounds in sentences.
+
+    A simulation counts: its first client is "client 0", and its round 0 is shown as round 1. A recorded federation has
+    names and numbers of its own, which stay as they are.
+
+    >>> Naming().client(1), Naming().round(0), Naming(("site-1", "site-2")).client(1), Naming(("site-1",)).round(0)
+    ('client 1', 1, 'site-2', 0)
+    """
+
+    clients: tuple[str, ...] | None = None
+    """The names of a recorded federation's clients, by position; None in a simulation."""
+
+    def client(self, position: int) -> str:
+        return f"client {position}" if self.clients is None else self.clients[position]
+
+    def round(self, index: int) -> int:
+        return index + 1 if self.clients is None else index
+
+
+COUNTED = Naming()
+"""The naming of a simulation."""
 
 
 class View(Protocol):
-    """A place to look from. A frozen dataclass: its repr is a part of a case's identity."""
+    """An adversary's view. A frozen dataclass: its repr is a part of a case's identity."""
 
     def rounds(self) -> tuple[int, ...]:
-        """The rounds that must be kept for it, counted from 0."""
+        """The rounds that must be kept for it, by their numbers in the transcript."""
         ...
 
-    def check(self, attendance: Attendance) -> None:
-        """Refuse, before anything has run, what can not be seen in such a federation."""
+    def check(self, participants: ParticipantsByRound) -> None:
+        """Raise an error, before anything runs, if such a federation does not have this view."""
         ...
 
-    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
-        """What the adversary is given. Of the truths it takes its own examples, and what oracles tell."""
+    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> ViewResult:
+        """Return what the adversary observes. From the truths it takes its own examples and the facts of oracles."""
         ...
 
-    def describe(self) -> str:
-        """The view in plain words."""
+    def describe(self, naming: Naming = COUNTED) -> str:
+        """Describe the view in plain words; of a recorded federation, with its own names and numbers."""
         ...
 
 
 @dataclass(frozen=True)
-class Brief:
-    """A view in a table or a chart, where `describe` would be too long."""
+class ViewLabel:
+    """A view's short name for tables and charts, where `describe` would be too long."""
 
     standpoint: Standpoint
     name: str
 
 
 @runtime_checkable
-class Named(Protocol):
-    """A view that has a short name; one that has none is called by its description."""
+class HasLabel(Protocol):
+    """A view with a short name; other views are called by their description."""
 
-    def brief(self) -> Brief: ...
+    def label(self, naming: Naming = COUNTED) -> ViewLabel: ...
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """What all views have in common: a message of some participants, in one round."""
+class ViewBuilder:
+    """Builds the observation of a message of some participants in one round; all views use it."""
 
     transcript: Transcript
     round: int
-    behind: tuple[Participant, ...]
-    """Whose examples are in the message, the adversary's own last."""
+    participants: tuple[Participant, ...]
+    """The clients with examples in the message, the adversary itself last."""
     update: Update
     buffers_after: Params = field(default_factory=dict)
-    """The running statistics that came with it; empty where they were not seen."""
-    present: bool = False
-    """Whether they are only known to have taken part: not all of them need be in the message."""
-    start: Start | None = None
-    """What the message adds to, where that is not the round's own model."""
+    """The running statistics that came with it; empty if they were not observed."""
+    acceptance_unknown: bool = False
+    """Whether the adversary does not know which of the participants are in the message."""
+    start: SentModel | None = None
+    """The model that the message adds to, if that is not the round's model."""
 
     def observation(self, knows: Knows, truths: Truths | None, own: Own | None = None) -> Observation:
-        past = self.transcript.rounds[self.round]
-        at = Start(past.before, past.buffers) if self.start is None else self.start
-        facts = self.knowledge(knows, truths, own)
-        whole = Observation(self.transcript.model, at.before, at.buffers, self.update, facts, own, self.buffers_after)
-        return without_untrained(whole, untrained_by_all(self.behind))
+        """Return the observation, without parameters that no participant trains."""
+        start = self.start or self.transcript.rounds[self.round]
+        observation = Observation(
+            self.transcript.model,
+            start.before,
+            start.buffers,
+            self.update,
+            self.knowledge(knows, truths, own),
+            own,
+            self.buffers_after,
+        )
+        return without_untrained(observation, shared_untrained(self.participants))
 
     def knowledge(self, knows: Knows, truths: Truths | None = None, own: Own | None = None) -> Knowledge:
-        """What the adversary knows beside the message."""
-        terms, sizes = self.transcript.terms, tuple(p.examples for p in self.behind)
-        training = _common([p.training for p in self.behind])
+        """Return what the adversary knows in addition to the message."""
+        terms, sizes = self.transcript.terms, tuple(p.examples for p in self.participants)
+        training = _common([p.training for p in self.participants])
         long = knows.training or knows.steps
-        rates = [p.lr if p.training is None else p.training.lr for p in self.behind]
-        counted = knows.examples and all(p.counted for p in self.behind)
-        told = counted and not self.present
-        # Who has not been told how many there are knows of its own, and that there are others.
+        rates = [p.lr if p.training is None else p.training.lr for p in self.participants]
+        counted = knows.examples and all(p.counted for p in self.participants)
+        exact = counted and not self.acceptance_unknown
+        # If the count is unknown, the adversary knows its own examples and that there is at least one other.
         least = 1 + (0 if own is None else len(own.labels))
         return Knowledge(
             shape=terms.shape,
             classes=terms.classes,
-            examples=sum(sizes) if told else min(least, sum(sizes)),
+            examples=sum(sizes) if exact else min(least, sum(sizes)),
             whitening=terms.whitening,
             training=training if knows.training and knows.lr else None,
-            steps=_steps(self.behind) if long else None,
+            steps=_steps(self.participants) if long else None,
             lr=_common(rates) if long and knows.lr else None,
-            clients=len(sizes) if told else 1,
-            sizes=sizes if told else None,
+            clients=len(sizes) if exact else 1,
+            sizes=sizes if exact else None,
             labels=self._labels(truths) if knows.labels and truths is not None else None,
             batch_labels=self._batch_labels(truths) if knows.batch_labels and truths is not None else None,
-            counted=told,
-            present=sizes if counted and self.present else None,
+            counted=exact,
+            present=sizes if counted and self.acceptance_unknown else None,
         )
 
     def _labels(self, truths: Truths) -> Tensor:
-        """Each client's in no particular order."""
-        return torch.cat([truths.of(p.name, self.round).labels.sort().values for p in self.behind])
+        """Return each client's labels in no particular order."""
+        return torch.cat([truths.of(p.name, self.round).labels.sort().values for p in self.participants])
 
     def _batch_labels(self, truths: Truths) -> tuple[tuple[int, ...], ...] | None:
-        """Of one client alone: in an aggregate they belong to no batch."""
-        return truths.batch_labels.get((self.round, self.behind[0].name)) if len(self.behind) == 1 else None
+        """Return the labels of each batch of a single client; in an aggregate they belong to no batch."""
+        return truths.batch_labels.get((self.round, self.participants[0].name)) if len(self.participants) == 1 else None
 
 
-def check_one_start(past: Round, index: int, clients: Sequence[str]) -> None:
-    """Refuse what is combined of updates to different models: it is an update to none of them."""
-    others = past.sent_their_own(clients)
-    if others:
+def check_common_model(round_: Round, index: int, clients: Sequence[str]) -> None:
+    """Raise an error if an aggregate combines updates to different models: it is an update to none of them."""
+    deviating = round_.clients_with_own_model(clients)
+    if deviating:
         raise UsageError(
-            f"{others[0]!r} was sent a model of its own in round {index}, so that the round's aggregate adds to no one "
-            'model: set adversary.view = "server", or choose another round.'
+            f"{deviating[0]!r} was sent a model of its own in round {index}, so that the round's aggregate adds to no "
+            'one model: set adversary.view = "server", or choose another round.'
         )
 
 
 def _common(values: Sequence[T | None]) -> T | None:
-    """What all of them are; None where they differ."""
+    """Return the value that all have in common; None if they differ."""
     return values[0] if all(value == values[0] for value in values) else None
 
 
 def _steps(clients: Sequence[Participant]) -> int | None:
-    """T; for clients of unequal size the nearest whole to their mean, in which each weighs as in the aggregate."""
+    """Return the local steps T; for clients of unequal size their rounded mean, weighted as in the aggregate."""
     counts = [p.steps if p.training is None else p.training.local_steps(p.examples) for p in clients]
-    known = [p.examples * count for p, count in zip(clients, counts, strict=True) if count is not None]
-    return round(sum(known) / sum(p.examples for p in clients)) if len(known) == len(clients) else None
-
-
-# The server that sees every client's update.
+    weighted = [p.examples * count for p, count in zip(clients, counts, strict=True) if count is not None]
+    return round(sum(weighted) / sum(p.examples for p in clients)) if len(weighted) == len(clients) else None
 
 
 @dataclass(frozen=True)
@@ -194,27 +233,27 @@ class ServerView:
     def rounds(self) -> tuple[int, ...]:
         return (self.round,)
 
-    def check(self, attendance: Attendance) -> None:
-        attendance.participant(self.client, self.round)
+    def check(self, participants: ParticipantsByRound) -> None:
+        participants.name_at(self.client, self.round)
 
-    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
-        self.check(transcript.attendance)
-        past, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
-        message = past.message(name)
+    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> ViewResult:
+        self.check(transcript.participants_by_round)
+        round_, name = transcript.rounds[self.round], transcript.terms.clients[self.client]
+        message = round_.message(name)
         if message is None:
             raise UsageError(
                 f"Round {self.round} was recorded as an aggregate only, without the update of client {self.client} "
                 f'({name}): set adversary.view = "aggregate" or "peer".'
             )
-        behind = tuple(p for p in past.participants if p.name == name)
-        look = Look(transcript, self.round, behind, message.update, message.buffers, start=message.own)
-        return Seen(look.observation(knows, truths), (name,))
+        sender = tuple(p for p in round_.participants if p.name == name)
+        builder = ViewBuilder(transcript, self.round, sender, message.update, message.buffers, start=message.start)
+        return ViewResult(builder.observation(knows, truths), (name,))
 
-    def describe(self) -> str:
-        return f"the server sees the update of client {self.client} in round {self.round + 1}"
+    def describe(self, naming: Naming = COUNTED) -> str:
+        return f"the server sees the update of {naming.client(self.client)} in round {naming.round(self.round)}"
 
-    def brief(self) -> Brief:
-        return Brief("server", f"server, client {self.client}")
+    def label(self, naming: Naming = COUNTED) -> ViewLabel:
+        return ViewLabel("server", f"server, {naming.client(self.client)}")
 
 
 # A server behind secure aggregation.
@@ -222,31 +261,31 @@ class ServerView:
 
 @dataclass(frozen=True)
 class AggregateView:
-    """Sees only the aggregate of all clients of a round, behind which are those that the rule let through."""
+    """The server behind secure aggregation, which sees only the aggregate of the clients that the rule accepted."""
 
     round: int = 0
 
     def rounds(self) -> tuple[int, ...]:
         return (self.round,)
 
-    def check(self, attendance: Attendance) -> None:
-        attendance.present(self.round)
+    def check(self, participants: ParticipantsByRound) -> None:
+        participants.in_round(self.round)
 
-    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
-        self.check(transcript.attendance)
-        past = transcript.rounds[self.round]
-        behind = tuple(p for p in past.participants if p.name in past.kept)
-        if not behind:
-            raise UsageError(f"No update of round {self.round} got through the rule: choose another round.")
-        check_one_start(past, self.round, past.kept)
-        look = Look(transcript, self.round, behind, past.step, past.buffers_after)
-        return Seen(look.observation(knows, truths), tuple(p.name for p in behind))
+    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> ViewResult:
+        self.check(transcript.participants_by_round)
+        round_ = transcript.rounds[self.round]
+        accepted = tuple(p for p in round_.participants if p.name in round_.accepted)
+        if not accepted:
+            raise UsageError(f"The rule rejected all updates of round {self.round}: choose another round.")
+        check_common_model(round_, self.round, round_.accepted)
+        builder = ViewBuilder(transcript, self.round, accepted, round_.step, round_.buffers_after)
+        return ViewResult(builder.observation(knows, truths), tuple(p.name for p in accepted))
 
-    def describe(self) -> str:
-        return f"the server sees only the clients' aggregate of round {self.round + 1} (secure aggregation)"
+    def describe(self, naming: Naming = COUNTED) -> str:
+        return f"the server sees only the clients' aggregate of round {naming.round(self.round)} (secure aggregation)"
 
-    def brief(self) -> Brief:
-        return Brief("aggregate", "aggregate")
+    def label(self, naming: Naming = COUNTED) -> ViewLabel:
+        return ViewLabel("aggregate", "aggregate")
 
 
 # Several rounds of the same client, or of the same clients, looked at together.
@@ -254,10 +293,10 @@ class AggregateView:
 
 @dataclass(frozen=True)
 class Together:
-    """Views of different rounds whose messages come from the same examples.
+    """Views of different rounds with messages made from the same examples, attacked together.
 
-    What one message leaves open another may tell, and noise that is drawn anew in each round averages out. The
-    earliest round is the one that stands for all where one must: its network has learned least.
+    One message may settle what another leaves open, and noise that is drawn in each round averages out. Where one
+    round has to represent all, it is the earliest: its network has learned least.
     """
 
     views: tuple[View, ...]
@@ -272,49 +311,49 @@ class Together:
 
     @property
     def ordered(self) -> tuple[View, ...]:
-        """The earliest first."""
+        """Return the views, the earliest round first."""
         return tuple(sorted(self.views, key=lambda view: view.rounds()[-1]))
 
     def rounds(self) -> tuple[int, ...]:
-        """The earliest last, as the one that stands for all."""
+        """Return the rounds, the earliest last: it represents all."""
         return tuple(sorted((index for view in self.views for index in view.rounds()), reverse=True))
 
-    def check(self, attendance: Attendance) -> None:
+    def check(self, participants: ParticipantsByRound) -> None:
         for view in self.views:
-            view.check(attendance)
+            view.check(participants)
 
-    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> Seen:
+    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> ViewResult:
         earliest, *later = self.ordered
-        first, *rest = (view.see(transcript, knows, truths) for view in (earliest, *later))
-        for view, seen in zip(later, rest, strict=True):
-            _check_same(first, seen, earliest, view, truths)
-        return replace(first, observation=replace(first.observation, also=tuple(s.observation for s in rest)))
+        first, *others = (view.see(transcript, knows, truths) for view in (earliest, *later))
+        for view, other in zip(later, others, strict=True):
+            _check_same(first, other, earliest, view, truths)
+        return replace(first, observation=replace(first.observation, also=tuple(o.observation for o in others)))
 
-    def describe(self) -> str:
-        counted = ", ".join(str(index + 1) for index in reversed(self.rounds()))
-        return f"{self.ordered[0].describe()}, and the same of rounds {counted} together"
+    def describe(self, naming: Naming = COUNTED) -> str:
+        numbers = ", ".join(str(naming.round(index)) for index in reversed(self.rounds()))
+        return f"{self.ordered[0].describe(naming)}, and the same of rounds {numbers} together"
 
-    def brief(self) -> Brief:
+    def label(self, naming: Naming = COUNTED) -> ViewLabel:
         first = self.ordered[0]
-        short = first.brief() if isinstance(first, Named) else Brief("server", first.describe())
-        return Brief(short.standpoint, f"{short.name}, {len(self.views)} rounds together")
+        short = first.label(naming) if isinstance(first, HasLabel) else ViewLabel("server", first.describe(naming))
+        return ViewLabel(short.standpoint, f"{short.name}, {len(self.views)} rounds together")
 
 
-def _check_same(first: Seen, other: Seen, earliest: View, later: View, truths: Truths | None) -> None:
-    """Refuse rounds behind which are other people or, as far as anybody knows, other examples."""
-    if first.own is not None or first.observation.own is not None:
+def _check_same(first: ViewResult, other: ViewResult, earliest: View, later: View, truths: Truths | None) -> None:
+    """Raise an error if the rounds are of different clients or, as far as is known, of different examples."""
+    if first.own_client is not None or first.observation.own is not None:
         raise UsageError(
-            'Rounds can not be attacked together by a peer: set adversary.view = "server" or "aggregate", or leave '
+            'Rounds cannot be attacked together by a peer: set adversary.view = "server" or "aggregate", or leave '
             "adversary.together out."
         )
-    same = first.behind == other.behind and first.observation.knows.sizes == other.observation.knows.sizes
+    same = first.clients == other.clients and first.observation.knows.sizes == other.observation.knows.sizes
     if same and truths is not None:
-        one, two = (truths.behind(s.behind, v.rounds()[-1]) for s, v in ((first, earliest), (other, later)))
+        one, two = (truths.truth_of(s.clients, v.rounds()[-1]) for s, v in ((first, earliest), (other, later)))
         same = _equal(one, two)
     if not same:
         raise UsageError(
-            f"Rounds {earliest.rounds()[-1]} and {later.rounds()[-1]} can not be attacked together: other clients or "
-            "other examples are behind them. Choose rounds in which the same client trained on the same data."
+            f"Rounds {earliest.rounds()[-1]} and {later.rounds()[-1]} cannot be attacked together: they have "
+            "different clients or different examples. Choose rounds in which the same client trained on the same data."
         )
 
 

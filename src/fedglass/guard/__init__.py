@@ -1,6 +1,9 @@
-"""A client's own check of what leaves it. `fedglass.guard.flower` and `.nvflare` put it into these frameworks."""
+"""The guard: a client's own check of every update before it leaves.
+
+`fedglass.guard.flower` and `fedglass.guard.nvflare` put it into these frameworks.
+"""
 
 from fedglass.guard.guard import Guard
-from fedglass.guard.report import REFUSED, Counts, GuardRefusal, GuardReport, Reason
+from fedglass.guard.report import REFUSED, GuardCounts, GuardRefusal, GuardReport, Reason
 
-__all__ = ["REFUSED", "Counts", "Guard", "GuardRefusal", "GuardReport", "Reason"]
+__all__ = ["REFUSED", "Guard", "GuardCounts", "GuardRefusal", "GuardReport", "Reason"]

@@ -1,182 +1,61 @@
-"""Is the declared noise in every tensor of the message? Clipping and noise are verified, not believed."""
+"""The checks of an outbound update that take time, in the order of their price: replay, noise, decoys, attack.
+
+Decoys are other pictures of the client, or made-up ones. They tell whether the message points at the true examples
+among others, which needs no attack to succeed. Messages of decoys are computed as the declared training would have made
+them, under the true labels, and compared with the message that was sent. If the message revealed nothing of the images,
+the true ones would be as likely as any to fit it best. Their rank is then uniform, and the rate of false alarms is the
+one that the guard is given.
+
+Attacks run in the time that the client can spare. They are scored as in an audit: by the same metrics, and against the
+same guesses without the message.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import scipy
 import torch
 from torch import Tensor
 
 from fedglass.attack.best_of import AnyAttack
-from fedglass.attack.decoys import decoy_images
-from fedglass.audit.play_attack import oracle_facts
-from fedglass.checks.replay import Declared, as_declared, has_no_order, message_of, too_long
-from fedglass.checks.residual import Residual, refutations
+from fedglass.attack.labels.given import OracleLabels
+from fedglass.audit.assessment import Assessment, ScoringContext, assess
+from fedglass.audit.play import OutOfTime
+from fedglass.audit.play_attack import isolate, oracle_facts
+from fedglass.audit.target import Target
+from fedglass.checks.claim import Claim
+from fedglass.checks.noise import replayed, residual_of, tensors_with_less_noise
+from fedglass.checks.replay import exact_replay, has_fixed_order, message_of, too_long
+from fedglass.checks.residual import refutations
+from fedglass.core.facts import Fact
 from fedglass.core.optimisers import SGD
-from fedglass.core.rng import derive
+from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import Params
+from fedglass.core.types import Knowledge
 from fedglass.execution.machine import one_thread
-from fedglass.fl.release import Protection
 from fedglass.guard.outbound import Outbound, Protected
-from fedglass.guard.quick_attack import attacks_for, read
-from fedglass.guard.report import Clock, Examined, OutOfTime, Reason
+from fedglass.guard.report import CheckResult, Clock, Reason
+from fedglass.recipes import recipe
 from fedglass.verdict.gate import Gate
 
-# its parts are imported when they are first used
-
-
-DRAWS = 6
-"""Replays from which the size of noise inside of several local steps is taken."""
-LEVEL = 1e-3
-"""The chance that any tensor of a message with its noise is said to lack it."""
-SHARE = 0.9
-"""Of the deviation of several noisy steps that must be there: it is known from a few replays alone."""
-
-
-def missing_noise(out: Outbound, declared: Declared, protected: Protected, last: Params | None) -> tuple[str, ...]:
-    """Return where the declared noise is missing: tensors, or tests that the whole message fails.
-
-    Buffers are not trained, and a defence of the parameters' update leaves them as they are: where they move they
-    leave without noise. `last` is the last update that left, in which the same noise must not be.
-    """
-    # Drawn orders would be another noise, of a size that nobody declared.
-    if not has_no_order(declared):
-        return tuple(out.parameters)
-    clean = _played(declared, protected.noiseless)
-    bare = [name for name in out.leaving if name not in clean and _moved(out, name)]
-    std = _std(declared, protected)
-    if std is None:
-        return (*bare, *_smaller_than_replays(declared, protected, clean))
-    residual = {name: declared.update[name].double() - tensor for name, tensor in clean.items()}
-    others = {} if last is None or not all(name in last for name in residual) else {"the last update": last}
-    sent = {name: declared.before[name] + declared.update[name] for name in residual}
-    found = refutations(Residual(residual, std, message=sent, before=declared.before, weights_sent=True, others=others))
-    return (*bare, *dict.fromkeys(each.tensor or each.test.replace("_", " ") for each in found))
-
-
-def _std(declared: Declared, protected: Protected) -> float | None:
-    """Return the deviation of the noise at every entry; None where it is not the same additive noise everywhere."""
-    inside = protected.dpsgd
-    if inside is None or inside.noise_multiplier == 0:
-        return protected.std
-    (part,) = declared.parts
-    training, size = part.training, len(part.labels)
-    linear = isinstance(training.optimiser, SGD) and not training.optimiser.nesterov and training.clip is None
-    if part.steps > 1 or not linear or protected.clip is not None:
-        return None
-    return training.lr * inside.noise_multiplier * inside.clip / size
-
-
-def _smaller_than_replays(declared: Declared, protected: Protected, clean: dict[str, Tensor]) -> list[str]:
-    """Return the tensors that hold less noise than replays do, by Fisher's test of two variances."""
-    draws = [_played(declared, protected.protection, draw) for draw in range(DRAWS)]
-    bare = _played(declared, Protection())
-    found = []
-    for name, tensor in clean.items():
-        usual = sum(_mean_square(each[name] - tensor) for each in draws) / DRAWS
-        left = min(_mean_square(declared.update[name].double() - each[name]) for each in (clean, bare))
-        ratio = left / (SHARE**2 * usual) if usual > 0 else 0.0
-        if not scipy.stats.f.cdf(ratio, tensor.numel(), DRAWS * tensor.numel()) > LEVEL / (2 * len(clean)):
-            found.append(name)
-    return found
-
-
-def _played(declared: Declared, protection: Protection, draw: int = 0) -> dict[str, Tensor]:
-    parts = tuple(replace(part, protection=protection) for part in declared.parts)
-    return dict(zip(declared.before, message_of(replace(declared, parts=parts), 0, draw), strict=True))
-
-
-def _mean_square(tensor: Tensor) -> float:
-    return float(tensor.square().mean()) if tensor.numel() else 0.0
-
-
-def _moved(out: Outbound, name: str) -> bool:
-    return not torch.equal(out.after[name], out.before[name])
-
-
-# Does the message point at the true examples among others? That needs no attack to succeed.
-#
-# Messages of decoys are computed as the declared training would have made them, under the true labels, and compared
-# with
-# the message that was sent. If it told nothing of the images, the true ones would be as likely as any to fit it best:
-# the rank of the true ones is then uniform, and the share of false alarms is what the guard is told.
-
-
-def decoys_for(false_alarms: float) -> int:
-    """How many are needed for a rank to be that rare.
-
-    >>> decoys_for(0.05), decoys_for(0.01)
-    (19, 99)
-    """
-    return math.ceil(1 / false_alarms - 1e-9) - 1
-
-
-def p_value(out: Outbound, declared: Declared, protected: Protected, decoys: int, seed: int, clock: Clock) -> float:
-    """The chance of so good a rank if the message told nothing of the images, labels given."""
-    quiet = replace(declared, parts=tuple(replace(p, protection=protected.noiseless) for p in declared.parts))
-    messages = [_message(quiet)]
-    for images in decoys_of(out, decoys, seed):
-        clock.check()
-        messages.append(_message(replace(quiet, parts=tuple(replace(part, images=images) for part in quiet.parts))))
-    sent = torch.cat([declared.update[name].double().flatten() for name in declared.before])
-    return rank_of_first(sent, torch.stack(messages))
-
-
-def decoys_of(out: Outbound, count: int, seed: int) -> Iterator[Tensor]:
-    """Different sets of images, none of them the true one: from others of the client's own, or made up.
-
-    Where there are few others a set would come up again, and a rank among fewer would pass for one among many.
-    # (n, c, h, w) each
-    """
-    knows, true = out.seen().knows, {_bytes(image) for image in out.inputs}
-    given = [] if out.others is None else [image for image in out.others if _bytes(image) not in true]
-    others = out.colours.unwhiten(torch.stack(given)).clamp(0, 1) if given else None
-    known = set[bytes]()
-    for i in range(count):
-        own = derive(seed, "singled out", i)
-        images = decoy_images(knows, others, own)
-        if _bytes(images) in known:
-            images = decoy_images(knows, None, own)
-        known.add(_bytes(images))
-        yield images
-
-
-def rank_of_first(sent: Tensor, messages: Tensor) -> float:
-    """The rank of the first message by how far the one that was sent lies towards it, as a share of all.
-
-    What all candidates have in common is taken out, and directions are of length 1: neither that the network is far
-    from its goal nor that one candidate's message is longer than another's says which of them it was. Under noise
-    alone each of these projections has the same distribution.  # (d,), (m, d)
-
-    >>> rank_of_first(torch.tensor([0.0, 2.0]), torch.tensor([[0.0, 1.0], [1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]]))
-    0.25
-    """
-    sound = torch.isfinite(messages).all(dim=1)
-    middle = messages[sound].mean(0)
-    apart = messages - middle
-    lengths = apart.norm(dim=1).clamp(min=torch.finfo(messages.dtype).tiny)
-    # A decoy on which the training diverges fits nothing.
-    along = torch.where(sound, apart @ (sent - middle) / lengths, -math.inf)
-    return float((along >= along[0]).sum()) / len(messages)
-
-
-def _message(declared: Declared) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in message_of(declared, 0)])
-
-
-def _bytes(image: Tensor) -> bytes:
-    return image.detach().cpu().contiguous().numpy().tobytes()
-
-
-# The checks that take time, in the order of their price: replay, noise, decoys, attack.
+METRICS = ("psnr", "ssim")
+FIRST = 1 / 8
+"""Share of its iterations in the first run of an attack: what leaks most is recovered at once."""
+CPU = torch.device("cpu")
+LEAVES = 60
+"""Discs in a made-up picture."""
+SMALLEST, LARGEST = 0.06, 0.6
+"""Radii of the discs, as shares of the picture's longer side."""
+TINT = 0.4
+"""Spread of the channels of a disc's colour, relative to the spread of the discs' brightness."""
 
 
 @dataclass(frozen=True, eq=False)
-class Errand:
-    """All that the checks are told: it can be sent to another process."""
+class CheckRequest:
+    """Everything that the checks need: it can be sent to another process."""
 
     out: Outbound
     protected: Protected
@@ -188,63 +67,255 @@ class Errand:
     last: Params | None = None
     """The last update that left."""
 
+    @property
+    def claim(self) -> Claim:
+        return self.out.claim(self.protected.protection)
 
-def examine(errand: Errand, seconds: float) -> Examined:
-    """Everything that the time allows. The first reason to refuse ends it: what follows would be no news."""
-    clock, found = Clock(seconds), Examined()
+
+def run_checks(request: CheckRequest, seconds: float) -> CheckResult:
+    """Run every check that the time allows; the first reason to refuse ends it."""
+    clock, result = Clock(seconds), CheckResult()
     with one_thread():
         try:
-            for check in (_explained, _noisy, _singled_out, _read):
+            for check in (_check_replay, _check_noise, _check_decoys, _check_attacks):
                 clock.check()
-                found = check(errand, found, clock)
-                if found.reasons:
-                    return found
+                result = check(request, result, clock)
+                if result.reasons:
+                    return result
         except OutOfTime:
-            return replace(found, reasons=(Reason.OUT_OF_TIME,))
-    return found
+            return replace(result, reasons=(Reason.OUT_OF_TIME,))
+    return result
 
 
-def _explained(errand: Errand, found: Examined, clock: Clock) -> Examined:
-    """Whether the declared training on the examples gives the message: only then is it known what is in it.
+def _check_replay(request: CheckRequest, result: CheckResult, clock: Clock) -> CheckResult:
+    """Check that the declared training on the examples gives the message: only then is its content known.
 
-    Under noise that is asked of what the replay leaves.
+    Under noise, the noise check tests what the replay leaves.
     """
-    declared = errand.out.declared(errand.protected.protection)
-    if too_long(declared):
-        return replace(found, reasons=(Reason.TOO_LARGE,))
-    if errand.protected.noisy:
-        return found
-    replayed = as_declared(declared)
-    assert replayed is not None, "what is too long was refused"
-    told = replace(found, residual=replayed.residual)
-    return told if replayed.explained else replace(told, reasons=(Reason.NOT_EXPLAINED,))
+    claim = request.claim
+    if too_long(claim):
+        return replace(result, reasons=(Reason.TOO_LARGE,))
+    if request.protected.noisy:
+        return result
+    outcome = exact_replay(claim)
+    assert outcome is not None, "what is too long was refused"
+    result = replace(result, residual=outcome.residual)
+    return result if outcome.explained else replace(result, reasons=(Reason.NOT_EXPLAINED,))
 
 
-def _noisy(errand: Errand, found: Examined, clock: Clock) -> Examined:
-    if not errand.protected.noisy:
-        return found
-    declared = errand.out.declared(errand.protected.protection)
-    lacking = missing_noise(errand.out, declared, errand.protected, errand.last)
-    return replace(found, escaped=lacking, reasons=(Reason.NOISE,) if lacking else ())
+def _check_noise(request: CheckRequest, result: CheckResult, clock: Clock) -> CheckResult:
+    if not request.protected.noisy:
+        return result
+    lacking = missing_noise(request.out, request.claim, request.protected, request.last)
+    return replace(result, escaped=lacking, reasons=(Reason.NOISE,) if lacking else ())
 
 
-def _singled_out(errand: Errand, found: Examined, clock: Clock) -> Examined:
-    if errand.false_alarms == 0:
-        return found
-    decoys, out = decoys_for(errand.false_alarms), errand.out
-    chance = p_value(out, out.declared(errand.protected.protection), errand.protected, decoys, errand.seed, clock)
-    told = replace(found, p_value=chance, decoys=decoys)
-    return replace(told, reasons=(Reason.SINGLED_OUT,)) if chance <= errand.false_alarms else told
+def _check_decoys(request: CheckRequest, result: CheckResult, clock: Clock) -> CheckResult:
+    if request.false_alarms == 0:
+        return result
+    count = decoys_for(request.false_alarms)
+    p = membership_rank(request.out, request.claim, request.protected, count, request.seed, clock)
+    result = replace(result, p_value=p, decoys=count)
+    return replace(result, reasons=(Reason.SINGLED_OUT,)) if p <= request.false_alarms else result
 
 
-def _read(errand: Errand, found: Examined, clock: Clock) -> Examined:
-    attacks = attacks_for(errand.out) if errand.attacks is None else errand.attacks
+def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> CheckResult:
+    attacks = attacks_for(request.out) if request.attacks is None else request.attacks
     if not attacks:
-        return found
-    told = read(errand.out, attacks, errand.gate, errand.starts, errand.seed, clock)
-    if told is None:
+        return result
+    best = run_attacks(request.out, attacks, request.gate, request.starts, request.seed, clock)
+    if best is None:
         raise OutOfTime
-    reasons = (Reason.RECOVERED,) if told.shown else ()
+    reasons = (Reason.RECOVERED,) if best.shown else ()
     oracle = any(oracle_facts(attack) for attack in attacks.values())
-    found = replace(found, reasons=reasons, attack=told.attack, starts=told.starts, oracle=oracle)
-    return replace(found, shown=told.shown, best=told.best)
+    result = replace(result, reasons=reasons, oracle=oracle, attack=best.attack, starts=best.starts)
+    return replace(result, shown=best.shown, best=best.best)
+
+
+def missing_noise(out: Outbound, claim: Claim, protected: Protected, last: Params | None) -> tuple[str, ...]:
+    """Return where the declared noise is missing: tensors, or tests that the whole message fails.
+
+    Buffers are not trained, and a defence of the parameters' update leaves them as they are: where they move they
+    leave without noise. `last` is the last update that left, in which the same noise must not be.
+    """
+    # Drawn orders would be another noise, of a size that was not declared.
+    if not has_fixed_order(claim):
+        return tuple(out.parameters)
+    plain = replayed(claim.protected_by(protected.noiseless), draw=0)
+    bare = [name for name in out.leaving if name not in plain and not torch.equal(out.after[name], out.before[name])]
+    std = _std(claim, protected)
+    if std is None:
+        return (*bare, *tensors_with_less_noise(claim, protected.protection, plain))
+    reused_in = {} if last is None else {"the last update": last}
+    refuted = refutations(residual_of(claim, plain, std, others=reused_in, sent_as_weights=True))
+    return (*bare, *dict.fromkeys(refutation.tensor or refutation.test.replace("_", " ") for refutation in refuted))
+
+
+def _std(claim: Claim, protected: Protected) -> float | None:
+    """Return the deviation of the noise at every entry; None where it is not the same additive noise everywhere."""
+    dpsgd = protected.dpsgd
+    if dpsgd is None or dpsgd.noise_multiplier == 0:
+        return protected.std
+    (client,) = claim.clients
+    training = client.training
+    linear = isinstance(training.optimiser, SGD) and not training.optimiser.nesterov and training.clip is None
+    if client.steps > 1 or not linear or protected.clip is not None:
+        return None
+    return training.lr * dpsgd.noise_multiplier * dpsgd.clip / len(client.labels)
+
+
+def decoys_for(false_alarms: float) -> int:
+    """Return how many decoys a rank needs to be that rare.
+
+    >>> decoys_for(0.05), decoys_for(0.01)
+    (19, 99)
+    """
+    return math.ceil(1 / false_alarms - 1e-9) - 1
+
+
+def membership_rank(out: Outbound, claim: Claim, protected: Protected, decoys: int, seed: int, clock: Clock) -> float:
+    """Return the rank of the true images among decoys under the true labels, as a share of all.
+
+    It is the chance of so good a rank if the message revealed nothing of the images.
+    """
+    plain = claim.protected_by(protected.noiseless)
+    (client,) = plain.clients
+    messages = [_flat_message(plain)]
+    for images in decoys_of(out, decoys, seed):
+        clock.check()
+        messages.append(_flat_message(replace(plain, clients=(client.with_examples(images, client.labels),))))
+    sent = torch.cat([claim.update[name].double().flatten() for name in claim.before])
+    return rank_of_first(sent, torch.stack(messages))
+
+
+def _flat_message(claim: Claim) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in message_of(claim, 0)])
+
+
+def decoys_of(out: Outbound, count: int, seed: int) -> Iterator[Tensor]:
+    """Yield different sets of images, none of them the true one: from others of the client's own, or made up.
+
+    Where there are few others a set would come up again, and a rank among fewer would pass for one among many.
+    # (n, c, h, w) each
+    """
+    knows, true_images = out.observation().knows, {_bytes(image) for image in out.inputs}
+    unused = [] if out.others is None else [image for image in out.others if _bytes(image) not in true_images]
+    pixels = out.colours.unwhiten(torch.stack(unused)).clamp(0, 1) if unused else None
+    used = set[bytes]()
+    for i in range(count):
+        decoy_seed = derive(seed, "singled out", i)
+        images = decoy_images(knows, pixels, decoy_seed)
+        if _bytes(images) in used:
+            images = decoy_images(knows, None, decoy_seed)
+        used.add(_bytes(images))
+        yield images
+
+
+def rank_of_first(sent: Tensor, messages: Tensor) -> float:
+    """Return the rank of the first message by how far the sent one lies towards it, as a share of all.
+
+    What all candidates have in common is taken out, and directions have length 1: neither the network's distance from
+    its goal nor the length of a candidate's message says which of them it was. Under noise alone each of these
+    projections has the same distribution.  # (d,), (m, d)
+
+    >>> rank_of_first(torch.tensor([0.0, 2.0]), torch.tensor([[0.0, 1.0], [1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]]))
+    0.25
+    """
+    finite = torch.isfinite(messages).all(dim=1)
+    centre = messages[finite].mean(0)
+    directions = messages - centre
+    lengths = directions.norm(dim=1).clamp(min=torch.finfo(messages.dtype).tiny)
+    # A decoy on which the training diverges fits nothing.
+    along = torch.where(finite, directions @ (sent - centre) / lengths, -math.inf)
+    return float((along >= along[0]).sum()) / len(messages)
+
+
+def _bytes(image: Tensor) -> bytes:
+    return image.detach().cpu().contiguous().numpy().tobytes()
+
+
+def decoy_images(knows: Knowledge, pictures: Tensor | None, seed: int) -> Tensor:
+    """Return as many decoys as there are examples: drawn from `pictures`, mirrored if these are too few, or made up.
+
+    # (n, c, h, w), pixels
+    """
+    count, draws = knows.examples, stream(seed, "decoys", "images")
+    available = torch.zeros(0, *knows.shape) if pictures is None else pictures.detach().cpu()
+    chosen = available[torch.randperm(len(available), generator=draws)]
+    several = torch.cat([chosen, chosen.flip(-1), chosen.flip(-2), chosen.flip(-2, -1)])[:count]
+    return torch.cat([several, dead_leaves(knows, count - len(several), draws)])
+
+
+def dead_leaves(knows: Knowledge, count: int, generator: torch.Generator) -> Tensor:
+    """Return pictures of discs that hide each other, with radii r of a density that falls as r^-3.
+
+    They have edges and the power spectrum of photographs, and none of their objects
+    [Lee, Mumford and Huang, 2001].  # (count, c, h, w), pixels
+    """
+    channels, height, width = knows.shape
+    rows, columns = torch.arange(height).view(-1, 1), torch.arange(width).view(1, -1)
+    side = max(height, width)
+    images = torch.zeros(count, *knows.shape)
+    for leaf in range(LEAVES):
+        across, down = (torch.rand(count, 1, 1, 1, generator=generator) for _ in range(2))
+        share = torch.rand(count, 1, 1, 1, generator=generator)
+        radius = side * (SMALLEST**-2 + share * (LARGEST**-2 - SMALLEST**-2)) ** -0.5
+        inside = (rows - down * height).square() + (columns - across * width).square() < radius.square()
+        grey, tint = (torch.randn(count, n, 1, 1, generator=generator) for n in (1, channels))
+        colour = knows.whitening.unwhiten(grey + TINT * tint)
+        images = torch.where(inside | (leaf == 0), colour, images)
+    return images.clamp(knows.low, knows.high)
+
+
+def attacks_for(out: Outbound) -> dict[str, AnyAttack]:
+    """Choose a fast attack for a message of this kind; it is given the true labels, so that it cannot fail there."""
+    if out.steps > 1:
+        name = "sme"
+    else:
+        name = "coarse_to_fine_statistics" if Fact.STATISTICS in out.observation().facts else "inverting_gradients"
+    return {name: recipe(name, labels=OracleLabels())}
+
+
+def run_attacks(
+    out: Outbound, attacks: Mapping[str, AnyAttack], gate: Gate, starts: int, seed: int, clock: Clock
+) -> CheckResult | None:
+    """Run every attack from several starts until one shows an image or time is over; None if no run was complete."""
+    best: CheckResult | None = None
+    target = Target(out.observation(), out.truth())
+    try:
+        for start, (name, attack) in itertools.product(range(starts + 1), attacks.items()):
+            run = attack.shortened(FIRST) if start == 0 else attack
+            assessment = one_run(run, target, gate, derive(seed, name, start), clock)
+            hits = gate.hits(assessment.scores)
+            pairs = zip(assessment.shown_transformed, hits, strict=True)
+            transformed = sum(transformed and not hit for transformed, hit in pairs)
+            shown = sum(hits) + gate.partly(assessment.scores) + transformed
+            latest = CheckResult(attack=name, starts=start, shown=shown, best=_best(assessment, gate))
+            if best is None or _rank(latest) > _rank(best):
+                best = latest
+            best = replace(best, starts=start)
+            if shown:
+                break
+    except OutOfTime:
+        pass
+    # A run of an eighth of the iterations shows what leaks, but not that nothing does.
+    return best if best is not None and (best.shown or best.starts) else None
+
+
+def _rank(result: CheckResult) -> tuple[int, float]:
+    return result.shown or 0, result.best or 0.0
+
+
+def one_run(attack: AnyAttack, target: Target, gate: Gate, seed: int, clock: Clock) -> Assessment:
+    """Run an attack once and assess what it shows of the private images."""
+    observation = isolate(target.observation, attack, CPU)
+    reconstruction = attack.run(observation, seed, clock)
+    metrics = tuple(dict.fromkeys((*METRICS, gate.metric)))
+    assert target.truth is not None, "a guard has the truth"
+    isolated = replace(target, observation=observation)
+    return assess(ScoringContext(attack, isolated, target.truth, reconstruction, metrics, seed))
+
+
+def _best(assessment: Assessment, gate: Gate) -> float | None:
+    finite_scores = [v for v in assessment.scores.values(gate.metric, gate.scale) if v is not None]
+    return gate.scale.best(finite_scores) if finite_scores else None

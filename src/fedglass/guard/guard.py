@@ -15,12 +15,20 @@ from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.guard.checks import Errand
-from fedglass.guard.names import under_own_names, unwrapped
-from fedglass.guard.outbound import Clip, Outbound, Protected, at_a_glance, finer, misfit, too_long_to_replay
-from fedglass.guard.report import Counts, GuardReport, Memory, Policy, Reason
-from fedglass.guard.runners import Apart, Runner, failed
-from fedglass.guard.watched import trained
+from fedglass.guard.checks import CheckRequest
+from fedglass.guard.observed_training import observed_training, under_model_names
+from fedglass.guard.outbound import (
+    Clip,
+    Outbound,
+    Protected,
+    exceeds_clip,
+    has_wrong_layout,
+    loses_precision,
+    static_checks,
+)
+from fedglass.guard.report import GuardCounts, GuardMemory, GuardReport, Policy, Reason
+from fedglass.guard.runners import Runner, SubprocessRunner, failed_checks
+from fedglass.models.names import unwrap
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
 
@@ -32,41 +40,41 @@ POLICIES: tuple[Policy, ...] = ("block", "warn", "log")
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """Audits each update with the truth that only the client has, and refuses what it can not clear.
+    """Checks each update with the true examples, which only the client has, and blocks what it cannot clear.
 
-    It fails closed: an error inside, a time that ran out or a structure that is not the model's is a reason to refuse.
-    What it tells others is `fedglass.guard.report.REFUSED`, and nothing else. docs/guard.md says what it can not do.
+    It fails closed: an internal error, a used-up time budget or a structure that is not the model's is a reason to
+    refuse. Others are sent `fedglass.guard.report.REFUSED`, and nothing else. docs/guard.md states its limits.
     """
 
     policy: Policy = "block"
-    """`block` lets nothing leave that has a reason against it; `warn` and `log` let it leave and say so here."""
+    """`block` stops every update with a reason against it; `warn` and `log` let it leave and log the reason."""
     budget_seconds: float = 30.0
-    """For all checks of an update together."""
+    """Time for all checks of an update together."""
     min_examples: int = 2
-    """Distinct examples that must stand behind an update."""
+    """Least number of distinct examples behind an update."""
     max_examples: int = 4096
-    """Beyond which no update is examined, and thus none is let out."""
+    """Most examples behind an update; larger ones are not checked, and thus blocked."""
     clip: Clip | None = None
-    """The declared bound on the norm of all that leaves, or of each tensor by its name."""
+    """The declared bound on the norm of everything that leaves, or of each tensor by its name."""
     noise_multiplier: float = 0.0
     """The declared deviation of Gaussian noise on the update, in units of `clip`."""
     dpsgd: DPSGD | None = None
-    """The declared clipping and noise inside of local steps."""
+    """The declared clipping and noise inside local steps."""
     false_alarms: float = 0.05
-    """The share of messages that tell nothing which may be refused for pointing at their examples; 0 does not ask.
+    """Share of harmless messages that may be refused for singling out their examples; 0 turns this check off.
 
-    Every message without noise points at its examples, whether a known attack reads them or not.
+    Every message without noise singles out its examples, whether a known attack recovers them or not.
     """
     attacks: Mapping[str, AnyAttack] | None = None
-    """To be played in what is left of the time; None chooses one that is fast on such a message."""
+    """Attacks for the rest of the time; None chooses one that is fast on such a message."""
     starts: int = 8
-    """Of each attack, at most."""
+    """Most runs of each attack."""
     gate: Gate = field(default_factory=Gate)
     whitening: Whitening | None = None
     """Between pixels and the network's inputs; None takes each channel's range."""
-    runner: Runner = field(default_factory=Apart)
+    runner: Runner = field(default_factory=SubprocessRunner)
     seed: int = 0
-    memory: Memory = field(default_factory=Memory, repr=False)
+    memory: GuardMemory = field(default_factory=GuardMemory, repr=False)
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -80,14 +88,14 @@ class Guard:
                 f"Guard needs 1 <= min_examples <= max_examples and starts >= 1, got {self.min_examples}, "
                 f"{self.max_examples} and {self.starts}."
             )
-        self.protected  # noqa: B018 # refuses what can not be declared
+        self.protected  # noqa: B018 # refuses an invalid declaration
 
     @property
     def protected(self) -> Protected:
         return Protected(self.clip, self.noise_multiplier, self.dpsgd)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> GuardCounts:
         return self.memory.counts
 
     def check(
@@ -104,36 +112,37 @@ class Guard:
         others: Tensor | None = None,
         distinct: int | None = None,
     ) -> GuardReport:
-        """Audit one update; never raises. `examples` are as the network was fed, `others` such that were not.
+        """Check one update; never raises.
 
-        `before` is what came from the server; `after` is what would leave, or `update` the difference. `batches` are
-        the rows of each local step, without which several batches in an unknown order can not be told from noise.
-        `distinct` is the number of examples where augmentation makes several of one.
+        `before` came from the server; `after` would leave, or `update` is the difference. `examples` are the inputs of
+        the network, `others` inputs that were not trained on. `batches` are the rows of each local step; without them
+        several batches in an unknown order look like noise. `distinct` is the number of different examples where
+        augmentation makes several of one.
         """
         start = time.monotonic()
 
-        def made() -> Outbound:
+        def outbound() -> Outbound:
             if (after is None) == (update is None):
                 raise UsageError("Guard.check needs either `after` or `update`.")
             leaving = after if update is None else update
             assert leaving is not None, "one of both is given"
-            if update is not None and not misfit(before, update):  # what does not fit is refused as it is
+            if update is not None and not has_wrong_layout(before, update):  # a wrong layout is refused later
                 leaving = {name: before[name] + tensor for name, tensor in update.items()}
             rows = None if batches is None else tuple(tuple(int(i) for i in rows) for rows in batches)
             return Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
 
         try:
-            out = made()
-            if update is not None and not misfit(before, update) and finer(out, update):
+            out = outbound()
+            if update is not None and not has_wrong_layout(before, update) and loses_precision(out, update):
                 report = GuardReport(self.policy, (Reason.NOT_EXPLAINED,))
             else:
                 report = self._checked(out, distinct, start)
-        except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
-            report = GuardReport(self.policy, (Reason.FAULT,), examined=failed(error))
+        except Exception as error:  # noqa: BLE001 # it fails closed
+            report = GuardReport(self.policy, (Reason.FAULT,), examined=failed_checks(error))
         return self.decided(replace(report, seconds=time.monotonic() - start), before, after, update)
 
     def watch(self, *, any_thread: bool = False) -> TrainingReader:
-        """To be entered around the training, so that `check_watched` needs neither examples nor facts."""
+        """Return a context manager for the training, so that `check_watched` needs neither examples nor facts."""
         return TrainingReader(keep_examples=True, any_thread=any_thread)
 
     def check_watched(
@@ -146,40 +155,49 @@ class Guard:
         others: Tensor | None = None,
         distinct: int | None = None,
     ) -> GuardReport:
-        """`check` with what `watch` saw; never raises. Names are those of a framework's message or of the model."""
+        """Check an update with what `watch` observed; never raises.
+
+        Names are those of a framework's message or of the model.
+        """
         try:
             if reader is None:
                 return self.refused(Reason.UNWATCHED)
-            seen = trained(reader, noisy_steps=self.dpsgd is not None)
-            model = unwrapped(seen.model)
-            came, left, moved = (
-                None if arrays is None else under_own_names(arrays, model, seen.untrained)
+            observed = observed_training(reader, noisy_steps=self.dpsgd is not None)
+            model = unwrap(observed.model)
+            received, sent_after, sent_update = (
+                None if arrays is None else under_model_names(arrays, model, observed.untrained)
                 for arrays in (before, after, update)
             )
-            # As it is loaded: a mean over clients comes with counters of batches that are no whole numbers any more.
+            # As it is loaded: in a mean over clients, counters of batches are not whole numbers any more.
             kinds = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-            came = None if came is None else {name: tensor.to(kinds[name]) for name, tensor in came.items()}
-        except Exception as error:  # noqa: BLE001 # it fails closed, whatever happens
-            return self.decided(GuardReport(self.policy, (Reason.UNWATCHED,), examined=failed(error)))
-        if came is None or (left is None) == (moved is None) or set(left or moved or ()) != set(came):
+            received = None if received is None else {name: tensor.to(kinds[name]) for name, tensor in received.items()}
+        except Exception as error:  # noqa: BLE001 # it fails closed
+            return self.decided(GuardReport(self.policy, (Reason.UNWATCHED,), examined=failed_checks(error)))
+        if (
+            received is None
+            or (sent_after is None) == (sent_update is None)
+            or set(sent_after or sent_update or ()) != set(received)
+        ):
             return self.refused(Reason.STRUCTURE)
-        # What is not trained and does not travel is here as it was.
-        rest = {name: p.detach() for name, p in model.named_parameters() if name not in came}
+        # Untrained parameters that were not sent are unchanged.
+        untrained = {name: p.detach() for name, p in model.named_parameters() if name not in received}
         return self.check(
             model,
-            {**came, **rest},
-            after=None if left is None else {**left, **rest},
-            update=None if moved is None else {**moved, **{name: 0 * tensor for name, tensor in rest.items()}},
-            examples=seen.examples,
-            labels=seen.labels,
-            training=seen.training,
-            batches=seen.batches,
+            {**received, **untrained},
+            after=None if sent_after is None else {**sent_after, **untrained},
+            update=None
+            if sent_update is None
+            else {**sent_update, **{name: 0 * tensor for name, tensor in untrained.items()}},
+            examples=observed.examples,
+            labels=observed.labels,
+            training=observed.training,
+            batches=observed.batches,
             others=others,
             distinct=distinct,
         )
 
     def refused(self, reason: Reason) -> GuardReport:
-        """The report on an update of which nothing could be checked, for whoever stands between guard and framework."""
+        """Return the report on an update that could not be checked, for adapters of frameworks."""
         return self.decided(GuardReport(self.policy, (reason,)))
 
     def decided(
@@ -189,9 +207,9 @@ class Guard:
         after: Params | None = None,
         update: Params | None = None,
     ) -> GuardReport:
-        """Count and log a report. What is logged are fixed words, since logs may leave the client too."""
+        """Count and log a report. Only fixed words are logged, since logs may leave the client too."""
         counts, memory = self.memory.counts, self.memory
-        memory.counts = Counts(
+        memory.counts = GuardCounts(
             counts.checked + 1,
             counts.refused + (not report.allowed),
             counts.warned + (report.allowed and not report.sound),
@@ -208,29 +226,29 @@ class Guard:
         return report
 
     def _checked(self, out: Outbound, distinct: int | None, start: float) -> GuardReport:
-        glance = at_a_glance(out)
-        if glance:
-            return GuardReport(self.policy, glance)
+        static_reasons = static_checks(out)
+        if static_reasons:
+            return GuardReport(self.policy, static_reasons)
         out = out.without_untrained()
-        found = min(_distinct(out), math.inf if distinct is None else distinct)
-        report = GuardReport(self.policy, examples=int(found), norm=out.norm)
+        distinct_examples = min(_distinct(out), math.inf if distinct is None else distinct)
+        report = GuardReport(self.policy, examples=int(distinct_examples), norm=out.norm)
         reasons = [Reason.ALONE] * self.memory.was_alone(out.before)
-        reasons += [Reason.FEW_EXAMPLES] * (found < self.min_examples)
+        reasons += [Reason.FEW_EXAMPLES] * (distinct_examples < self.min_examples)
         reasons += [Reason.TOO_LARGE] * (len(out.labels) > self.max_examples)
         if self.clip is not None and not self.noise_multiplier:
-            # With noise on top, what is clipped is told by the replay.
-            reasons += [Reason.CLIPPING] * too_long_to_replay(out, self.clip)
+            # With noise on top, the replay tests the clipping.
+            reasons += [Reason.CLIPPING] * exceeds_clip(out, self.clip)
         if reasons:
             return replace(report, reasons=tuple(reasons))
-        # Another seed in each round: a message that one start does not read, the next may.
+        # Another seed in each round: where one start fails, the next may recover images.
         seed = self.seed + self.counts.checked
-        errand = Errand(
+        request = CheckRequest(
             out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, seed, self.memory.sent
         )
-        examined = self.runner.run(errand, self.budget_seconds - (time.monotonic() - start))
+        examined = self.runner.run(request, self.budget_seconds - (time.monotonic() - start))
         return replace(report, reasons=examined.reasons, examined=examined)
 
 
 def _distinct(out: Outbound) -> int:
-    """How many different examples there are: one that is repeated a hundred times is one."""
+    """Return the number of different examples: one that is repeated a hundred times is one."""
     return len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})

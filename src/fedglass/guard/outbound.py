@@ -1,4 +1,8 @@
-"""An update on its way out of a client, with all that its owner knows of it."""
+"""An update on its way out of a client: what its owner knows of it, and the checks of its structure.
+
+Only the model's tensors may leave, with their shapes and types, and nothing else. `Protected` is what the client
+declares to protect its updates, and the same without its noise.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedglass.checks.replay import Declared, Part
+from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.core.errors import DataError, UsageError
-from fedglass.core.tensors import COUNTER, Params, Update, moved_others
+from fedglass.core.tensors import COUNTER, Params, Update, counted_batches, moved_others
+from fedglass.core.thresholds import CLIP_SLACK_GUARD, LOST_PRECISION, PIXEL_SLACK, largest_norm
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import Clip as ClipAll
 from fedglass.defend.noise import GaussianNoise
-from fedglass.federation.transcript import still
-from fedglass.federation.truth import Truth
+from fedglass.federation.transcript import unmoved_parameters
+from fedglass.federation.truth import Examples, Truth
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import Chain, Outgoing, Protection, Release
 from fedglass.guard.report import Reason
@@ -30,13 +35,13 @@ CLIENT = "this client"
 
 @dataclass(frozen=True, eq=False)
 class Outbound:
-    """The message and the truth behind it. It never leaves the client's machine."""
+    """An update that would leave, and the truth behind it. It never leaves the client's machine."""
 
     model: nn.Module
     before: Params
     """Parameters and buffers that came from the server."""
     after: Params
-    """What would leave."""
+    """Parameters and buffers that would leave."""
     inputs: Tensor  # (n, c, h, w), as the network was fed
     labels: Tensor  # (n,)
     training: Training
@@ -48,9 +53,9 @@ class Outbound:
     """Inputs that the client did not train on, for decoys.  # (m, c, h, w)"""
 
     def without_untrained(self) -> Outbound:
-        """The same with what did not move as constants of the network, as layers are that nobody trains."""
-        found = [name for name in still(self.weights, self.update) if name in can_be_fixed(self.model)]
-        return replace(self, model=with_fixed(self.model, found)) if found else self
+        """Return the update with tensors that did not move as constants of the network, like untrained layers."""
+        constants = [name for name in unmoved_parameters(self.weights, self.update) if name in can_be_fixed(self.model)]
+        return replace(self, model=with_fixed(self.model, constants)) if constants else self
 
     @property
     def parameters(self) -> list[str]:
@@ -62,12 +67,12 @@ class Outbound:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """Those that came, and the model's own where none did."""
-        return {name: self.before.get(name, own).detach().cpu() for name, own in self.model.named_buffers()}
+        """The buffers that came, and the model's own where none did."""
+        return {name: self.before.get(name, buffer).detach().cpu() for name, buffer in self.model.named_buffers()}
 
     @property
     def update(self) -> dict[str, Tensor]:
-        """Of the parameters, after - before."""
+        """The difference of the parameters, after - before."""
         return {name: (self.after[name] - self.before[name]).detach().cpu() for name in self.parameters}
 
     @property
@@ -76,7 +81,7 @@ class Outbound:
 
     @property
     def colours(self) -> Whitening:
-        """The whitening, or one that maps each channel's own range onto [0, 1]: all that is known of it then."""
+        """The whitening, or one that maps the range of each channel onto [0, 1] where it is not known."""
         if self.whitening is not None:
             return self.whitening
         channels = self.inputs.transpose(0, 1).flatten(1)
@@ -86,19 +91,20 @@ class Outbound:
 
     @property
     def pixels(self) -> Tensor:
-        """(n, c, h, w), refused where the whitening does not give pixels."""
-        found = self.colours.unwhiten(self.inputs.detach().cpu())
-        if not bool(((found > -SLACK) & (found < 1 + SLACK)).all()):  # false for NaN too
-            raise DataError("The inputs are no pixels in [0, 1] under the guard's whitening: correct it.")
-        return found.clamp(0, 1)
+        """The images, refused where the whitening does not give pixels.  # (n, c, h, w)"""
+        pixels = self.colours.unwhiten(self.inputs.detach().cpu())
+        if not bool(((pixels > -PIXEL_SLACK) & (pixels < 1 + PIXEL_SLACK)).all()):  # false for NaN too
+            raise DataError("The inputs are not pixels in [0, 1] under the guard's whitening: correct it.")
+        return pixels.clamp(0, 1)
 
-    def declared(self, protection: Protection) -> Declared:
-        """What is said to have made the message."""
-        part = Part(self.pixels, self.labels.detach().cpu(), self.training, protection, order=self.batches)
-        return Declared(self.model, self.weights, self.buffers, self.update, self.colours, (part,))
+    def claim(self, protection: Protection) -> Claim:
+        """Return what is said to have produced the message."""
+        truth = Examples(self.pixels, self.labels.detach().cpu())
+        client = ClientClaim(self.training, truth, protection, order=self.batches)
+        return Claim(self.model, self.weights, self.buffers, self.update, self.colours, (client,))
 
-    def seen(self) -> Observation:
-        """What the server would see. It is taken to know the training and, which is marked as oracle, the labels."""
+    def observation(self) -> Observation:
+        """Return what the server would see. It is taken to know the training and, marked as oracle, the labels."""
         n, labels = len(self.labels), self.labels.detach().cpu()
         knows = Knowledge(
             shape=(self.inputs.shape[1], self.inputs.shape[2], self.inputs.shape[3]),
@@ -108,8 +114,8 @@ class Outbound:
             training=self.training,
             labels=labels,
         )
-        own = {name for name, _ in self.model.named_buffers()}
-        statistics = {name: tensor.detach().cpu() for name, tensor in self.after.items() if name in own}
+        buffers = {name for name, _ in self.model.named_buffers()}
+        statistics = {name: tensor.detach().cpu() for name, tensor in self.after.items() if name in buffers}
         return Observation(self.model, self.weights, self.buffers, self.update, knows, buffers_after=statistics)
 
     def truth(self) -> Truth:
@@ -117,15 +123,15 @@ class Outbound:
 
     @property
     def classes(self) -> int:
-        """How many the network tells apart."""
+        """The number of classes of the network."""
         network = Network(self.model, self.buffers, self.training.batch_norm)
         weights = [self.weights[name] for name in network.names]
         with torch.no_grad():
-            # Two examples at least: layers that normalise by the batch can not bear one.
+            # Two examples at least: layers that normalise by the batch cannot take one.
             return network(weights, self.inputs[:1].detach().cpu().expand(2, -1, -1, -1)).shape[1]
 
     def on_cpu(self) -> Outbound:
-        """The same without anything of the devices on which it was made."""
+        """Return the same on the CPU, without anything of the devices on which it was made."""
         before, after = ({name: t.detach().cpu() for name, t in params.items()} for params in (self.before, self.after))
         return replace(
             self,
@@ -139,37 +145,25 @@ class Outbound:
 
     @property
     def norm(self) -> float:
-        """The length of what would leave beside what came, all tensors together, those without an axis too."""
+        """The norm of the difference between what would leave and what came, over all tensors, scalars included."""
         square = sum(float((self.after[n].double() - self.before[n].double()).square().sum()) for n in self.leaving)
         return math.sqrt(square)
 
     @property
     def leaving(self) -> list[str]:
-        """What leaves but for counters of batches, which tell the number of steps and are checked to tell no more."""
+        """The names of the tensors that leave, without counters of batches, which are checked separately."""
         return [name for name in self.after if not name.endswith(COUNTER)]
 
 
-SLACK = 1e-3
-"""Rounding of pixels on their way through a whitening."""
-"""The name of BatchNorm's counters."""
-
-
-# What may leave at all: the model's tensors with their shapes and types, and nothing else.
-
-
-LOST = 0.01
-"""The share of a tensor's update that may be lost in rounding."""
-STRUCTURE_SLACK = 1 + 1e-5
-"""Rounding of a norm that was clipped in single precision."""
-
 Clip = float | Mapping[str, float]
-"""A bound on the norm of all that leaves together, or one of each tensor's own by its name."""
+"""A bound on the norm of everything that leaves, or one bound for each tensor by its name."""
 
 
-def misfit(before: Params, after: Params) -> bool:
-    """Whether what would leave are other tensors than those that came: by name, shape, type, or by being none.
+def has_wrong_layout(before: Params, after: Params) -> bool:
+    """Return whether other tensors would leave than came: by name, shape or type, or not a tensor at all.
 
-    >>> misfit({"w": torch.zeros(2)}, {"w": torch.ones(2)}), misfit({"w": torch.zeros(2)}, {"w": torch.ones(2), "x": 1})
+    >>> sent = {"w": torch.zeros(2)}
+    >>> has_wrong_layout(sent, {"w": torch.ones(2)}), has_wrong_layout(sent, {"w": torch.ones(2), "x": 1})
     (False, True)
     """
     if list(after) != list(before):
@@ -183,23 +177,26 @@ def misfit(before: Params, after: Params) -> bool:
     )
 
 
-def finer(out: Outbound, update: Params) -> bool:
-    """Whether differences leave that the weights to which they are added can not hold.
+def loses_precision(out: Outbound, update: Params) -> bool:
+    """Return whether an update is finer than the weights to which it is added can hold.
 
-    All checks play the training again in the weights' own precision: what is lost there leaves all the same.
+    All checks run the training again in the precision of the weights: what is lost there would leave unchecked.
     """
     pairs = ((out.after[n].double() - out.before[n].double(), t.double()) for n, t in update.items())
-    return any(float((kept - sent).norm()) > LOST * float(sent.norm()) for kept, sent in pairs)  # NaN is told by itself
+    return any(
+        float((held - sent).norm()) > LOST_PRECISION * float(sent.norm()) for held, sent in pairs
+    )  # NaN has its own reason
 
 
-def counters_tell_more(out: Outbound) -> bool:
-    """Whether a counter of batches holds anything but the number of local steps."""
-    moved = {float(out.after[name] - out.before[name]) for name in out.after if name.endswith(COUNTER)}
-    return not moved <= {0.0, float(out.steps)}
+def has_wrong_counters(out: Outbound) -> bool:
+    """Return whether a counter of batches holds anything but the number of local steps."""
+    counters = [name for name in out.after if name.endswith(COUNTER)]
+    counted = counted_batches({name: out.after[name] - out.before[name] for name in counters})
+    return not counted <= {0.0, float(out.steps)}
 
 
-def unplayed_buffers(out: Outbound) -> bool:
-    """Whether a buffer has moved that no training of fedglass's own moves: what was put into it nobody has checked."""
+def has_unexplained_buffers(out: Outbound) -> bool:
+    """Return whether a buffer moved that the replayed training does not move: its content is unchecked."""
     return bool(set(moved_others(out.before, out.after)) - set(out.parameters))
 
 
@@ -207,35 +204,32 @@ def finite(params: Params) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in params.values())
 
 
-def too_long_to_replay(out: Outbound, clip: Clip) -> bool:
-    """Whether the message is longer than a clipping without noise lets it be; a tensor without a bound may not move."""
+def exceeds_clip(out: Outbound, clip: Clip) -> bool:
+    """Return whether the message is longer than clipping without noise allows; without a bound no tensor may move."""
     if not isinstance(clip, Mapping):
-        return not out.norm <= clip * STRUCTURE_SLACK
+        return not out.norm <= largest_norm(clip, CLIP_SLACK_GUARD)
     lengths = {name: float((out.after[name] - out.before[name]).double().norm()) for name in out.leaving}
-    return any(not length <= clip.get(name, 0.0) * STRUCTURE_SLACK for name, length in lengths.items())
+    return any(not length <= largest_norm(clip.get(name, 0.0), CLIP_SLACK_GUARD) for name, length in lengths.items())
 
 
-def at_a_glance(out: Outbound) -> tuple[Reason, ...]:
-    """What speaks against an update before anything is computed of it."""
+def static_checks(out: Outbound) -> tuple[Reason, ...]:
+    """Return the reasons against an update that need no computation."""
     names = {name for name, _ in (*out.model.named_parameters(), *out.model.named_buffers())}
-    if misfit(out.before, out.after) or not set(out.parameters) <= set(out.after) <= names:
+    if has_wrong_layout(out.before, out.after) or not set(out.parameters) <= set(out.after) <= names:
         return (Reason.STRUCTURE,)
     shapes = {name: tensor.shape for name, tensor in (*out.model.named_parameters(), *out.model.named_buffers())}
     if any(tensor.shape != shapes[name] for name, tensor in out.after.items()):
         return (Reason.STRUCTURE,)
     if not finite(out.after):
         return (Reason.NOT_FINITE,)
-    if counters_tell_more(out):
+    if has_wrong_counters(out):
         return (Reason.STRUCTURE,)
-    return (Reason.NOT_EXPLAINED,) if unplayed_buffers(out) else ()
-
-
-# What is declared to protect a client's updates, and the same without its noise.
+    return (Reason.NOT_EXPLAINED,) if has_unexplained_buffers(out) else ()
 
 
 @dataclass(frozen=True)
 class ClipEach:
-    """Each tensor scaled down to a norm of its own."""
+    """A release that scales each tensor down to its own norm."""
 
     norms: Mapping[str, float]
 
@@ -244,22 +238,22 @@ class ClipEach:
             name: ClipAll(self.norms[name]).release(replace(leaving, update={name: tensor}))
             for name, tensor in leaving.update.items()
         }
-        return {name: each[name] for name, each in sent.items()}
+        return {name: update[name] for name, update in sent.items()}
 
 
 @dataclass(frozen=True)
 class Protected:
-    """Clipping and Gaussian noise of the update as it leaves, and those inside of local steps."""
+    """The declared protection: clipping and Gaussian noise on the update as it leaves, and inside local steps."""
 
     clip: Clip | None = None
     noise_multiplier: float = 0.0
-    """Of the update: the noise's deviation at every entry, in units of the clipping norm."""
+    """The deviation of the noise at every entry of the update, in units of the clipping norm."""
     dpsgd: DPSGD | None = None
 
     def __post_init__(self) -> None:
         bounds = self.clip.values() if isinstance(self.clip, Mapping) else [] if self.clip is None else [self.clip]
         for bound in bounds:
-            ClipAll(bound)  # which refuses what is no norm
+            ClipAll(bound)  # which refuses what is not a norm
         GaussianNoise(self.noise_multiplier)
         if self.noise_multiplier > 0 and not isinstance(self.clip, int | float):
             raise UsageError(
@@ -272,18 +266,18 @@ class Protected:
 
     @property
     def std(self) -> float:
-        """Of the noise that is added to the update as it leaves."""
+        """The deviation of the noise that is added to the update as it leaves."""
         return self.noise_multiplier * self.clip if isinstance(self.clip, int | float) else 0.0
 
     @property
     def protection(self) -> Protection:
-        """As declared, to be played again."""
+        """The protection as declared, to be run again."""
         parts = self._clipping() + ([GaussianNoise(self.std)] if self.std > 0 else [])
         return Protection(self.dpsgd or MeanGradient(), Chain(tuple(parts))) if parts else self._within(self.dpsgd)
 
     @property
     def noiseless(self) -> Protection:
-        """The same clipping alone: what the noise is added to."""
+        """The clipping alone, to which the noise is added."""
         quiet = None if self.dpsgd is None else replace(self.dpsgd, noise_multiplier=0.0)
         parts = self._clipping()
         return Protection(quiet or MeanGradient(), Chain(tuple(parts))) if parts else self._within(quiet)

@@ -1,7 +1,7 @@
-"""Where the checks run: in a process that is ended when the time is over, or here.
+"""Runners of the checks: in a process that is killed when the time is over, or in this one.
 
-An attack stops by itself between two iterations. One iteration, or one replay, of a large network may take longer
-than a client can wait; only the end of a process stops these.
+An attack stops by itself between two iterations. One iteration, or one replay, of a large network may take longer than
+a client can wait. Only killing the process stops these.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from typing import Protocol
 import torch
 
 from fedglass.execution.fork_server import context, warm
-from fedglass.guard.checks import Errand, examine
-from fedglass.guard.report import Clock, Examined, Reason
+from fedglass.guard.checks import CheckRequest, run_checks
+from fedglass.guard.report import CheckResult, Clock, Reason
 
 MARGIN = 0.05
-"""The share of the time that a process is given to say what it has found, before it is ended."""
+"""Share of the time in which a process must send its result, before it is killed."""
 
 
 class Runner(Protocol):
-    """Runs an errand within a time."""
+    """Runs the checks of a request within a time."""
 
-    def run(self, errand: Errand, seconds: float) -> Examined: ...
-
-
-@dataclass(frozen=True)
-class Here:
-    """In this process. The time is a wish: it is looked at between the iterations of an attack and between replays."""
-
-    def run(self, errand: Errand, seconds: float) -> Examined:
-        return examine(replace(errand, out=errand.out.on_cpu()), seconds)
+    def run(self, request: CheckRequest, seconds: float) -> CheckResult: ...
 
 
 @dataclass(frozen=True)
-class Apart:
-    """In a process of its own, which is killed when the time is over: the limit holds whatever the errand does.
+class InlineRunner:
+    """Runs the checks in this process. The time is checked only between iterations of an attack and between replays."""
 
-    The model and the attacks must be defined in a module that can be imported there. The first errand of a client's
+    def run(self, request: CheckRequest, seconds: float) -> CheckResult:
+        return run_checks(replace(request, out=request.out.on_cpu()), seconds)
+
+
+@dataclass(frozen=True)
+class SubprocessRunner:
+    """Runs the checks in a new process, which is killed when the time is over: the limit always holds.
+
+    The model and the attacks must be defined in a module that can be imported there. The first request of a client's
     process waits until torch is imported, a few seconds, which count.
     """
 
-    def run(self, errand: Errand, seconds: float) -> Examined:
-        clock, answers = Clock(seconds), Queue[Examined]()
-        packed = pickle.dumps(replace(errand, out=errand.out.on_cpu()))
-        # In a thread, since a process is started only after what it is forked from has imported all it needs.
-        Thread(target=_sent, args=(packed, clock, answers), daemon=True).start()
+    def run(self, request: CheckRequest, seconds: float) -> CheckResult:
+        clock, results = Clock(seconds), Queue[CheckResult]()
+        packed = pickle.dumps(replace(request, out=request.out.on_cpu()))
+        # In a thread, since a process starts only after the fork server has imported everything.
+        Thread(target=_put_result, args=(packed, clock, results), daemon=True).start()
         try:
-            return answers.get(timeout=max(0.0, clock.left))
+            return results.get(timeout=max(0.0, clock.remaining))
         except Empty:
-            return Examined(reasons=(Reason.OUT_OF_TIME,))
+            return CheckResult(reasons=(Reason.OUT_OF_TIME,))
 
 
-def _sent(packed: bytes, clock: Clock, answers: Queue[Examined]) -> None:
+def _put_result(packed: bytes, clock: Clock, results: Queue[CheckResult]) -> None:
     try:
-        answers.put(_asked(packed, clock))
-    except Exception as error:  # noqa: BLE001 # whatever it is, the update must not leave
-        answers.put(failed(error))
+        results.put(_run_in_process(packed, clock))
+    except Exception as error:  # noqa: BLE001 # after any error the update must not leave
+        results.put(failed_checks(error))
 
 
-def _asked(packed: bytes, clock: Clock) -> Examined:
-    """What a new process says of an errand before the time is over; it is ended in any case."""
+def _run_in_process(packed: bytes, clock: Clock) -> CheckResult:
+    """Return the result of a new process before the time is over; the process is killed in any case."""
     warm(__name__)
     start = context()
     ours, theirs = start.Pipe()
@@ -76,12 +76,12 @@ def _asked(packed: bytes, clock: Clock) -> Examined:
     process.start()
     theirs.close()
     try:
-        ours.send_bytes(pickle.dumps(max(0.0, clock.left) * (1 - MARGIN)))
+        ours.send_bytes(pickle.dumps(max(0.0, clock.remaining) * (1 - MARGIN)))
         ours.send_bytes(packed)
-        if not ours.poll(max(0.0, clock.left)):
-            return Examined(reasons=(Reason.OUT_OF_TIME,))
-        found: Examined = pickle.loads(ours.recv_bytes())
-        return found
+        if not ours.poll(max(0.0, clock.remaining)):
+            return CheckResult(reasons=(Reason.OUT_OF_TIME,))
+        result: CheckResult = pickle.loads(ours.recv_bytes())
+        return result
     finally:
         ours.close()
         process.kill()
@@ -89,25 +89,25 @@ def _asked(packed: bytes, clock: Clock) -> Examined:
 
 
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
-    """The life of the process: one errand. It ends without an answer where the errand fails, and its parent refuses."""
+    """Answer one request in a process of its own; where it ends without an answer, its parent refuses."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):
         clock = Clock(pickle.loads(pipe.recv_bytes()))
-        errand: Errand = pickle.loads(pipe.recv_bytes())
-        pipe.send_bytes(pickle.dumps(_told(errand, clock)))
+        request: CheckRequest = pickle.loads(pipe.recv_bytes())
+        pipe.send_bytes(pickle.dumps(_safe_run(request, clock)))
 
 
-def _told(errand: Errand, clock: Clock) -> Examined:
-    """What was found, or that the errand failed: nothing is printed, since what a child prints may be sent on."""
+def _safe_run(request: CheckRequest, clock: Clock) -> CheckResult:
+    """Run the checks, or return their failure. Nothing is printed, since the output of a child may be forwarded."""
     try:
-        return examine(errand, clock.left)
-    except Exception as error:  # noqa: BLE001 # whatever it is, the update must not leave
-        return failed(error)
+        return run_checks(request, clock.remaining)
+    except Exception as error:  # noqa: BLE001 # after any error the update must not leave
+        return failed_checks(error)
 
 
-def failed(error: BaseException) -> Examined:
-    """The guard's own failure, which is a reason to refuse."""
-    return Examined(reasons=(Reason.FAULT,), fault=f"{type(error).__name__}: {error}")
+def failed_checks(error: BaseException) -> CheckResult:
+    """Return the result for an error in the guard itself, which is a reason to refuse."""
+    return CheckResult(reasons=(Reason.FAULT,), fault=f"{type(error).__name__}: {error}")

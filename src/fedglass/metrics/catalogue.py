@@ -1,4 +1,4 @@
-"""The metrics by name, and all of them at once after matching."""
+"""The metrics by name, all of them at once after matching, and the share of images that count as recovered."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from fedglass.core.scale import not_a_metric
 from fedglass.metrics.images import Metric, originals
 from fedglass.metrics.matching import Matching, match
 
-USUAL = ("psnr", "ssim", "rmse", "lpips")
-"""What is measured where nobody says what: installing a package with a metric changes no audit."""
+DEFAULT_METRICS = ("psnr", "ssim", "rmse", "lpips")
+"""The metrics that are measured by default: installing a package with a metric changes no audit."""
+DLFA_FEMNIST_DB, DLFA_CIFAR100_DB = 20.0, 19.0
+"""PSNR above which DLFA calls an image recovered."""
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,22 @@ class Scores:
     values: Mapping[str, tuple[float, ...]]
     matching: Matching
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Metrics asked for but not computed, and why."""
+    """Requested metrics that were not computed, with the reason."""
     non_finite: tuple[int, ...] = ()
-    """Originals whose reconstruction holds NaN or infinity."""
+    """Originals with a reconstruction that holds NaN or infinity."""
 
 
 def score(
     reconstructed: Tensor,
     original: Tensor,
-    names: Iterable[str] = USUAL,
+    names: Iterable[str] = DEFAULT_METRICS,
     matching: Matching | None = None,
 ) -> Scores:
     """Match on MSE (or take the given matching), then compute every named metric.
 
-    Reconstructions are (m, c, h, w), originals (n, c, h, w). Missing reconstructions score as the worst,
-    broken pixels as `images` says. LPIPS without weights, or a metric that such images do not have, is left
-    out and explained in `skipped`.
+    Reconstructions are (m, c, h, w), originals (n, c, h, w). Missing reconstructions get the worst score, broken pixels
+    count as described in `images`. LPIPS without weights, or a metric that does not exist for such images, is left out
+    and explained in `skipped`.
 
     >>> image = torch.full((1, 1, 4, 4), 0.5)
     >>> score(image + 0.1, image, names=["rmse"]).values["rmse"][0]  # doctest: +ELLIPSIS
@@ -63,7 +65,7 @@ def score(
 
 
 def names() -> tuple[str, ...]:
-    """The metrics that `score` knows.
+    """Return the metrics that `score` knows.
 
     >>> names()
     ('rmse', 'psnr', 'ssim', 'lpips')
@@ -72,20 +74,20 @@ def names() -> tuple[str, ...]:
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name.
+    """Return the metric of that name.
 
     >>> metric("lpips").scale.higher_leaks
     False
     """
-    found = registry.find("metrics", name).value
-    if not isinstance(found, Metric):
-        raise not_a_metric(name, found)
-    return found
+    part = registry.find("metrics", name).value
+    if not isinstance(part, Metric):
+        raise not_a_metric(name, part)
+    return part
 
 
 def why_not(name: str, shape: tuple[int, ...]) -> str | None:
-    """Why images (c, h, w) do not have the metric of that name, or None where they do."""
-    with refused(lambda words: _failed(name, words)):
+    """Return why images (c, h, w) do not have the metric of that name, or None if they do."""
+    with refused(lambda reason: _failed(name, reason)):
         return metric(name).why_not(shape)
 
 
@@ -93,17 +95,17 @@ def _figures(name: str, guess: Tensor, truth: Tensor) -> tuple[float, ...]:
     compute = metric(name).compute
     if registry.find("metrics", name).built_in:
         return tuple(compute(guess, truth).tolist())
-    # Copies: the code of others may write into what it is given.
-    with refused(lambda words: _failed(name, words)):
-        found = compute(guess.clone(), truth.clone())
-    if not isinstance(found, Tensor) or tuple(found.shape) != (len(truth),):
-        got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    # Copies, since foreign code may write into its arguments.
+    with refused(lambda reason: _failed(name, reason)):
+        figures = compute(guess.clone(), truth.clone())
+    if not isinstance(figures, Tensor) or tuple(figures.shape) != (len(truth),):
+        got = f"shape {tuple(figures.shape)}" if isinstance(figures, Tensor) else type(figures).__name__
         raise UsageError(f"The metric {name!r} returned {got}, expected a tensor of one figure for each image.")
-    return tuple(map(float, found.tolist()))
+    return tuple(map(float, figures.tolist()))
 
 
-def _failed(name: str, words: str) -> UsageError:
-    return UsageError(f"The metric {name!r} failed: {words}.")
+def _failed(name: str, reason: str) -> UsageError:
+    return UsageError(f"The metric {name!r} failed: {reason}.")
 
 
 def _non_finite(guess: Tensor, pairing: Matching) -> tuple[int, ...]:
@@ -111,15 +113,8 @@ def _non_finite(guess: Tensor, pairing: Matching) -> tuple[int, ...]:
     return tuple(i for i, bad in enumerate(broken) if bad and pairing.partner[i] is not None)
 
 
-# The share of images that count as recovered.
-
-
-DLFA_FEMNIST_DB, DLFA_CIFAR100_DB = 20.0, 19.0
-"""PSNR above which DLFA calls an image recovered."""
-
-
 def share_above(values: Sequence[float], threshold: float) -> float:
-    """Share of values strictly above the threshold: PSNR or SSIM. NaN is never above.
+    """Return the share of values strictly above the threshold: PSNR or SSIM. NaN is never above.
 
     >>> share_above([19.0, 20.0, 25.0, 31.0], threshold=20.0)
     0.5

@@ -1,11 +1,10 @@
-"""What every image metric demands of its two arguments, and what it makes of broken pixels.
+"""Metrics of single images: RMSE, PSNR and SSIM, and how every image metric treats broken pixels.
 
-Originals are the truth and must be sound. Reconstructions come from an optimiser that may have diverged, so
-they are repaired instead of refused, such that a broken image (or a missing one, which is all NaN) scores as
-the worst and one broken pixel does not hide that the others leaked. Pixelwise metrics take a pixel of NaN
-or infinity as the value in the range farthest from the true one. Metrics of structure take it as mid-grey,
-since the farthest values together would draw the original's negative, and give a wholly broken image a fixed
-score.
+Originals are the truth and must be sound. Reconstructions come from an optimiser that may have diverged, so they are
+repaired instead of refused. A broken image (or a missing one, which is all NaN) gets the worst score, and one broken
+pixel does not hide that the others leaked. Pixelwise metrics replace a pixel of NaN or infinity by the value in the
+range farthest from the true one. Metrics of structure replace it by mid-grey, since the farthest values together would
+draw the original's negative, and give a completely broken image a fixed score.
 """
 
 from __future__ import annotations
@@ -22,21 +21,29 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import register
 from fedglass.core.scale import Scale
 
-# What a metric is: a figure for each image, and how to read it.
-
-
 Shape = tuple[int, ...]
-"""Of one image, (c, h, w)."""
+"""The shape of one image, (c, h, w)."""
+RANGE_SLACK = 1e-3
+"""How far an original may leave the pixel range: whitening and back costs a few units in the last place."""
+MOST_RANGES = 1e3
+"""Reconstructed pixels are cut off at this many pixel ranges (-60 dB), so that moments stay exact."""
+MOST_DECIBELS = 100.0
+"""Decibels of identical images, and of an error of 1e-5: infinity has no place in JSON or in a mean."""
+WINDOW = 11
+SIGMA = 1.5
+WORST_SSIM = -1.0
+"""The lower bound of SSIM, for an image that is missing or completely broken."""
+C1, C2 = 0.01**2, 0.03**2  # (K L)^2 with the pixel range L = 1
 
 
 def always(shape: Shape) -> str | None:
-    """The reason of a metric that all images have: none."""
+    """Return no reason: all images have the metric."""
     return None
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A per-image figure, how to read it, and when it can not be had."""
+    """A figure for each image, its scale, and the reason why some images do not have it."""
 
     compute: Callable[[Tensor, Tensor], Tensor]
     """Reconstructed and original images, matched, (n, c, h, w) each, pixels in [0, 1] -> (n,)"""
@@ -45,17 +52,10 @@ class Metric:
     """From the shape of one image: why there is no such figure, or None."""
 
 
-SLACK = 1e-3
-"""How far an original may leave the pixel range: whitening and back costs a few units in the last place."""
-LIMIT = 1e3
-"""Reconstructed pixels are cut off at this many pixel ranges (-60 dB), so that moments stay exact."""
-
-
 def clip(images: Tensor, peak: float = 1.0) -> Tensor:
-    """The images with every pixel moved into [0, peak]; NaN stays NaN.
+    """Return the images with every pixel moved into [0, peak]; NaN stays NaN.
 
-    The metrics do not clip by themselves, since published figures are computed without it. Where it is
-    wanted: `psnr(clip(x), original)`.
+    The metrics do not clip, since published figures are computed without it. To clip, write `psnr(clip(x), original)`.
 
     >>> clip(torch.tensor([-0.5, 0.5, 7.0]))
     tensor([0.0000, 0.5000, 1.0000])
@@ -64,7 +64,7 @@ def clip(images: Tensor, peak: float = 1.0) -> Tensor:
 
 
 def pair(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Both batches checked, as float64 on the CPU, broken reconstructed pixels as NaN.  # (n, c, h, w) each
+    """Check both batches; return them as float64 on the CPU, broken pixels as NaN.  # (n, c, h, w) each
 
     >>> pair(torch.tensor([[[[0.5, torch.inf]]]]), torch.tensor([[[[0.25, 1.0]]]]))[0]
     tensor([[[[0.5000,    nan]]]], dtype=torch.float64)
@@ -76,12 +76,12 @@ def pair(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> tuple[Te
             f"Expected reconstructed and original images of the same shape, got {tuple(guess.shape)} and "
             f"{tuple(truth.shape)}: match them first if their numbers differ."
         )
-    sound = torch.where(torch.isfinite(guess), guess.clamp(-LIMIT * peak, LIMIT * peak), torch.nan)
+    sound = torch.where(torch.isfinite(guess), guess.clamp(-MOST_RANGES * peak, MOST_RANGES * peak), torch.nan)
     return sound, truth
 
 
 def batch(name: str, images: Tensor) -> Tensor:
-    """A float batch (n, c, h, w) as float64 on the CPU, cut from its graph."""
+    """Return a float batch (n, c, h, w) as float64 on the CPU, detached from its graph."""
     if images.ndim != 4 or 0 in images.shape[1:]:
         raise DataError(f"Expected {name} images as a tensor (n, c, h, w), got shape {tuple(images.shape)}.")
     if not images.is_floating_point():
@@ -92,55 +92,52 @@ def batch(name: str, images: Tensor) -> Tensor:
 
 
 def originals(images: Tensor, peak: float = 1.0) -> Tensor:
-    """A batch of true images: at least one, finite, pixels in [0, peak]."""
+    """Check a batch of true images: at least one, finite, pixels in [0, peak]."""
     truth = batch("original", images)
     if len(truth) == 0:
         raise DataError("Expected at least one original image, got none.")
     if not torch.isfinite(truth).all():
         raise DataError("Expected finite original images, got NaN or infinity: the data set is damaged.")
     low, high = truth.min().item(), truth.max().item()
-    if low < -SLACK * peak or high > peak * (1 + SLACK):
+    if low < -RANGE_SLACK * peak or high > peak * (1 + RANGE_SLACK):
         raise DataError(
             f"Expected original pixels in [0, {peak:g}], got [{low:.4g}, {high:.4g}]: undo the whitening first."
         )
     return truth
 
 
-def farthest(guess: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:
-    """Broken pixels become the end of the range that is farther from the truth.
+def fill_farthest(guess: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:
+    """Replace broken pixels by the end of the range that is farther from the truth.
 
-    >>> farthest(torch.tensor([torch.nan, torch.nan, 0.5]), torch.tensor([0.25, 1.0, 0.5]))
+    >>> fill_farthest(torch.tensor([torch.nan, torch.nan, 0.5]), torch.tensor([0.25, 1.0, 0.5]))
     tensor([1.0000, 0.0000, 0.5000])
     """
     opposite = torch.where(truth < peak / 2, peak, 0.0).to(guess)
     return torch.where(torch.isnan(guess), opposite, guess)
 
 
-def greyed(guess: Tensor) -> Tensor:
-    """Broken pixels become mid-grey, which holds nothing of the truth."""
+def fill_grey(guess: Tensor) -> Tensor:
+    """Replace broken pixels by mid-grey, which holds nothing of the truth."""
     return torch.nan_to_num(guess, nan=0.5)
 
 
-def demoted(scores: Tensor, guess: Tensor, worst: float) -> Tensor:
-    """The scores, with `worst` for images that have no sound pixel.  # (n,), (n, c, h, w) -> (n,)"""
+def with_worst(scores: Tensor, guess: Tensor, worst: float) -> Tensor:
+    """Return the scores, with `worst` for images that have no sound pixel.  # (n,), (n, c, h, w) -> (n,)"""
     return torch.where(torch.isnan(guess).flatten(1).all(1), worst, scores)
 
 
-# Root mean squared error of pixels.
-
-
 def mse(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
-    """Mean squared pixel difference of each image.  # (n, c, h, w) twice -> (n,)
+    """Return the mean squared pixel difference of each image.  # (n, c, h, w) twice -> (n,)
 
     >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)).item()
     0.25
     """
     guess, truth = pair(reconstructed, original, peak)
-    return (farthest(guess, truth, peak) - truth).square().flatten(1).mean(1)
+    return (fill_farthest(guess, truth, peak) - truth).square().flatten(1).mean(1)
 
 
 def rmse(reconstructed: Tensor, original: Tensor) -> Tensor:
-    """Root mean squared pixel difference of each image, in units of the pixel range.  # -> (n,)
+    """Return the root mean squared pixel difference of each image, in units of the pixel range.  # -> (n,)
 
     >>> rmse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)).item()
     0.5
@@ -153,15 +150,8 @@ register("metrics", "rmse", summary="root mean squared error")(
 )
 
 
-# Peak signal-to-noise ratio.
-
-
-CAP = 100.0
-"""Decibels of identical images, and of an error of 1e-5: infinity has no place in JSON or in a mean."""
-
-
 def psnr(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
-    """10 log10(peak^2 / MSE) of each image, in dB, at most `CAP`.  # (n, c, h, w) twice -> (n,)
+    """Return 10 log10(peak^2 / MSE) of each image, in dB, at most `MOST_DECIBELS`.  # (n, c, h, w) twice -> (n,)
 
     Reconstructions are not clipped; use `images.clip` for that. The mean of these values is what DLFA and SME
     report, which differs from the PSNR of the mean error.
@@ -175,53 +165,43 @@ def psnr(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
 
 
 def decibels(noise: Tensor, peak: float = 1.0) -> Tensor:
-    """10 log10(peak^2 / noise) of mean squared errors, at most `CAP`.
+    """Return 10 log10(peak^2 / noise) of mean squared errors, at most `MOST_DECIBELS`.
 
     >>> decibels(torch.tensor([0.0, 0.01]))
     tensor([100.,  20.])
     """
-    # An error of zero is replaced before the logarithm, which would answer infinity.
-    return (10 * torch.log10(peak**2 / noise.clamp_min(peak**2 * 1e-30))).clamp_max(CAP)
+    # An error of zero is replaced before the logarithm, which would return infinity.
+    return (10 * torch.log10(peak**2 / noise.clamp_min(peak**2 * 1e-30))).clamp_max(MOST_DECIBELS)
 
 
 register("metrics", "psnr", summary="peak signal-to-noise ratio")(
-    Metric(psnr, Scale("PSNR", "dB", 1, range=(0.0, CAP), sure=(14.0, 20.0), exact=CAP))
+    Metric(psnr, Scale("PSNR", "dB", 1, range=(0.0, MOST_DECIBELS), sure=(14.0, 20.0), exact=MOST_DECIBELS))
 )
 
 
-# Structural similarity [Wang et al., 2004, Eq. 13].
-
-
-WINDOW = 11
-SIGMA = 1.5
-WORST = -1.0
-"""The lower bound, for an image that is missing or all broken."""
-C1, C2 = 0.01**2, 0.03**2  # (K L)^2 with the pixel range L = 1
-
-
 def ssim(reconstructed: Tensor, original: Tensor) -> Tensor:
-    """Mean structural similarity of each image, in [-1, 1], 1 for equal images.  # (n, c, h, w) twice -> (n,)
+    """Return the mean structural similarity of each image, in [-1, 1].  # (n, c, h, w) twice -> (n,)
 
-    (2 mx my + C1)(2 sxy + C2) / ((mx^2 + my^2 + C1)(sx^2 + sy^2 + C2)), with local moments under an 11 x 11
-    Gaussian of deviation 1.5, averaged over the positions where the window fits, then over channels (the
-    paper treats grey images only). Images smaller than the window are refused: a smaller one is another
-    quantity.
+    It is 1 for equal images [Wang et al., 2004, Eq. 13]. (2 mx my + C1)(2 sxy + C2) / ((mx^2 + my^2 + C1)(sx^2 + sy^2 +
+    C2)), with local moments under an 11 x 11 Gaussian of deviation 1.5, averaged over the positions where the window
+    fits, then over channels (the paper treats grey images only). Images smaller than the window are refused: a smaller
+    one is another quantity.
 
     >>> image = torch.linspace(0, 1, 256).view(1, 1, 16, 16)
     >>> ssim(image, image).item()
     1.0
     """
     guess, truth = pair(reconstructed, original)
-    reason = why_not(tuple(truth.shape[1:]))
+    reason = why_no_ssim(tuple(truth.shape[1:]))
     if reason:
         raise DataError(reason)
     # One image at a time keeps the maps of a large batch out of memory.
-    means = [_similarity(x, y).mean() for x, y in zip(greyed(guess), truth, strict=True)]
-    return demoted(torch.stack(means), guess, WORST)
+    means = [_similarity(x, y).mean() for x, y in zip(fill_grey(guess), truth, strict=True)]
+    return with_worst(torch.stack(means), guess, WORST_SSIM)
 
 
-def why_not(shape: tuple[int, ...]) -> str | None:
-    """Why images (c, h, w) have no SSIM, or None where they do."""
+def why_no_ssim(shape: tuple[int, ...]) -> str | None:
+    """Return why images (c, h, w) have no SSIM, or None if they have."""
     if min(shape[1:]) >= WINDOW:
         return None
     return (
@@ -231,7 +211,7 @@ def why_not(shape: tuple[int, ...]) -> str | None:
 
 
 def _similarity(x: Tensor, y: Tensor) -> Tensor:
-    """The map of local similarities.  # (c, h, w) twice -> (c, h - 10, w - 10)"""
+    """Return the map of local similarities.  # (c, h, w) twice -> (c, h - 10, w - 10)"""
     mx, my, xx, yy, xy = _local_mean(torch.stack([x, y, x * x, y * y, x * y]))
     vx, vy, cov = xx - mx * mx, yy - my * my, xy - mx * my
     above: Tensor = (2 * mx * my + C1) * (2 * cov + C2)
@@ -240,7 +220,7 @@ def _similarity(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _local_mean(maps: Tensor) -> Tensor:
-    """Means under the Gaussian window, row by column.  # (k, c, h, w) -> (k, c, h - 10, w - 10)"""
+    """Return the means under the Gaussian window, row by column.  # (k, c, h, w) -> (k, c, h - 10, w - 10)"""
     offsets = torch.arange(WINDOW, dtype=maps.dtype) - WINDOW // 2
     bell = torch.exp(-offsets.square() / (2 * SIGMA**2))
     bell = bell / bell.sum()
@@ -257,4 +237,4 @@ register(
         "Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural Similarity, "
         "IEEE TIP 2004, https://doi.org/10.1109/TIP.2003.819861"
     ),
-)(Metric(ssim, Scale("SSIM", digits=2, range=(-1.0, 1.0), sure=(0.3, 0.7)), why_not))
+)(Metric(ssim, Scale("SSIM", digits=2, range=(-1.0, 1.0), sure=(0.3, 0.7)), why_no_ssim))

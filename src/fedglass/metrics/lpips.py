@@ -1,4 +1,8 @@
-"""Learned perceptual image patch similarity, version 0.1 [Zhang et al., 2018, Eq. 1]."""
+"""Learned perceptual image patch similarity, version 0.1 [Zhang et al., 2018, Eq. 1].
+
+The file holds the two feature stacks of LPIPS (AlexNet and VGG16, under torchvision's parameter names), the search for
+their weights, and the metric. Weights are never downloaded.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,7 @@ from fedglass.core.errors import DataError
 from fedglass.core.registry import register
 from fedglass.core.scale import Scale
 from fedglass.core.tensors import open_tensors
-from fedglass.metrics.images import Metric, demoted, greyed, pair
-
-# The two feature stacks of LPIPS, under torchvision's parameter names.
+from fedglass.metrics.images import Metric, fill_grey, pair, with_worst
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class Block:
-    """An optional max pooling of stride 2, then convolutions; its output is what LPIPS compares."""
+    """An optional max pooling of stride 2, then convolutions; LPIPS compares its outputs."""
 
     convs: tuple[Conv, ...]
     pool: int | None = None
@@ -61,13 +63,13 @@ class Trunk:
     blocks: tuple[Block, ...]
 
     def features(self, x: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Tensor]:
-        """The activations after each block, one at a time.  # (n, 3, h, w) -> (n, c_i, h_i, w_i)"""
+        """Yield the activations after each block, one at a time.  # (n, 3, h, w) -> (n, c_i, h_i, w_i)"""
         for block in self.blocks:
             x = block(x, weights)
             yield x
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor that a weights file must hold.
+        """Return name and shape of every tensor that a weights file must hold.
 
         >>> ALEX.shapes()["lin0.weight"]
         (1, 64, 1, 1)
@@ -104,9 +106,6 @@ VGG = Trunk(
 TRUNKS = (ALEX, VGG)
 
 
-# Finding and reading LPIPS weights. Nothing is ever downloaded.
-
-
 VARIABLE = "FEDGLASS_LPIPS"
 PLACE = "~/.cache/fedglass/lpips_alex_v0.1.safetensors"
 HOW_TO_PROVIDE = (
@@ -119,7 +118,7 @@ MOST_BYTES = 256 * 2**20  # VGG16 in float32 takes 59 MB
 
 
 def find_weights() -> Path | None:
-    """The weights file named in FEDGLASS_LPIPS, or the one in the user's cache, or None."""
+    """Return the weights file named in FEDGLASS_LPIPS, or the one in the user's cache, or None."""
     named = os.environ.get(VARIABLE)
     if named:
         path = Path(os.path.expanduser(named))
@@ -131,7 +130,7 @@ def find_weights() -> Path | None:
 
 
 def read_weights(path: Path) -> tuple[Trunk, dict[str, Tensor]]:
-    """The feature stack that a safetensors file belongs to, and its tensors as float32."""
+    """Read a safetensors file; return the feature stack that it belongs to, and its tensors as float32."""
     if not path.is_file():
         raise DataError(f"Expected LPIPS weights in {str(path)!r}, got no such file. {HOW_TO_PROVIDE}")
     if path.stat().st_size > MOST_BYTES:
@@ -149,7 +148,7 @@ def read_weights(path: Path) -> tuple[Trunk, dict[str, Tensor]]:
             f"Expected a safetensors file of LPIPS weights in {str(path)!r}, got a damaged or unreadable one "
             f"({error}). Copy it again."
         ) from error
-    return trunk, {name: _sound(path, name, t) for name, t in tensors.items()}
+    return trunk, {name: _checked_floats(path, name, t) for name, t in tensors.items()}
 
 
 def _trunk_of(path: Path, shapes: dict[str, tuple[int, ...]]) -> Trunk:
@@ -176,7 +175,7 @@ def _check_shapes(path: Path, shapes: dict[str, tuple[int, ...]], trunk: Trunk) 
             )
 
 
-def _sound(path: Path, name: str, tensor: Tensor) -> Tensor:
+def _checked_floats(path: Path, name: str, tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point() or not torch.isfinite(tensor.float()).all():
         raise DataError(
             f"Expected finite floats for {name!r} in {str(path)!r}, got "
@@ -185,13 +184,14 @@ def _sound(path: Path, name: str, tensor: Tensor) -> Tensor:
     return tensor.float()
 
 
-__all__ = ["HOW_TO_PROVIDE", "Lpips", "find_weights", "why_not"]
+__all__ = ["HOW_TO_PROVIDE", "Lpips", "find_weights", "why_no_lpips"]
 
 SMALLEST = 64
-"""Shorter side that smaller images are enlarged to: AlexNet's fifth block sees nothing of 28 x 28 pixels."""
-WORST = 1.0
-"""For an image that is missing or all broken: no bound, but above plain grey and noise."""
-AT_ONCE = 16
+"""Smaller images are enlarged until their shorter side has this many pixels: AlexNet's fifth block sees nothing of
+28 x 28 pixels."""
+WORST_LPIPS = 1.0
+"""The score of an image that is missing or completely broken: not a bound, but above plain grey and noise."""
+BATCH = 16
 """Images per pass, so that memory does not grow with the batch."""
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
@@ -200,9 +200,9 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 class Lpips:
     """sum_i mean_hw w_i . (f_i(a) - f_i(b))^2 with f_i the unit-length activations of block i.
 
-    Images have pixels in [0, 1] and are brought to [-1, 1] here. Grey images are repeated to three channels.
-    Images whose shorter side is below 64 pixels are enlarged bilinearly until it is 64, so their figures
-    compare with each other but not with those of work that enlarges otherwise.
+    Images have pixels in [0, 1] and are mapped to [-1, 1] here. Grey images are repeated to three channels. If the
+    shorter side has less than 64 pixels, images are enlarged bilinearly until it has 64. Their figures compare with
+    each other, but not with figures of work that enlarges differently.
     """
 
     trunk: Trunk
@@ -210,38 +210,38 @@ class Lpips:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Lpips:
-        """The metric with the weights of a safetensors file; AlexNet or VGG16 is told by the names inside."""
+        """Load the weights of a safetensors file; the names inside decide between AlexNet and VGG16."""
         return cls(*read_weights(Path(path)))
 
     @torch.no_grad()
     def __call__(self, reconstructed: Tensor, original: Tensor) -> Tensor:
-        """The distance of each pair, 0 for equal images.  # (n, c, h, w) twice -> (n,)"""
+        """Return the distance of each pair, 0 for equal images.  # (n, c, h, w) twice -> (n,)"""
         guess, truth = pair(reconstructed, original)
-        reason = why_not(tuple(truth.shape[1:]))
+        reason = why_no_lpips(tuple(truth.shape[1:]))
         if reason:
             raise DataError(reason)
-        parts = zip(torch.split(greyed(guess), AT_ONCE), torch.split(truth, AT_ONCE), strict=True)
+        parts = zip(torch.split(fill_grey(guess), BATCH), torch.split(truth, BATCH), strict=True)
         distances = torch.cat([self._distance(_prepare(a), _prepare(b)) for a, b in parts]).double()
-        return demoted(distances, guess, WORST)
+        return with_worst(distances, guess, WORST_LPIPS)
 
     def _distance(self, a: Tensor, b: Tensor) -> Tensor:
         total = torch.zeros(len(a))
         layers = zip(self.trunk.features(a, self.weights), self.trunk.features(b, self.weights), strict=True)
         for i, (fa, fb) in enumerate(layers):
-            apart = (_unit(fa) - _unit(fb)).square()
-            total += conv2d(apart, self.weights[f"lin{i}.weight"]).mean((1, 2, 3))
+            differences = (_unit(fa) - _unit(fb)).square()
+            total += conv2d(differences, self.weights[f"lin{i}.weight"]).mean((1, 2, 3))
         return total
 
 
-def why_not(shape: tuple[int, ...]) -> str | None:
-    """Why images (c, h, w) have no LPIPS, or None where they do."""
+def why_no_lpips(shape: tuple[int, ...]) -> str | None:
+    """Return why images (c, h, w) have no LPIPS, or None if they have."""
     if shape[0] in (1, 3):
         return None
     return f"Expected images of 1 or 3 channels for LPIPS, got {shape[0]}: use PSNR, SSIM or RMSE for them."
 
 
 def _prepare(images: Tensor) -> Tensor:
-    """Pixels in [0, 1] -> what the networks were trained on.  # (n, 1 or 3, h, w) -> (n, 3, >= 64, >= 64)"""
+    """Map pixels in [0, 1] to the inputs of the networks.  # (n, 1 or 3, h, w) -> (n, 3, >= 64, >= 64)"""
     images = images.float().expand(-1, 3, -1, -1)
     shorter = min(images.shape[2:])
     if shorter < SMALLEST:
@@ -252,7 +252,7 @@ def _prepare(images: Tensor) -> Tensor:
 
 
 def _unit(features: Tensor) -> Tensor:
-    """Activations scaled to length 1 over the channels; where nothing is active they stay 0."""
+    """Scale activations to length 1 over the channels; zeros stay zeros."""
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
@@ -264,12 +264,12 @@ def _compute(reconstructed: Tensor, original: Tensor) -> Tensor:
 
 
 def _why_not(shape: tuple[int, ...]) -> str | None:
-    return why_not(shape) if find_weights() else HOW_TO_PROVIDE
+    return why_no_lpips(shape) if find_weights() else HOW_TO_PROVIDE
 
 
 @functools.lru_cache(maxsize=1)
 def _loaded(path: Path, changed: int) -> Lpips:
-    """Weights are read once; `changed` makes a replaced file be read again."""
+    """Read the weights once; `changed` makes sure that a replaced file is read again."""
     return Lpips.load(path)
 
 

@@ -1,4 +1,4 @@
-"""Which reconstruction shows which original: a message has no order, so the best pairing is taken."""
+"""The best pairing of reconstructions and originals, since a message has no order, and the same for labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, bincount
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import assign, squared_distances
-from fedglass.metrics.images import LIMIT, batch, decibels, mse, originals
+from fedglass.metrics.images import MOST_RANGES, batch, decibels, mse, originals
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Matching:
         return tuple(i for i, p in enumerate(self.partner) if p is None)
 
     def apply(self, reconstructed: Tensor) -> Tensor:
-        """Reconstructions in the order of the originals, NaN where one is missing.  # -> (n, c, h, w)
+        """Return the reconstructions in the order of the originals, NaN where one is missing.  # -> (n, c, h, w)
 
         >>> Matching((1, None)).apply(torch.tensor([5.0, 7.0]).view(2, 1, 1, 1)).flatten()
         tensor([7., nan])
@@ -43,9 +43,9 @@ class Matching:
 
 
 def match(reconstructed: Tensor, original: Tensor) -> Matching:
-    """The one-to-one pairing with the least total MSE, as SME reports it.  # (m, c, h, w), (n, c, h, w)
+    """Return the one-to-one pairing with the least total MSE, as SME reports it.  # (m, c, h, w), (n, c, h, w)
 
-    With fewer reconstructions than originals some originals stay without, with more the worst are left over.
+    With fewer reconstructions than originals, some originals have no partner; with more, the worst have none.
 
     >>> a, b = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
     >>> match(torch.cat([b, a]), torch.cat([a, b])).partner
@@ -55,7 +55,7 @@ def match(reconstructed: Tensor, original: Tensor) -> Matching:
 
 
 def match_by_psnr(reconstructed: Tensor, original: Tensor) -> Matching:
-    """The one-to-one pairing with the greatest total PSNR, not clipped, as DLFA reports it.
+    """Return the one-to-one pairing with the greatest total PSNR, not clipped, as DLFA reports it.
 
     It prefers one very good pair to two fair ones more than `match` does.
     """
@@ -63,7 +63,7 @@ def match_by_psnr(reconstructed: Tensor, original: Tensor) -> Matching:
 
 
 def _optimal(cost: Callable[[Tensor], Tensor], reconstructed: Tensor, original: Tensor) -> Matching:
-    """The pairing of least total cost, which is a function of the MSE."""
+    """Return the pairing of least total cost, which is a function of the MSE."""
     guess, truth = batch("reconstructed", reconstructed), originals(original)
     if guess.shape[1:] != truth.shape[1:]:
         raise DataError(
@@ -76,20 +76,20 @@ def _optimal(cost: Callable[[Tensor], Tensor], reconstructed: Tensor, original: 
 
 
 def _errors(guess: Tensor, truth: Tensor) -> Tensor:
-    """`mse` of every pair: one product for sound images, and one image after another where pixels are broken.
+    """Return `mse` of every pair: by one product for sound images, image by image if pixels are broken.
 
     # (m, c, h, w), (n, c, h, w) -> (m, n)
     """
     sound = torch.isfinite(guess).flatten(1).all(1)
     table = truth.new_empty(len(guess), len(truth))
-    table[sound] = squared_distances(guess[sound].clamp(-LIMIT, LIMIT), truth)
+    table[sound] = squared_distances(guess[sound].clamp(-MOST_RANGES, MOST_RANGES), truth)
     for i in (~sound).nonzero().flatten().tolist():
         table[i] = mse(guess[i].expand_as(truth), truth)
     return table
 
 
 def _partners(table: Tensor) -> tuple[int | None, ...]:
-    """The row chosen for each column.  # (m, n) -> n entries"""
+    """Return the row chosen for each column.  # (m, n) -> n entries"""
     m, n = table.shape
     if m >= n:
         return tuple(int(p) for p in assign(table.T))
@@ -99,15 +99,12 @@ def _partners(table: Tensor) -> tuple[int | None, ...]:
     return tuple(partner)
 
 
-# How many labels an attack got wrong, whatever their order.
-
-
 def label_errors(recovered: Tensor, true: Tensor, classes: int) -> int:
-    """Half the L1 distance of the label counts [Dimitrov et al., 2022].  # (n,), (n,) -> 0..n
+    """Count the labels that an attack got wrong, in any order [Dimitrov et al., 2022].  # (n,), (n,) -> 0..n
 
-    For lists of different lengths, max(lengths) - overlap: each label that is missing, superfluous or
-    exchanged counts once, which is half the L1 distance where the lengths agree. A recovered label of -1 is one that
-    the attack could not tell.
+    It is half the L1 distance of the label counts. For lists of different lengths it is max(lengths) - overlap: each
+    label that is missing, superfluous or exchanged counts once. A recovered label of -1 is one that the attack could
+    not read.
 
     >>> from torch import tensor
     >>> label_errors(tensor([3, 1, 1]), tensor([1, 2, 3]), classes=5)
@@ -117,9 +114,9 @@ def label_errors(recovered: Tensor, true: Tensor, classes: int) -> int:
     """
     if classes < 1:
         raise UsageError(f"Expected classes to be at least 1, got {classes}.")
-    told = recovered[recovered != -1] if recovered.ndim == 1 else recovered
-    found, truth = (_counts(n, x, classes) for n, x in (("recovered", told), ("true", true)))
-    overlap = found.minimum(truth).sum()
+    readable = recovered[recovered != -1] if recovered.ndim == 1 else recovered
+    recovered_counts, true_counts = (_counts(n, x, classes) for n, x in (("recovered", readable), ("true", true)))
+    overlap = recovered_counts.minimum(true_counts).sum()
     return max(len(recovered), len(true)) - int(overlap)
 
 

@@ -14,14 +14,16 @@ from fedglass.core.rng import derive, stream
 from fedglass.models.init import Initialisation, PyTorchDefault
 from fedglass.models.stem import Shape
 
-# A model of others, made by a factory of an installed package or of the user's own.
+_DEFAULT = PyTorchDefault()
+MOST_ENTRIES = 3 * 64 * 64
+"""Entries of an image up to which a pass takes no more than milliseconds."""
 
 
-def construct(entry: Entry, shape: Shape, classes: int, seed: int) -> nn.Module:
-    """Call the factory with what it takes of `shape` and `classes`, and try the model once.
+def build_foreign(entry: Entry, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """Build a model by the factory of an installed package or of the user, and run it once.
 
-    The factory and its lazy layers draw from the global generator, which is seeded here: call this inside
-    `torch.random.fork_rng`.
+    The factory is called with `shape` and `classes`, if it takes them. The factory and its lazy layers draw from the
+    global generator, which is seeded here: call this inside `torch.random.fork_rng`.
     """
     factory, name = entry.value, entry.name
     if not callable(factory) or isinstance(factory, nn.Module):
@@ -37,17 +39,17 @@ def construct(entry: Entry, shape: Shape, classes: int, seed: int) -> nn.Module:
         raise ModelError(
             f"The model {name!r} returned {type(model).__name__}, expected a torch.nn.Module: return the model itself."
         )
-    _try(model, name, shape, classes)
+    _check_output(model, name, shape, classes)
     return model
 
 
-def _try(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
-    """One pass in evaluation mode, which also gives lazy layers their shapes and changes no statistics."""
+def _check_output(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
+    """Run one pass in evaluation mode, which also gives lazy layers their shapes and changes no statistics."""
     modes = {layer: layer.training for layer in model.modules()}
 
-    def refusal(words: str) -> ModelError:
+    def refusal(reason: str) -> ModelError:
         return ModelError(
-            f"The model of {name!r} does not take a batch of shape {(2, *shape)}: {words}. Make the factory use its "
+            f"The model of {name!r} does not take a batch of shape {(2, *shape)}: {reason}. Make the factory use its "
             "arguments `shape` and `classes`, or give the plan the model's own."
         )
 
@@ -59,13 +61,8 @@ def _try(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(
             f"The model of {name!r} returned {got} for a batch of 2, expected logits of shape "
-            f"(2, {classes}): check the number of classes and return the logits alone."
+            f"(2, {classes}): check the number of classes, and return only the logits."
         )
-
-
-_DEFAULT = PyTorchDefault()
-SMALL = 3 * 64 * 64
-"""Entries of an image up to which a pass costs no more than milliseconds."""
 
 
 def build(
@@ -76,9 +73,9 @@ def build(
     init: Initialisation = _DEFAULT,
     seed: int = 0,
 ) -> nn.Module:
-    """The model of that name for inputs of that shape, initialised from the seed alone.
+    """Build the model of that name for inputs of that shape, initialised only from the seed.
 
-    The default initialisation draws the layers of a built-in model, and keeps what any other factory made.
+    The default initialisation draws the layers of a built-in model, and keeps the weights of any other factory.
 
     >>> model = build("lenet", shape=(3, 32, 32), classes=10)
     >>> sum(p.numel() for p in model.parameters())
@@ -86,16 +83,16 @@ def build(
     """
     _check_request(shape, classes)
     with torch.random.fork_rng(devices=[]):
-        # Layers that are made draw from the global generator, and modules may as they are imported: it is put back.
+        # New layers, and modules on import, draw from the global generator: its state is restored.
         entry = find("models", name)
-        model = _known(entry, shape, classes) if entry.built_in else construct(entry, shape, classes, seed)
+        model = _build_built_in(entry, shape, classes) if entry.built_in else build_foreign(entry, shape, classes, seed)
     if entry.built_in or not isinstance(init, PyTorchDefault):
         init.apply(model, stream(seed, "init", name))
     return model
 
 
 def names() -> dict[str, str]:
-    """Name and one-line description of every model.
+    """Return name and one-line description of every model.
 
     >>> names()["resnet18"]
     'ResNet-18'
@@ -103,23 +100,23 @@ def names() -> dict[str, str]:
     return summaries("models")
 
 
-def _known(entry: Entry, shape: Shape, classes: int) -> nn.Module:
+def _build_built_in(entry: Entry, shape: Shape, classes: int) -> nn.Module:
     try:
         model: nn.Module = entry.value(shape=shape, classes=classes)
         _dry_run(model, shape)
     except RuntimeError as error:
         raise ModelError(
-            f"The model {entry.name!r} can not take inputs of shape {shape} ({error}): give larger images "
+            f"The model {entry.name!r} cannot take inputs of shape {shape} ({error}): give larger images "
             "or choose another model."
         ) from error
     return model
 
 
 def _dry_run(model: nn.Module, shape: Shape) -> None:
-    """A pass of empty images; of large ones with shapes only, whose machinery takes torch a second to import."""
+    """Run empty images through the model; for large ones only their shapes, which takes torch a second to import."""
     model.eval()
     with torch.no_grad():
-        if math.prod(shape) <= SMALL:
+        if math.prod(shape) <= MOST_ENTRIES:
             model(torch.zeros(2, *shape))
         else:
             state = {key: tensor.to("meta") for key, tensor in model.state_dict().items()}

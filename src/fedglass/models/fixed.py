@@ -1,4 +1,4 @@
-"""Networks of which a part is not trained, as in fine-tuning: that part is constant, as its buffers are."""
+"""Networks with parameters that are not trained, as in fine-tuning: these are constant, as buffers are."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedglass.core.errors import ModelError
 from fedglass.core.text import some
 
 FIXED = "untrained_parameters"
-DOUBLE = 16 * torch.finfo(torch.float64).eps
-"""The rounding of a mean that was taken in double precision, as a share."""
+DOUBLE_ROUNDING = 16 * torch.finfo(torch.float64).eps
+"""The relative rounding of a mean that was taken in double precision."""
 
 
 def with_fixed(model: nn.Module, names: Collection[str]) -> nn.Module:
-    """A copy of the model whose parameters of these names are buffers: nobody differentiates by them or sends them.
+    """Return a copy of the model with these parameters as buffers, which are neither differentiated nor sent.
 
     >>> model = with_fixed(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), ["0.weight", "0.bias"])
     >>> [name for name, _ in model.named_parameters()], [name for name, _ in model.named_buffers()]
@@ -27,66 +27,72 @@ def with_fixed(model: nn.Module, names: Collection[str]) -> nn.Module:
     wrong = [name for name in names if name not in can_be_fixed(model)]
     if wrong:
         raise ModelError(
-            f"{wrong[0]!r} can not be held fixed: it is no parameter of the network, or one that several layers share."
+            f"{wrong[0]!r} cannot be held fixed: it is not a parameter of the network, or several layers share it."
         )
-    made = copy.deepcopy(model)
+    partly_fixed = copy.deepcopy(model)
     for name in names:
         path, _, last = name.rpartition(".")
-        layer = made.get_submodule(path)
+        layer = partly_fixed.get_submodule(path)
         tensor = layer._parameters.pop(last)
         assert tensor is not None, "it was found among the parameters"
         layer.register_buffer(last, tensor.detach().clone())
-    # An attribute, by which the network is told from the same one with all layers trained.
-    vars(made)[FIXED] = (*vars(made).get(FIXED, ()), *names)
-    return made
+    # This attribute gives the network another identity than the same one with all layers trained.
+    vars(partly_fixed)[FIXED] = (*vars(partly_fixed).get(FIXED, ()), *names)
+    return partly_fixed
 
 
 def can_be_fixed(model: nn.Module) -> list[str]:
-    """The parameters that one layer alone has."""
+    """Return the parameters that no two layers share."""
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)
     return [names[0] for names in places.values() if len(names) == 1]
 
 
-def matching(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """The parameters whose names match a pattern; one that matches none, or all of them together, is refused.
+def matching_parameters(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Return the parameters with names that match a pattern.
 
-    >>> matching(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), ["0.*"])
+    Refuse a pattern that matches no parameter, and patterns that together match all of them.
+
+    >>> matching_parameters(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), ["0.*"])
     ['0.weight', '0.bias']
     """
-    known = [name for name, _ in model.named_parameters()]
+    names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise ModelError(
-                f"federation.untrained has {pattern!r}, which is the name of no parameter, expected some of "
-                f"{some(known)}: correct it; * stands for any characters."
+                f"federation.untrained has {pattern!r}, which matches no parameter, expected some of "
+                f"{some(names)}: correct it; * stands for any characters."
             )
-    found = [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-    if len(found) == len(known):
+    matches = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    if len(matches) == len(names):
         raise ModelError("federation.untrained has all parameters of the network: leave some to be trained.")
-    return found
+    return matches
 
 
-def lost(tensor: Tensor, kind: torch.dtype, start: Tensor | None) -> bool:
-    """Whether weights hold more than the model's type can, and not because they came so: that moved, and is not read.
+def exceeds_precision(tensor: Tensor, kind: torch.dtype, start: Tensor | None) -> bool:
+    """Return True if weights need more precision than the model's type has and did not start that way.
+
+    Such weights have moved, and the model's type cannot represent the move.
 
     >>> fine = torch.ones(2, dtype=torch.float64) + 1e-12
-    >>> lost(fine, torch.float32, torch.ones(2)), lost(fine, torch.float32, fine), lost(fine, torch.float64, None)
-    (True, False, False)
+    >>> exceeds_precision(fine, torch.float32, start=torch.ones(2)), exceeds_precision(fine, torch.float32, start=fine)
+    (True, False)
+    >>> exceeds_precision(fine, torch.float64, start=None)
+    False
     """
-    own = tensor.double()
-    finer = not torch.equal(own.to(kind).double(), own)
-    return finer and (start is None or not torch.equal(start.double(), own))
+    weights = tensor.double()
+    finer = not torch.equal(weights.to(kind).double(), weights)
+    return finer and (start is None or not torch.equal(start.double(), weights))
 
 
 def unmoved(before: Tensor, update: Tensor) -> bool:
-    """Whether an update is none, but for the rounding of a mean over clients or of a difference.
+    """Return True if an update is zero up to the rounding of a mean over clients or of a difference.
 
-    Rounding ends at numbers that a weight can hold, or is that of double precision: whatever lies between is a
-    difference that was sent as such, and tells of the data however small it is.
+    Rounding ends at numbers that a weight can represent, or is that of double precision. Any value between is a
+    difference that was sent as such, and depends on the data however small it is.
     """
     grain = 2 * torch.finfo(before.dtype).eps
     held = (before + update) - before == update
-    rounded = torch.where(held, update.abs() <= grain * before.abs(), update.abs() <= DOUBLE * before.abs())
+    rounded = torch.where(held, update.abs() <= grain * before.abs(), update.abs() <= DOUBLE_ROUNDING * before.abs())
     return bool(rounded.all())

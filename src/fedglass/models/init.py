@@ -1,8 +1,7 @@
-"""Initial weights: parts that fill a model's layers from a generator.
+"""Initial weights: parts that fill a model's layers from a generator, and their names in plans and commands.
 
-Unless they say otherwise, they set normalisation layers to the identity (weight 1, bias 0, running mean 0,
-running variance 1) and leave parameters of other than dense, convolution and normalisation layers as they
-are.
+Unless stated otherwise, they set normalisation layers to the identity (weight 1, bias 0, running mean 0, running
+variance 1). They do not change parameters of layers other than dense, convolution and normalisation layers.
 """
 
 from __future__ import annotations
@@ -30,11 +29,14 @@ Weighted = nn.Linear | _ConvNd
 Norm = _NormBase | nn.LayerNorm | nn.GroupNorm
 
 
+KIND = "initialisations"
+MOST_CLASSES = 1 << 16
+LARGEST_KERNEL = 31
 KAIMING = "He, Zhang, Ren, Sun: Delving Deep into Rectifiers, ICCV 2015, https://arxiv.org/abs/1502.01852"
 
 
 class Initialisation(Protocol):
-    """Fills the weights of a model in place."""
+    """A part that fills the weights of a model in place."""
 
     def apply(self, model: nn.Module, generator: Generator) -> None: ...
 
@@ -42,11 +44,11 @@ class Initialisation(Protocol):
 @register(
     "initialisations",
     "default",
-    summary="what PyTorch's layers draw when they are made: U(-1/sqrt(fan in), 1/sqrt(fan in))",
+    summary="as PyTorch's layers draw them: U(-1/sqrt(fan in), 1/sqrt(fan in))",
 )
 @dataclass(frozen=True)
 class PyTorchDefault:
-    """What PyTorch's layers draw when they are made: weights and biases ~ U(-1/sqrt(fan in), 1/sqrt(fan in)).
+    """The draws of PyTorch's own layers: weights and biases ~ U(-1/sqrt(fan in), 1/sqrt(fan in)).
 
     >>> layer = nn.Linear(4, 2)
     >>> PyTorchDefault().apply(layer, Generator().manual_seed(0))
@@ -85,9 +87,9 @@ class KaimingUniform:
 class KaimingNormal:
     """Weights ~ N(0, 2 / fan), biases zero [He et al., 2015].
 
-    The fan of a convolution is what leaves it, as in torchvision's ResNet; that of a dense layer is what
-    enters it, since with few classes the other choice gives logits in the tens. (torchvision leaves its one
-    dense layer at PyTorch's default.)
+    The fan of a convolution counts its outputs, as in torchvision's ResNet; that of a dense layer its inputs, since
+    with few classes the other choice gives logits in the tens. (torchvision leaves its one dense layer at PyTorch's
+    default.)
     """
 
     def apply(self, model: nn.Module, generator: Generator) -> None:
@@ -129,7 +131,7 @@ class LeCunTruncatedNormal:
 )
 @dataclass(frozen=True)
 class Orthogonal:
-    """Weights, flattened to (leaving, entering), are semi-orthogonal; biases zero [Saxe et al., 2014]."""
+    """Semi-orthogonal weights, flattened to (outputs, inputs), and zero biases [Saxe et al., 2014]."""
 
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
@@ -169,7 +171,7 @@ class FromFile:
 
     path: str
     digest: str = ""
-    """The file's SHA-256, where that is a part of an experiment's identity."""
+    """The file's SHA-256, if it is a part of an experiment's identity."""
 
     def apply(self, model: nn.Module, generator: Generator) -> None:
         load_weights(model, self.path)
@@ -199,14 +201,8 @@ def _reset_norms(model: nn.Module) -> None:
             layer.reset_parameters()
 
 
-# Initialisations by the names that a plan or the command line uses.
-
-
-KIND = "initialisations"
-
-
 def by_name(text: str) -> Initialisation:
-    """One of `names`; those that read a file have its path after a colon.
+    """Return the initialisation of that name; those that read a file have its path after a colon.
 
     >>> by_name("lecun"), by_name("file:resnet18.safetensors")
     (LeCunTruncatedNormal(), FromFile(path='resnet18.safetensors', digest=''))
@@ -219,7 +215,7 @@ def by_name(text: str) -> Initialisation:
 
 
 def located(text: str, folder: Path) -> str:
-    """The same initialisation with its file's path taken from that folder.
+    """Return the name of the same initialisation with its file's path taken from that folder.
 
     >>> located("transfer:w.safetensors", Path("plans")), located("lecun", Path("plans"))
     ('transfer:plans/w.safetensors', 'lecun')
@@ -228,15 +224,8 @@ def located(text: str, folder: Path) -> str:
 
 
 def names() -> dict[str, str]:
-    """Name and one-line description of every initialisation."""
+    """Return name and one-line description of every initialisation."""
     return {listed_name(entry): entry.summary for entry in entries(KIND) if not entry.problem}
-
-
-# Weights of a network that was trained for other classes, or for larger pictures.
-
-
-MOST_CLASSES = 1 << 16
-LARGEST_KERNEL = 31
 
 
 @register("initialisations", "transfer", summary="the same, but for a first or last layer of another size")
@@ -244,42 +233,44 @@ LARGEST_KERNEL = 31
 class Transfer:
     """All weights and running statistics from a safetensors file, but for a first or last layer of another size.
 
-    The last one is that of other classes. The first one is a convolution with another kernel: networks made for
-    224 x 224 pixels begin with 7 x 7, those for 32 x 32 with 3 x 3. Either is drawn anew [He et al., 2015]; all
-    else must be of the same architecture.
+    The last layer differs if the file was trained for other classes. The first one differs if it is a convolution with
+    another kernel: networks made for 224 x 224 pixels begin with 7 x 7, those for 32 x 32 with 3 x 3. Such a layer is
+    drawn at random [He et al., 2015]; all other layers must be of the same architecture.
     """
 
     path: str
     digest: str = ""
-    """The file's SHA-256, where that is a part of an experiment's identity."""
+    """The file's SHA-256, if it is a part of an experiment's identity."""
 
     def apply(self, model: nn.Module, generator: Generator) -> None:
-        fitting = _as_in_file(model, self.path)
-        if not fitting:
+        resized = _resized_layers(model, self.path)
+        if not resized:
             load_weights(model, self.path)
             return
         source = copy.deepcopy(model)
-        for name, layer in fitting.items():
+        for name, layer in resized.items():
             source.set_submodule(name, layer)
         load_weights(source, self.path)
         KaimingNormal().apply(model, generator)
-        own = model.state_dict()
+        tensors = model.state_dict()
         with torch.no_grad():
             for key, tensor in source.state_dict().items():
-                if key.rpartition(".")[0] not in fitting:
-                    own[key].copy_(tensor)
+                if key.rpartition(".")[0] not in resized:
+                    tensors[key].copy_(tensor)
 
 
-def _as_in_file(model: nn.Module, path: str) -> dict[str, nn.Module]:
-    """The layers that the file has in another size, in that size; all other complaints are left to `load_weights`."""
+def _resized_layers(model: nn.Module, path: str) -> dict[str, nn.Module]:
+    """Return the layers that the file has in another size, in that size; `load_weights` checks everything else."""
     (last, head), first = _last_dense(model), _first_convolution(model)
     sizes = _sizes(path, [last] if first is None else [last, first[0]])
-    found: dict[str, nn.Module] = {}
+    resized: dict[str, nn.Module] = {}
     if _other_classes(size := sizes.get(last, ()), head):
-        found[last] = nn.Linear(head.in_features, size[0], head.bias is not None, device="meta").to_empty(device="cpu")
+        resized[last] = nn.Linear(head.in_features, size[0], head.bias is not None, device="meta").to_empty(
+            device="cpu"
+        )
     if first is not None and _other_kernel(size := sizes.get(first[0], ()), first[1]):
-        found[first[0]] = _with_kernel(first[1], (size[2], size[3]))
-    return found
+        resized[first[0]] = _with_kernel(first[1], (size[2], size[3]))
+    return resized
 
 
 def _other_classes(size: Sequence[int], head: nn.Linear) -> bool:
@@ -293,10 +284,10 @@ def _other_kernel(size: Sequence[int], layer: nn.Conv2d) -> bool:
 
 
 def _with_kernel(layer: nn.Conv2d, kernel: tuple[int, int]) -> nn.Module:
-    made = nn.Conv2d(
+    convolution = nn.Conv2d(
         layer.in_channels, layer.out_channels, kernel, groups=layer.groups, bias=layer.bias is not None, device="meta"
     )
-    return made.to_empty(device="cpu")
+    return convolution.to_empty(device="cpu")
 
 
 def _last_dense(model: nn.Module) -> tuple[str, nn.Linear]:
@@ -311,11 +302,11 @@ def _first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
 
 
 def _sizes(path: str, layers: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of these layers' weights, as far as the file has them."""
+    """Return the shapes of these layers' weights, as far as the file has them."""
     try:
         with open_tensors(Path(path)) as file:
-            known = [name for name in layers if f"{name}.weight" in file.keys()]  # noqa: SIM118 (no mapping)
-            return {name: tuple(file.get_slice(f"{name}.weight").get_shape()) for name in known}
+            present = [name for name in layers if f"{name}.weight" in file.keys()]  # noqa: SIM118 (no mapping)
+            return {name: tuple(file.get_slice(f"{name}.weight").get_shape()) for name in present}
     except FileNotFoundError:
         return {}
     except (SafetensorError, OSError) as error:

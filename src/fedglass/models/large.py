@@ -1,4 +1,4 @@
-"""Densely connected networks [Huang et al., 2017]."""
+"""Larger networks: DenseNet-121 [Huang et al., 2017] and MobileNetV2 [Sandler et al., 2018]."""
 
 from __future__ import annotations
 
@@ -8,20 +8,33 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.registry import register
-from fedglass.models.stem import Shape, Stem, Stemmed, first_convolution, first_pool
+from fedglass.models.stem import Shape, Stem, StemFactory, first_convolution, first_pool
 
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
-
+MOBILENET_GROUPS = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+"""Expansion, channels, repetitions, stride of the first [Sandler et al., 2018, Table 2]."""
 
 DENSENET_PAPER = (
     "Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017, "
     "https://arxiv.org/abs/1608.06993"
 )
+MOBILENET_PAPER = (
+    "Sandler, Howard, Zhu, Zhmoginov, Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018, "
+    "https://arxiv.org/abs/1801.04381"
+)
 
 
 class DenseLayer(nn.Module):
-    """What one layer adds to the channels: norm - activation - conv 1x1 - norm - activation - conv 3x3."""
+    """The channels that one layer adds: norm - activation - conv 1x1 - norm - activation - conv 3x3."""
 
     def __init__(self, entering: int, activation: type[nn.Module]) -> None:
         super().__init__()
@@ -52,7 +65,7 @@ class DenseBlock(nn.Module):
 
 
 def transition(entering: int, activation: type[nn.Module]) -> nn.Sequential:
-    """Halves the channels and the resolution."""
+    """Return a block that halves the channels and the resolution."""
     block = nn.Sequential()
     block.add_module("norm", nn.BatchNorm2d(entering))
     block.add_module("act", activation())
@@ -95,41 +108,20 @@ class DenseNet(nn.Module):
 
 
 def densenet121(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> DenseNet:
-    """Blocks of 6, 12, 24 and 16 layers."""
+    """Return the DenseNet with blocks of 6, 12, 24 and 16 layers."""
     return DenseNet(shape=shape, classes=classes, layers=(6, 12, 24, 16), stem=stem, activation=activation)
 
 
-register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)(Stemmed(densenet121))
+register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)(StemFactory(densenet121))
 register("models", "densenet121_sigmoid", summary="the same with sigmoid", paper=DENSENET_PAPER)(
-    Stemmed(densenet121, nn.Sigmoid)
+    StemFactory(densenet121, nn.Sigmoid)
 )
 
 
-# MobileNetV2 [Sandler et al., 2018].
-
-
-# Expansion, channels, repetitions, stride of the first [Sandler et al., 2018, Table 2].
-GROUPS = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
-
-
-MOBILENET_PAPER = (
-    "Sandler, Howard, Zhu, Zhmoginov, Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018, "
-    "https://arxiv.org/abs/1801.04381"
-)
-
-
-def unit(
+def convolution_unit(
     entering: int, leaving: int, kernel: int, stride: int, groups: int, activation: type[nn.Module]
 ) -> nn.Sequential:
-    """Convolution, normalisation, activation."""
+    """Return convolution, normalisation and activation."""
     return nn.Sequential(
         nn.Conv2d(entering, leaving, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(leaving),
@@ -138,15 +130,15 @@ def unit(
 
 
 class InvertedResidual(nn.Module):
-    """Expand, filter each channel, project back without activation; a shortcut where the shape stays."""
+    """Expansion, a filter for each channel, projection without activation; a shortcut where the shape stays."""
 
     def __init__(self, entering: int, leaving: int, stride: int, expansion: int, activation: type[nn.Module]) -> None:
         super().__init__()
         inner = entering * expansion
-        expand = [unit(entering, inner, 1, 1, 1, activation)] if expansion != 1 else []
+        expand = [convolution_unit(entering, inner, 1, 1, 1, activation)] if expansion != 1 else []
         self.conv = nn.Sequential(
             *expand,
-            unit(inner, inner, 3, stride, inner, activation),
+            convolution_unit(inner, inner, 3, stride, inner, activation),
             nn.Conv2d(inner, leaving, kernel_size=1, bias=False),
             nn.BatchNorm2d(leaving),
         )
@@ -160,21 +152,21 @@ class InvertedResidual(nn.Module):
 class MobileNetV2(nn.Module):
     """Inverted residuals, 1280 channels, global average, one dense layer, with torchvision's parameter names.
 
-    The SMALL stem drops the first two strides, as is usual at 32x32. There is no dropout, because a gradient
-    would then depend on a mask that nobody records; `classifier.0` only keeps its place.
+    The SMALL stem drops the first two strides, as is usual at 32x32. There is no dropout, because a gradient would then
+    depend on a mask that is not recorded; `classifier.0` is only a placeholder for it.
     """
 
     def __init__(self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU6) -> None:
         super().__init__()
         start, second = (1, 1) if stem is Stem.SMALL else (2, 2)
         width = 32
-        layers: list[nn.Module] = [unit(shape[0], width, 3, start, 1, activation)]
-        for i, (expansion, channels, repetitions, stride) in enumerate(GROUPS):
+        layers: list[nn.Module] = [convolution_unit(shape[0], width, 3, start, 1, activation)]
+        for i, (expansion, channels, repetitions, stride) in enumerate(MOBILENET_GROUPS):
             strides = [second if i == 1 else stride] + [1] * (repetitions - 1)
             for step in strides:
                 layers.append(InvertedResidual(width, channels, step, expansion, activation))
                 width = channels
-        layers.append(unit(width, 1280, 1, 1, 1, activation))
+        layers.append(convolution_unit(width, 1280, 1, 1, 1, activation))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(nn.Identity(), nn.Linear(1280, classes))
 
@@ -182,7 +174,7 @@ class MobileNetV2(nn.Module):
         return cast(Tensor, self.classifier(self.features(inputs).mean((2, 3))))
 
 
-register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)(Stemmed(MobileNetV2))
+register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)(StemFactory(MobileNetV2))
 register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
-    Stemmed(MobileNetV2, nn.Sigmoid)
+    StemFactory(MobileNetV2, nn.Sigmoid)
 )

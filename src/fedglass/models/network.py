@@ -18,18 +18,15 @@ from fedglass.core.errors import ModelError
 from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, Params
 from fedglass.core.types import BatchNorm
 
-# Attention in a form that can be differentiated twice.
-
-
 _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
 
-class Watch(TorchFunctionMode):
-    """Notes whether PyTorch's own attention is called, whose fused kernels have no second derivative."""
+class AttentionWatch(TorchFunctionMode):
+    """A mode that notes calls of PyTorch's own attention, which has fused kernels without a second derivative."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = False
+        self.called = False
 
     def __torch_function__(
         self,
@@ -38,12 +35,12 @@ class Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self.seen = self.seen or func in _FUSED
+        self.called = self.called or func in _FUSED
         return func(*args, **(kwargs or {}))
 
 
-def written_out() -> Any:
-    """A context in which attention is computed from matrix products; entering it takes microseconds."""
+def unfused_attention() -> Any:
+    """Return a context in which attention is computed from matrix products; entering it takes microseconds."""
     return sdpa_kernel(SDPBackend.MATH)
 
 
@@ -63,7 +60,7 @@ class Network:
     """
 
     def __init__(self, model: nn.Module, buffers: Params, batch_norm: BatchNorm) -> None:
-        self._module = _copied(model).eval()
+        self._module = _shared_copy(model).eval()
         self._names, self._ties = _slots(self._module)
         _load_buffers(self._module, buffers)
         if batch_norm is BatchNorm.BATCH:
@@ -80,7 +77,7 @@ class Network:
         return tuple(self._names)
 
     def __call__(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        """The logits.  # (n, c, h, w) -> (n, classes)"""
+        """Return the logits.  # (n, c, h, w) -> (n, classes)"""
         if len(weights) != len(self._places):
             raise ModelError(
                 f"The network has {len(self._places)} parameters, got {len(weights)} tensors: "
@@ -99,21 +96,21 @@ class Network:
             raise ModelError(f"The network refuses a batch of {len(inputs)}: {error}") from error
 
     def _attend(self, inputs: Tensor) -> Tensor:
-        """The first pass finds out whether the module attends, and only then later ones pay for it."""
-        with written_out():
+        """Run a pass with unfused attention; the first pass finds out if later ones need it."""
+        with unfused_attention():
             if self._attends:
                 return cast(Tensor, self._module(inputs))
-            with Watch() as watch:
+            with AttentionWatch() as watch:
                 logits = cast(Tensor, self._module(inputs))
-        self._attends = watch.seen
+        self._attends = watch.called
         return logits
 
     def features(self, weights: Sequence[Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits and the input of the last dense layer.  # (n, classes), (n, hidden)"""
-        seen: list[tuple[nn.Module, Tensor]] = []
+        """Return the logits and the input of the last dense layer.  # (n, classes), (n, hidden)"""
+        last_call: list[tuple[nn.Module, Tensor]] = []
 
         def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            seen[:] = [(layer, arguments[0])]
+            last_call[:] = [(layer, arguments[0])]
 
         hooks = [layer.register_forward_pre_hook(note) for _, layer in self._dense()]
         try:
@@ -121,20 +118,20 @@ class Network:
         finally:
             for hook in hooks:
                 hook.remove()
-        if not seen:
+        if not last_call:
             raise _no_head()
-        self._head = cast(nn.Linear, seen[0][0])
-        return logits, seen[0][1]
+        self._head = cast(nn.Linear, last_call[0][0])
+        return logits, last_call[0][1]
 
     def statistics(self, weights: Sequence[Tensor], inputs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Mean and unbiased variance of what each BatchNorm layer that runs once is given, by the layer's name.
+        """Return mean and unbiased variance of the inputs of each BatchNorm layer that runs once, by the layer's name.
 
-        They are what such a layer's running statistics move towards in a training step.  # (channels,) each
+        Running statistics move towards them in a training step.  # (channels,) each
         """
-        seen: dict[str, list[Tensor]] = {}
+        inputs_by_layer: dict[str, list[Tensor]] = {}
 
         def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-            return lambda layer, arguments: seen.setdefault(name, []).append(arguments[0])
+            return lambda layer, arguments: inputs_by_layer.setdefault(name, []).append(arguments[0])
 
         layers = [(name, m) for name, m in self._module.named_modules() if isinstance(m, _BatchNorm)]
         hooks = [layer.register_forward_pre_hook(noting(name)) for name, layer in layers]
@@ -143,13 +140,13 @@ class Network:
         finally:
             for hook in hooks:
                 hook.remove()
-        return {name: _moments(given[0]) for name, given in seen.items() if len(given) == 1}
+        return {name: _moments(calls[0]) for name, calls in inputs_by_layer.items() if len(calls) == 1}
 
     @property
     def head(self) -> tuple[str, str | None]:
-        """The names of the last dense layer's weight and bias (None where it has no bias).
+        """The names of the last dense layer's weight and bias (None if it has no bias).
 
-        The last one registered, or the last one executed as soon as `features` has seen a pass.
+        It is the last one registered, or the last one executed as soon as `features` has run a pass.
         """
         layers = list(self._dense())
         if not layers:
@@ -158,8 +155,8 @@ class Network:
         name = next(name for name, layer in layers if layer is chosen)
         if chosen._parameters.get("weight") is None:
             raise ModelError(
-                "The network's last dense layer is not trained, so that no message tells of it, which this method "
-                'reads: give an attack that reads no labels there, such as name = "dlg".'
+                "The network's last dense layer is not trained, so no message holds its update, which this method "
+                'reads: choose an attack that does not read labels there, such as name = "dlg".'
             )
         return self._canonical(name, "weight"), (
             None if chosen._parameters.get("bias") is None else self._canonical(name, "bias")
@@ -169,7 +166,7 @@ class Network:
         return ((name, m) for name, m in self._module.named_modules() if isinstance(m, nn.Linear))
 
     def _canonical(self, module: str, parameter: str) -> str:
-        """The name under which `named_parameters` lists it, also where it is tied to an earlier one."""
+        """Return the name of a parameter in `named_parameters`, also if it is tied to an earlier one."""
         full = f"{module}.{parameter}" if module else parameter
         if full in self._owners:
             return full
@@ -177,16 +174,16 @@ class Network:
         return self._names[next(i for p, name, i in self._ties if p is place and name == parameter)]
 
 
-def _copied(model: nn.Module) -> nn.Module:
-    """The module with buffers of its own; its parameters, which every call replaces, share the model's memory."""
-    # What is copied already as `deepcopy` sees it. Parameters that have no shape yet can not be shared.
+def _shared_copy(model: nn.Module) -> nn.Module:
+    """Copy the module with its buffers; its parameters, which every call replaces, share the model's memory."""
+    # The memo of `deepcopy`: these count as copied. Parameters that have no shape yet cannot be shared.
     shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters() if not is_lazy(p)}
     return copy.deepcopy(model, shared).requires_grad_(False)
 
 
-def _moments(given: Tensor) -> tuple[Tensor, Tensor]:
-    """Over all dimensions but that of the channels."""
-    values = given.transpose(0, 1).flatten(1)
+def _moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance over all dimensions but that of the channels."""
+    values = inputs.transpose(0, 1).flatten(1)
     return values.mean(1), values.var(1) if values.shape[1] > 1 else torch.zeros_like(values[:, 0])
 
 
@@ -194,13 +191,13 @@ _Place = tuple[dict[str, Tensor], str]
 
 
 def _owner(module: nn.Module, name: str) -> _Place:
-    """The dictionary in which the layer of that name looks its parameter up."""
+    """Return the dictionary in which the layer of that name looks its parameter up."""
     path, _, last = name.rpartition(".")
     return cast(dict[str, Tensor], module.get_submodule(path)._parameters), last
 
 
 def _slots(module: nn.Module) -> tuple[list[str], list[tuple[dict[str, Tensor], str, int]]]:
-    """The parameter names, and for tied parameters their further places with the index of the first."""
+    """Return the parameter names, and for tied parameters their further places with the index of the first."""
     names: list[str] = []
     first: dict[int, int] = {}
     ties: list[tuple[dict[str, Tensor], str, int]] = []
@@ -215,8 +212,8 @@ def _slots(module: nn.Module) -> tuple[list[str], list[tuple[dict[str, Tensor], 
 
 
 def _load_buffers(module: nn.Module, buffers: Params) -> None:
-    own = dict(module.named_buffers())
-    needed = [n for n in module.state_dict() if n in own and own[n].is_floating_point()]
+    expected_buffers = dict(module.named_buffers())
+    needed = [n for n in module.state_dict() if n in expected_buffers and expected_buffers[n].is_floating_point()]
     missing = [name for name in needed if name not in buffers]
     if missing:
         raise ModelError(
@@ -224,8 +221,12 @@ def _load_buffers(module: nn.Module, buffers: Params) -> None:
             "normalisation layers together with the weights."
         )
     for name, tensor in buffers.items():
-        if name not in own or own[name].shape != tensor.shape:
-            expected = f"shape {tuple(own[name].shape)}" if name in own else f"one of {sorted(own)[:3]}"
+        if name not in expected_buffers or expected_buffers[name].shape != tensor.shape:
+            expected = (
+                f"shape {tuple(expected_buffers[name].shape)}"
+                if name in expected_buffers
+                else f"one of {sorted(expected_buffers)[:3]}"
+            )
             raise ModelError(
                 f"The buffer {name!r} of shape {tuple(tensor.shape)} does not fit the network, expected "
                 f"{expected}: check that both come from the same architecture."
@@ -235,7 +236,7 @@ def _load_buffers(module: nn.Module, buffers: Params) -> None:
 
 
 def _use_batch_statistics(module: nn.Module) -> None:
-    """Without running statistics there is nothing to fall back on and nothing to update."""
+    """Remove the running statistics, so that layers use those of the batch and update none."""
     for layer in module.modules():
         if isinstance(layer, _NormBase):
             layer.train()

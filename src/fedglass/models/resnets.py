@@ -1,7 +1,9 @@
-"""Residual networks of basic blocks [He et al., 2016]."""
+"""Residual networks [He et al., 2016]: ResNet-18 and -34, the small one of SME, and those of the curious client."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from torch import Tensor, nn
@@ -9,13 +11,19 @@ from torch.nn import functional as F
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, SME
-from fedglass.models.stem import Shape, Stem, Stemmed, first_convolution, first_pool, flattened
+from fedglass.models.stem import Shape, Stem, StemFactory, first_convolution, first_pool, output_size
 
-PAPER = "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385"
+RESNET_PAPER = (
+    "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385"
+)
+
+
+POOLED = 8
+"""Side of the maps that enter the dense layer of the curious client's networks."""
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is projected where the shape changes."""
+    """Two 3x3 convolutions with a shortcut, which is projected where the shape changes."""
 
     def __init__(self, entering: int, width: int, stride: int, activation: type[nn.Module]) -> None:
         super().__init__()
@@ -35,10 +43,12 @@ class BasicBlock(nn.Module):
         return cast(Tensor, self.act(branch + self.downsample(inputs)))
 
 
-def stage(entering: int, width: int, blocks: int, stride: int, activation: type[nn.Module]) -> nn.Sequential:
-    """Blocks of one width; the first one carries the stride."""
-    rest = [BasicBlock(width, width, 1, activation) for _ in range(blocks - 1)]
-    return nn.Sequential(BasicBlock(entering, width, stride, activation), *rest)
+def stage(
+    block: Callable[[int, int, int], nn.Module], entering: int, width: int, blocks: int, stride: int
+) -> nn.Module:
+    """Return blocks of one width; the first one has the stride."""
+    later = [block(width, width, 1) for _ in range(blocks - 1)]
+    return nn.Sequential(block(entering, width, stride), *later)
 
 
 class ResNet(nn.Module):
@@ -58,10 +68,11 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         self.act = activation()
         self.maxpool = first_pool(stem)
-        self.layer1 = stage(64, 64, blocks[0], 1, activation)
-        self.layer2 = stage(64, 128, blocks[1], 2, activation)
-        self.layer3 = stage(128, 256, blocks[2], 2, activation)
-        self.layer4 = stage(256, 512, blocks[3], 2, activation)
+        block = partial(BasicBlock, activation=activation)
+        self.layer1 = stage(block, 64, 64, blocks[0], 1)
+        self.layer2 = stage(block, 64, 128, blocks[1], 2)
+        self.layer3 = stage(block, 128, 256, blocks[2], 2)
+        self.layer4 = stage(block, 256, 512, blocks[3], 2)
         self.fc = nn.Linear(512, classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -71,31 +82,34 @@ class ResNet(nn.Module):
 
 
 def resnet18(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> ResNet:
-    """Two blocks a stage."""
+    """Return the ResNet with two blocks in each stage."""
     return ResNet(shape=shape, classes=classes, blocks=(2, 2, 2, 2), stem=stem, activation=activation)
 
 
 def resnet34(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> ResNet:
-    """3, 4, 6 and 3 blocks."""
+    """Return the ResNet with stages of 3, 4, 6 and 3 blocks."""
     return ResNet(shape=shape, classes=classes, blocks=(3, 4, 6, 3), stem=stem, activation=activation)
 
 
-register("models", "resnet18", summary="ResNet-18", paper=PAPER)(Stemmed(resnet18))
+register("models", "resnet18", summary="ResNet-18", paper=RESNET_PAPER)(StemFactory(resnet18))
 register(
-    "models", "resnet18_sigmoid", summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]", paper=PAPER
-)(Stemmed(resnet18, nn.Sigmoid))
-register("models", "resnet34", summary="ResNet-34", paper=PAPER)(Stemmed(resnet34))
-register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=PAPER)(Stemmed(resnet34, nn.Sigmoid))
-
-
-# The small residual network of the surrogate model extension.
+    "models",
+    "resnet18_sigmoid",
+    summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]",
+    paper=RESNET_PAPER,
+)(StemFactory(resnet18, nn.Sigmoid))
+register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)(StemFactory(resnet34))
+register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=RESNET_PAPER)(
+    StemFactory(resnet34, nn.Sigmoid)
+)
 
 
 class ResNet8(nn.Module):
-    """Three basic blocks of widths 32, 64 and 128 and two dense layers [Zhu et al., 2023, Appendix G].
+    """Small residual network of the surrogate model extension (SME) [Zhu et al., 2023, Appendix G].
 
-    As in the release of SME: average pooling over 2x2 padded by one, so that 2048 numbers remain at 28x28,
-    then 1000 units with no activation in front of the last layer.
+    Three basic blocks of widths 32, 64 and 128 and two dense layers. As in the release of SME, average pooling over 2x2
+    is padded by one, so that 2048 numbers remain at 28x28, then come 1000 units with no activation in front of the last
+    layer.
     """
 
     def __init__(self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> None:
@@ -104,12 +118,13 @@ class ResNet8(nn.Module):
         self.bn1 = nn.BatchNorm2d(32)
         self.act = activation()
         self.maxpool = first_pool(stem)
-        self.layer1 = stage(32, 32, 1, 1, activation)
-        self.layer2 = stage(32, 64, 1, 2, activation)
-        self.layer3 = stage(64, 128, 1, 2, activation)
+        block = partial(BasicBlock, activation=activation)
+        self.layer1 = stage(block, 32, 32, 1, 1)
+        self.layer2 = stage(block, 32, 64, 1, 2)
+        self.layer3 = stage(block, 64, 128, 1, 2)
         self.avgpool = nn.AvgPool2d(kernel_size=2, stride=2, padding=1)
         strided = [self.conv1, self.maxpool, self.layer1, self.layer2, self.layer3, self.avgpool]
-        self.fc1 = nn.Linear(flattened(nn.Sequential(*strided).eval(), shape), 1000)
+        self.fc1 = nn.Linear(output_size(nn.Sequential(*strided).eval(), shape), 1000)
         self.fc2 = nn.Linear(1000, classes)
         self.train()
 
@@ -119,19 +134,12 @@ class ResNet8(nn.Module):
         return cast(Tensor, self.fc2(self.fc1(hidden.flatten(1))))
 
 
-register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)(Stemmed(ResNet8))
-register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(Stemmed(ResNet8, nn.Sigmoid))
-
-
-# The residual networks of the curious client.
-
-
-POOLED = 8
-"""Side of what enters the dense layer."""
+register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)(StemFactory(ResNet8))
+register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(StemFactory(ResNet8, nn.Sigmoid))
 
 
 class PlainBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is projected where the shape changes; nothing is normalised."""
+    """Two 3x3 convolutions with a shortcut, which is projected where the shape changes; nothing is normalised."""
 
     def __init__(self, entering: int, width: int, stride: int) -> None:
         super().__init__()
@@ -147,21 +155,21 @@ class PlainBlock(nn.Module):
 
 
 class CuriousResNet(nn.Module):
-    """Stem 7x7 with stride 2, four stages of widths 64 to 512, average pooling to 8 x 8, 32,768 numbers into the
-    last layer, which has no bias; no batch normalisation.
+    """Residual network of the curious client's release, without batch normalisation.
 
-    As in the release of the curious client. At 128x128 the maps are 8 x 8 by themselves; smaller ones are enlarged by
-    the pooling, so that images of any size will do.
+    Stem 7x7 with stride 2, four stages of widths 64 to 512, average pooling to 8 x 8, 32,768 numbers into the last
+    layer, which has no bias. At 128x128 the maps are 8 x 8 by themselves; smaller ones are enlarged by the pooling, so
+    that images of any size fit.
     """
 
     def __init__(self, *, shape: Shape, classes: int, blocks: tuple[int, int, int, int]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False)
         self.act = nn.ReLU()
-        self.layer1 = _stage(64, 64, blocks[0], 1)
-        self.layer2 = _stage(64, 128, blocks[1], 2)
-        self.layer3 = _stage(128, 256, blocks[2], 2)
-        self.layer4 = _stage(256, 512, blocks[3], 2)
+        self.layer1 = stage(PlainBlock, 64, 64, blocks[0], 1)
+        self.layer2 = stage(PlainBlock, 64, 128, blocks[1], 2)
+        self.layer3 = stage(PlainBlock, 128, 256, blocks[2], 2)
+        self.layer4 = stage(PlainBlock, 256, 512, blocks[3], 2)
         self.fc = nn.Linear(512 * POOLED**2, classes, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -170,17 +178,11 @@ class CuriousResNet(nn.Module):
         return cast(Tensor, self.fc(F.adaptive_avg_pool2d(hidden, POOLED).flatten(1)))
 
 
-def _stage(entering: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    """Blocks of one width; the first one carries the stride."""
-    rest = [PlainBlock(width, width, 1) for _ in range(blocks - 1)]
-    return nn.Sequential(PlainBlock(entering, width, stride), *rest)
-
-
 @register(
     "models", "curious_resnet9", summary="four residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
 )
 def curious_resnet9(*, shape: Shape, classes: int) -> CuriousResNet:
-    """One block a stage."""
+    """Return the network with one block in each stage."""
     return CuriousResNet(shape=shape, classes=classes, blocks=(1, 1, 1, 1))
 
 
@@ -188,5 +190,5 @@ def curious_resnet9(*, shape: Shape, classes: int) -> CuriousResNet:
     "models", "curious_resnet18", summary="eight residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
 )
 def curious_resnet18(*, shape: Shape, classes: int) -> CuriousResNet:
-    """Two blocks a stage."""
+    """Return the network with two blocks in each stage."""
     return CuriousResNet(shape=shape, classes=classes, blocks=(2, 2, 2, 2))

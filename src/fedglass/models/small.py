@@ -1,4 +1,4 @@
-"""The LeNet of the first gradient inversion papers."""
+"""Small networks of the papers: LeNets with sigmoid, tanh or ReLU, small convolutional networks, dense layers only."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from torch import Tensor, nn
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, DLFA, DLG, SME
-from fedglass.models.stem import Shape, flattened
+from fedglass.models.stem import Shape, output_size
+
+LENET_PAPER = (
+    "LeCun, Bottou, Bengio, Haffner: Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE "
+    "1998, https://doi.org/10.1109/5.726791"
+)
 
 
 @register("models", "lenet", summary="LeNet with sigmoid of DLG and iDLG", paper=DLG)
 class LeNet(nn.Module):
-    """Three 5x5 convolutions of 12 channels and one dense layer [Zhu et al., 2019; Zhao et al., 2020].
+    """LeNet of the first gradient inversion papers [Zhu et al., 2019; Zhao et al., 2020].
 
-    Strides 2, 2, 1 and padding 2, so that 768 numbers enter the dense layer at 32x32. The layers carry the
-    names of the release of DLG.
+    Three 5x5 convolutions of 12 channels and one dense layer. Strides 2, 2, 1 and padding 2, so that 768 numbers enter
+    the dense layer at 32x32. The layers have the names of the release of DLG.
     """
 
     def __init__(self, *, shape: Shape, classes: int, activation: type[nn.Module] = nn.Sigmoid) -> None:
@@ -32,24 +37,15 @@ class LeNet(nn.Module):
             nn.Conv2d(12, 12, kernel_size=5, padding=2, stride=1),
             activation(),
         )
-        self.fc = nn.Sequential(nn.Linear(flattened(self.body, shape), classes))
+        self.fc = nn.Sequential(nn.Linear(output_size(self.body, shape), classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return cast(Tensor, self.fc(self.body(inputs).flatten(1)))
 
 
-# The classic LeNet with tanh.
-
-
-PAPER = (
-    "LeCun, Bottou, Bengio, Haffner: Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE "
-    "1998, https://doi.org/10.1109/5.726791"
-)
-
-
-@register("models", "lenet_tanh", summary="classic LeNet with tanh", paper=PAPER)
+@register("models", "lenet_tanh", summary="classic LeNet with tanh", paper=LENET_PAPER)
 class LeNetTanh(nn.Module):
-    """Two 5x5 convolutions with average pooling, three dense layers, tanh [LeCun et al., 1998].
+    """Classic LeNet: two 5x5 convolutions with average pooling, three dense layers, tanh [LeCun et al., 1998].
 
     Channels 6 and 16, units 120 and 84. Average pooling is padded by one, as in the release of SME [Zhu et
     al., 2023], where the network moreover ends in a softmax in front of the cross entropy:
@@ -70,7 +66,7 @@ class LeNetTanh(nn.Module):
         self.act = activation()
         self.pool = nn.AvgPool2d(kernel_size=2, stride=2, padding=1)
         body = nn.Sequential(self.conv1, self.act, self.pool, self.conv2, self.act, self.pool)
-        self.fc1 = nn.Linear(flattened(body, shape), 120)
+        self.fc1 = nn.Linear(output_size(body, shape), 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
         self.output = output()
@@ -84,19 +80,17 @@ class LeNetTanh(nn.Module):
 
 @register("models", "lenet_tanh_sme", summary="the same, ending in a softmax as in the release of SME", paper=SME)
 def lenet_tanh_sme(*, shape: Shape, classes: int) -> LeNetTanh:
-    """The softmax stands in front of the cross entropy, which takes another."""
+    """Return the network with a softmax in front of the cross entropy, which takes another."""
     return LeNetTanh(shape=shape, classes=classes, output=partial(nn.Softmax, dim=1))
 
 
-# LeNet-5 as it is written today: ReLU and max pooling.
-
-
-@register("models", "lenet5", summary="LeNet-5 with ReLU and max pooling", paper=PAPER)
+@register("models", "lenet5", summary="LeNet-5 with ReLU and max pooling", paper=LENET_PAPER)
 class LeNet5(nn.Module):
-    """Two 5x5 convolutions of 6 and 16 channels, dense layers of 120 and 84 units [LeCun et al., 1998].
+    """LeNet-5 as it is written today, with ReLU and max pooling [LeCun et al., 1998].
 
-    The original has tanh and average pooling, see `lenet_tanh`. Pooling stands in front of ReLU, which changes nothing
-    but the time: both keep the order of numbers.
+    Two 5x5 convolutions of 6 and 16 channels, dense layers of 120 and 84 units. The original has tanh and average
+    pooling, see `lenet_tanh`. Pooling comes before ReLU, which saves time and changes nothing else: both keep the order
+    of numbers.
     """
 
     def __init__(self, *, shape: Shape, classes: int) -> None:
@@ -106,7 +100,7 @@ class LeNet5(nn.Module):
         self.pool = nn.MaxPool2d(2)
         self.act = nn.ReLU()
         body = nn.Sequential(self.conv1, self.pool, self.act, self.conv2, self.pool, self.act)
-        self.fc1 = nn.Linear(flattened(body, shape), 120)
+        self.fc1 = nn.Linear(output_size(body, shape), 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
 
@@ -116,15 +110,12 @@ class LeNet5(nn.Module):
         return cast(Tensor, self.fc3(self.act(self.fc2(self.act(self.fc1(hidden))))))
 
 
-# The LeNet of the curious client.
-
-
 @register("models", "curious_lenet", summary="LeNet with ReLU, no bias in its dense layers", paper=CURIOUS_CLIENT)
 class CuriousLeNet(nn.Module):
-    """Two 5x5 convolutions of 32 and 64 channels, each with max pooling, and two dense layers without bias.
+    """LeNet of the curious client's release, which the paper calls LeNet5.
 
-    As in the release of the curious client, where the paper says LeNet5. At 128x128 the first dense layer alone
-    has 65,536 x 512 weights.
+    Two 5x5 convolutions of 32 and 64 channels, each with max pooling, and two dense layers without bias. At 128x128 the
+    first dense layer alone has 65,536 x 512 weights.
     """
 
     def __init__(self, *, shape: Shape, classes: int) -> None:
@@ -137,7 +128,7 @@ class CuriousLeNet(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
-        self.fc1 = nn.Linear(flattened(self.body, shape), 512, bias=False)
+        self.fc1 = nn.Linear(output_size(self.body, shape), 512, bias=False)
         self.act = nn.ReLU()
         self.fc2 = nn.Linear(512, classes, bias=False)
 
@@ -145,14 +136,11 @@ class CuriousLeNet(nn.Module):
         return cast(Tensor, self.fc2(self.act(self.fc1(self.body(inputs).flatten(1)))))
 
 
-# The two small convolutional networks of the papers on inverting FedAvg.
-
-
 class CNN(nn.Module):
-    """Twice conv 3x3 - activation - average pool 2, then two dense layers [Dimitrov et al., 2022].
+    """Small convolutional network of the papers on inverting FedAvg [Dimitrov et al., 2022].
 
-    The release, and that of SME [Zhu et al., 2023], use 3x3 kernels with padding throughout; Table 5 of the
-    paper prints a second kernel of 1.
+    Twice conv 3x3 - activation - average pool 2, then two dense layers. The release, and that of SME [Zhu et al.,
+    2023], use 3x3 kernels with padding throughout; Table 5 of the paper prints a second kernel of 1.
     """
 
     def __init__(
@@ -174,7 +162,7 @@ class CNN(nn.Module):
             activation(),
             nn.AvgPool2d(2),
         )
-        self.fc1 = nn.Linear(flattened(self.body, shape), units)
+        self.fc1 = nn.Linear(output_size(self.body, shape), units)
         self.act = activation()
         self.fc2 = nn.Linear(units, classes)
 
@@ -184,22 +172,19 @@ class CNN(nn.Module):
 
 @register("models", "femnist_cnn", summary="CNN 32/64/100 for FEMNIST", paper=DLFA)
 def femnist_cnn(*, shape: Shape, classes: int) -> CNN:
-    """Channels 32 and 64, 100 units."""
+    """Return the CNN with channels 32 and 64, 100 units."""
     return CNN(shape=shape, classes=classes, channels=(32, 64), units=100)
 
 
 @register("models", "cifar_cnn", summary="CNN 64/128/200 for CIFAR-100", paper=DLFA)
 def cifar_cnn(*, shape: Shape, classes: int) -> CNN:
-    """Channels 64 and 128, 200 units."""
+    """Return the CNN with channels 64 and 128, 200 units."""
     return CNN(shape=shape, classes=classes, channels=(64, 128), units=200)
-
-
-# A network of dense layers only.
 
 
 @register("models", "mlp", summary="dense layers of 1000 and 1000 units with ReLU", paper=SME)
 class MLP(nn.Module):
-    """Hidden layers of 1000 and 1000 units with ReLU [Zhu et al., 2023, Appendix G].
+    """Dense layers only: hidden layers of 1000 and 1000 units with ReLU [Zhu et al., 2023, Appendix G].
 
     In the release of SME the logits pass a ReLU too: `output=nn.ReLU`.
     """
@@ -229,5 +214,5 @@ class MLP(nn.Module):
 
 @register("models", "mlp_sme", summary="the same, with a ReLU on the logits as in the release of SME", paper=SME)
 def mlp_sme(*, shape: Shape, classes: int) -> MLP:
-    """The logits pass a ReLU."""
+    """Return the network with a ReLU on the logits."""
     return MLP(shape=shape, classes=classes, output=nn.ReLU)

@@ -1,4 +1,4 @@
-"""How a network enters its input: gently for thumbnails, with strides for photographs."""
+"""The first layers of a network: without strides for thumbnails, with strides for photographs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shape = tuple[int, int, int]
 
 
 class Stem(enum.Enum):
-    """SMALL keeps the resolution (made for 32x32), LARGE is torchvision's (made for 224x224)."""
+    """The two kinds of first layers: SMALL keeps the resolution (for 32x32), LARGE is torchvision's (for 224x224)."""
 
     SMALL = "small"
     LARGE = "large"
@@ -24,7 +24,7 @@ class Stem(enum.Enum):
 
 
 def stem_for(shape: Shape) -> Stem:
-    """SMALL for inputs whose longer side has at most 64 pixels.
+    """Return SMALL for inputs with at most 64 pixels on the longer side, otherwise LARGE.
 
     >>> stem_for((3, 32, 32)), stem_for((3, 224, 160))
     (Stem.SMALL, Stem.LARGE)
@@ -33,34 +33,34 @@ def stem_for(shape: Shape) -> Stem:
 
 
 @dataclass(frozen=True)
-class Stemmed:
-    """A factory of models whose stem follows from the shape of the input."""
+class StemFactory:
+    """A factory of models that takes the stem from the shape of the input."""
 
     make: Callable[..., nn.Module]
     activation: type[nn.Module] | None = None
-    """In place of the model's own."""
+    """Replaces the model's own activation."""
 
     def __call__(self, *, shape: Shape, classes: int) -> nn.Module:
-        other = {} if self.activation is None else {"activation": self.activation}
-        return self.make(shape=shape, classes=classes, stem=stem_for(shape), **other)
+        options = {} if self.activation is None else {"activation": self.activation}
+        return self.make(shape=shape, classes=classes, stem=stem_for(shape), **options)
 
 
 def first_convolution(stem: Stem, channels: int, width: int) -> nn.Conv2d:
-    """3x3 with stride 1, or 7x7 with stride 2 [He et al., 2016]."""
+    """Return a convolution of 3x3 with stride 1, or of 7x7 with stride 2 [He et al., 2016]."""
     if stem is Stem.SMALL:
         return nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
     return nn.Conv2d(channels, width, kernel_size=7, stride=2, padding=3, bias=False)
 
 
 def first_pool(stem: Stem) -> nn.Module:
-    """None, or the maximum over 3x3 with stride 2 [He et al., 2016]."""
+    """Return no pooling, or the maximum over 3x3 with stride 2 [He et al., 2016]."""
     return nn.Identity() if stem is Stem.SMALL else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
 
 
-def flattened(body: nn.Module, shape: Shape) -> int:
-    """How many numbers the body makes of one input of that shape.
+def output_size(body: nn.Module, shape: Shape) -> int:
+    """Return the number of values that the body makes of one input of that shape.
 
-    >>> flattened(nn.AvgPool2d(2), (3, 32, 20))
+    >>> output_size(nn.AvgPool2d(2), (3, 32, 20))
     480
     """
     with torch.no_grad():

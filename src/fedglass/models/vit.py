@@ -1,4 +1,4 @@
-"""A small vision transformer whose first block leaks its input."""
+"""A small vision transformer with a first block that leaks its input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAPER = (
 
 
 class Attention(nn.Module):
-    """softmax(q k' / sqrt(d)) v, written out: the fused kernels can not be differentiated twice."""
+    """softmax(q k' / sqrt(d)) v, computed by matrix products: the fused kernels cannot be differentiated twice."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def feed_forward(width: int, activation: type[nn.Module]) -> nn.Sequential:
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each normalised first and beside a shortcut."""
+    """Attention and a feed-forward layer, each normalised first and with a shortcut."""
 
     def __init__(self, width: int, heads: int, activation: type[nn.Module]) -> None:
         super().__init__()
@@ -113,12 +113,12 @@ class ViT(nn.Module):
 
 @register("models", "vit", summary="small vision transformer of type A", paper=PAPER)
 def vit(*, shape: Shape, classes: int) -> ViT:
-    """Patches of 4x4, of 16x16 where a side is longer than 64 pixels."""
+    """Return the network with patches of 4x4, or of 16x16 if a side is longer than 64 pixels."""
     side = 4 if max(shape[1:]) <= 64 else 16
     return ViT(shape=shape, classes=classes, patch=(side, side))
 
 
 @register("models", "vit_sme", summary="the same with one patch, as in the release of SME", paper=SME)
 def vit_sme(*, shape: Shape, classes: int) -> ViT:
-    """One patch that covers the whole image, as in the release of SME [Zhu et al., 2023]."""
+    """Return the network with one patch that covers the whole image, as in the release of SME [Zhu et al., 2023]."""
     return ViT(shape=shape, classes=classes, patch=shape[1:])

@@ -19,17 +19,17 @@ from fedglass.core.types import Whitening
 from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest, PerRound, Rejoin
+from fedglass.federation.behaviours import Behaviour, Honest, PerRound, RejoinAfterRejection
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
-from fedglass.federation.transcript import Attendance
+from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.truth import Examples
 from fedglass.federation.views import AggregateView, ServerView, View
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
 from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
-from fedglass.models.fixed import matching, with_fixed
+from fedglass.models.fixed import matching_parameters, with_fixed
 from fedglass.models.init import Initialisation, by_name
 from fedglass.models.init import located as initialisation_at
 from fedglass.plan.code import code_named
@@ -43,7 +43,7 @@ def behaviour_of(group: GroupTable) -> Behaviour:
     """Return the behaviour of a group: honest by default, one for each round, or one that rejoins under new names."""
     behaviours = [cast(Behaviour, made("behaviours", table)) for table in group.behaviour]
     behaviour = Honest() if not behaviours else behaviours[0] if len(behaviours) == 1 else PerRound(tuple(behaviours))
-    return behaviour if group.rejoins_after is None else Rejoin(behaviour, group.rejoins_after)
+    return behaviour if group.rejoins_after is None else RejoinAfterRejection(behaviour, group.rejoins_after)
 
 
 def simulated(
@@ -72,7 +72,7 @@ def simulated(
         server=None if dealt.server is None else Client("the server", dealt.server.images, dealt.server.labels),
     )
     test = None if dealt.test is None else Examples(dealt.test.images, dealt.test.labels)
-    views = views_of(adversary, federation.attendance(table.rounds))
+    views = views_of(adversary, federation.participants_by_round(table.rounds))
     public = public_of(adversary, data.shape, folder)
     if public is None and dealt.unused:
         public = Public.of(data.images, data.labels, dealt.unused)
@@ -105,7 +105,7 @@ def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
 
 def _model(table: FederationTable, data: Dataset, init: Initialisation, seed: int) -> nn.Module:
     model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=seed)
-    return with_fixed(model, matching(model, table.untrained)) if table.untrained else model
+    return with_fixed(model, matching_parameters(model, table.untrained)) if table.untrained else model
 
 
 def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Protection) -> list[Client]:
@@ -122,7 +122,7 @@ def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Prote
     return clients
 
 
-def views_of(adversary: AdversaryTable, attendance: Attendance) -> tuple[View, ...]:
+def views_of(adversary: AdversaryTable, attendance: ParticipantsByRound) -> tuple[View, ...]:
     """Return one view for each round, and for each client that a server sees or that is the peer."""
     rounds = dict.fromkeys(adversary.round if isinstance(adversary.round, list) else [adversary.round])
     kind = PeerView if adversary.view == "peer" else ServerView
@@ -134,11 +134,11 @@ def views_of(adversary: AdversaryTable, attendance: Attendance) -> tuple[View, .
     return tuple(view for view, _ in joined(views, adversary.together))
 
 
-def _audited_clients(adversary: AdversaryTable, attendance: Attendance, index: int) -> Sequence[int]:
+def _audited_clients(adversary: AdversaryTable, attendance: ParticipantsByRound, index: int) -> Sequence[int]:
     """Return the positions of the audited clients; "all" are those that take part in that round."""
     chosen = adversary.client
     if isinstance(chosen, str):
-        present = set(attendance.present(index))
+        present = set(attendance.in_round(index))
         return [position for position, name in enumerate(attendance.clients) if name in present]
     return list(dict.fromkeys(chosen)) if isinstance(chosen, list) else [chosen]
 

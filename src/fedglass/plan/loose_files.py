@@ -10,25 +10,26 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedglass.audit.protection import parts_of
+from fedglass.audit.protection import defence_names
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, open_tensors, subtract, weights_of
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.data.npz import read_npz
-from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript, with_still
+from fedglass.federation.transcript import UNKNOWN_RULE, Message, Participant, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.models.catalogue import build
-from fedglass.models.fixed import lost
+from fedglass.models.fixed import exceeds_precision
 from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.recording_tables import RecordingTable
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import DefenceTable
+from fedglass.recordings.texts import defence_text
 
 
-def tensors_of(
+def read_model_tensors(
     field: str, path: Path, like: Params, optional: set[str] | frozenset[str] = frozenset()
 ) -> dict[str, Tensor]:
     """The named tensors of a file; names and shapes are compared before anything is loaded."""
@@ -45,7 +46,7 @@ def check_not_lost(field: str, path: Path, update: Params, before: Path | None =
     with _readable(field, path), open_tensors(path) as file:
         for name in still:
             own = file.get_tensor(name)
-            if bool(own.any()) if before is None else lost(own, torch.float32, _raw(field, before, name)):
+            if bool(own.any()) if before is None else exceeds_precision(own, torch.float32, _raw(field, before, name)):
                 raise UpdateError(
                     f"{field}: {path}: {name!r} moved by less than a weight in single precision can hold: give the "
                     "difference as recording.update, or the weights as the model had them."
@@ -117,7 +118,7 @@ def _sound(field: str, path: Path, name: str, tensor: Tensor) -> Tensor:
 DEFENDED = ("Defended, as the plan says.",)
 
 
-def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
+def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
     """The round that the files hold, as a transcript of one round, and the truth where it was given."""
     _check_adversary(table, adversary)
     data = None if table.truth is None else _truth(table, _path(table.truth, folder))
@@ -125,7 +126,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     model = build(table.model, shape=shape, classes=table.classes)
     before, buffers = _weights("recording.before", _path(table.before, folder), model)
     if table.buffers is not None:
-        buffers |= tensors_of("recording.buffers", _path(table.buffers, folder), buffers_of(model))
+        buffers |= read_model_tensors("recording.buffers", _path(table.buffers, folder), buffers_of(model))
     _check_buffers(model, buffers)
     update, buffers_after = _update(table, folder, model, before)
     participants = _participants(table, data)
@@ -133,15 +134,15 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     alone = len(names) == 1
     messages = (Message(names[0], update, buffers_after),) if alone else ()
     past = Round(before, buffers, participants, messages, update, buffers_after, names)
-    past = past if table.defended else with_still(past, names)
+    past = past if table.defended else mark_untrained(past, names)
     terms = Terms(
         shape,
         table.classes,
         _whitening(table, shape),
         names,
-        "not recorded",
+        UNKNOWN_RULE,
         class_names=None if data is None else data.class_names,
-        defences=None if table.defended is None else dict.fromkeys(names, defended_in_words(table.defended)),
+        defences=None if table.defended is None else dict.fromkeys(names, defence_texts(table.defended)),
     )
     view = ServerView() if alone else AggregateView()
     truths = None if data is None else _truths(participants, data)
@@ -157,10 +158,10 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     )
 
 
-def defended_in_words(said: bool | list[DefenceTable]) -> tuple[str, ...]:
+def defence_texts(said: bool | list[DefenceTable]) -> tuple[str, ...]:
     """What protects a client, in words."""
     if isinstance(said, list):
-        return tuple(f"Defended by {part}." for part in parts_of(defences_of(said)))
+        return tuple(defence_text(part) for part in defence_names(defences_of(said)))
     return DEFENDED if said else ()
 
 
@@ -268,7 +269,7 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
     buffers_after: dict[str, Tensor] = {}
     if table.update is not None:
         path = _path(table.update, folder)
-        update = tensors_of("recording.update", path, weights_of(model))
+        update = read_model_tensors("recording.update", path, weights_of(model))
         check_not_lost("recording.update", path, update)
     else:
         assert table.after is not None, "the plan's validation demands it"
@@ -287,7 +288,7 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
             "the weights before and after were not mixed up."
         )
     if table.buffers_after is not None:
-        held = tensors_of("recording.buffers_after", _path(table.buffers_after, folder), buffers_of(model))
+        held = read_model_tensors("recording.buffers_after", _path(table.buffers_after, folder), buffers_of(model))
         buffers_after = {**buffers_after, **held}
     return update, buffers_after
 
@@ -295,7 +296,7 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
 def _weights(field: str, path: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and, where the file has them, buffers."""
     parameters, buffers = weights_of(model), buffers_of(model)
-    held = tensors_of(field, path, {**parameters, **buffers}, optional=set(buffers))
+    held = read_model_tensors(field, path, {**parameters, **buffers}, optional=set(buffers))
     return (
         {name: held[name] for name in parameters},
         {name: held[name] for name in buffers if name in held},

@@ -111,14 +111,14 @@ def coarse_to_fine_pruned(labels: Labels = MINIMUM_RULE, iterations: int = 500, 
     return Attack(labels, stages, restarts=restarts)
 
 
-def _not_by_the_batch(seen: Observation) -> str:
-    training = seen.knows.training
+def _no_batch_statistics(observation: Observation) -> str:
+    training = observation.knows.training
     if training is None or training.batch_norm is not BatchNorm.BATCH:
         return "no client is known to train BatchNorm by its batch"
-    return "coarse_to_fine_statistics reads the running statistics too" if Fact.STATISTICS in seen.facts else ""
+    return "coarse_to_fine_statistics reads the running statistics too" if Fact.STATISTICS in observation.facts else ""
 
 
-@run_by_default(_not_by_the_batch)
+@run_by_default(_no_batch_statistics)
 @register(
     "attacks",
     "coarse_to_fine_batchnorm",
@@ -177,11 +177,11 @@ def _fine(forward: Forward, rate: float, schedule: Schedule, iterations: int) ->
 # Reading what BatchNorm's running statistics tell beside the update that they come with.
 
 
-def _untold(seen: Observation) -> str:
-    return "" if Fact.STATISTICS in seen.facts else "no running statistics that have moved were recorded"
+def _no_statistics(observation: Observation) -> str:
+    return "" if Fact.STATISTICS in observation.facts else "no running statistics that have moved were recorded"
 
 
-@run_by_default(_untold)
+@run_by_default(_no_statistics)
 @register(
     "attacks",
     "coarse_to_fine_statistics",

@@ -9,8 +9,7 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, EachClient, SuperClient
 from fedglass.attack.images.pixels import BoundedLowResolution, LowResolution
-from fedglass.attack.labels.counts import InterpolatedCounts
-from fedglass.attack.labels.instance_counts import LastLayerCounts
+from fedglass.attack.labels.counts import InterpolatedCounts, LastLayerCounts
 from fedglass.attack.participant import FixOwnImages, FixOwnLabels, SubtractOwnUpdate
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.search import SearchByOwnImages
@@ -48,8 +47,8 @@ def curious_client(
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
     images, objective = BoundedLowResolution(factor), Cosine() + tv * TotalVariation()
     alone = Attack(labels, (Stage(SuperClient(budget_mib), images, objective, solver),))
-    beside = Stage(SuperClient(budget_mib), FixOwnImages(images), objective, solver)
-    fixed = Attack(FixOwnLabels(labels), (beside,))
+    with_own_images = Stage(SuperClient(budget_mib), FixOwnImages(images), objective, solver)
+    fixed = Attack(FixOwnLabels(labels), (with_own_images,))
     ways: dict[str, AnyAttack] = {"subtract": BestOf(alone, SubtractOwnUpdate()), "fixed": fixed, "along": alone}
     if own not in ways:
         raise unknown_name("own", own, ways)

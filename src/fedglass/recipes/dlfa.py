@@ -42,7 +42,7 @@ from fedglass.core.facts import Fact
 from fedglass.core.registry import register
 from fedglass.core.text import DLFA
 from fedglass.core.types import Observation
-from fedglass.recipes.sme import COUNTS, one_step, surrogate
+from fedglass.recipes.sme import COUNTS, needs_one_gradient, surrogate
 
 # The two sets of weights that the authors of Data Leakage in Federated Averaging tuned, as released.
 
@@ -94,8 +94,8 @@ def epoch_prior(setting: str, summary: str | None = None, distance: str | None =
     >>> epoch_prior("femnist"), epoch_prior("femnist", "max", "l1")
     (1000.0 * SquaredEpochPrior(summary=Mean()), 77.298 * AbsoluteEpochPrior(summary=Max()))
     """
-    own = next(name for name, part in SUMMARIES.items() if part == settings(setting).summary)
-    summary, distance = own if summary is None else summary, "l2" if distance is None else distance
+    default = next(name for name, part in SUMMARIES.items() if part == settings(setting).summary)
+    summary, distance = default if summary is None else summary, "l2" if distance is None else distance
     if summary not in SUMMARIES:
         raise unknown_name("summary", summary, SUMMARIES)
     if distance not in DISTANCES:
@@ -194,20 +194,20 @@ def _compose(
 # Data Leakage in Federated Averaging [Dimitrov et al., 2022], started from a surrogate model [Zhu et al., 2023].
 
 
-LARGE = 3 * 64 * 64
+MOST_ENTRIES = 3 * 64 * 64
 """Entries of an image beyond which it is not played without being asked for."""
-FEW = 20
+MOST_STEPS = 20
 """Local steps of all clients up to which it is."""
 
 
-def _dear(seen: Observation) -> str:
-    steps, dear = seen.knows.local_steps, "dear to simulate; name it in a plan if you want it"
-    if steps is not None and steps * seen.knows.clients > FEW:
+def _slow_to_simulate(observation: Observation) -> str:
+    steps, dear = observation.knows.local_steps, "dear to simulate; name it in a plan if you want it"
+    if steps is not None and steps * observation.knows.clients > MOST_STEPS:
         return f"{steps} local steps are {dear}"
-    return f"images of that size are {dear}" if math.prod(seen.knows.shape) > LARGE else ""
+    return f"images of that size are {dear}" if math.prod(observation.knows.shape) > MOST_ENTRIES else ""
 
 
-@run_by_default(lambda seen: one_step(seen) or _dear(seen))
+@run_by_default(lambda seen: needs_one_gradient(seen) or _slow_to_simulate(seen))
 @register("attacks", "dlfa", summary="simulates the local training, epoch prior; started from sme, fast", paper=DLFA)
 def dlfa(
     labels: Labels = COUNTS,

@@ -29,13 +29,13 @@ def dlg(iterations: int = 300, restarts: int = 1) -> Attack:
 # Improved Deep Leakage from Gradients [Zhao et al., 2020].
 
 
-def _not_its_case(seen: Observation) -> str:
-    knows = seen.knows
+def _not_one_example(observation: Observation) -> str:
+    knows = observation.knows
     one = knows.examples == knows.clients == knows.local_steps == 1
     return "" if one else "it is for one example and one local step"
 
 
-@run_by_default(_not_its_case)
+@run_by_default(_not_one_example)
 @register("attacks", "idlg", summary="label from the sign rule, squared error, L-BFGS", paper=IDLG)
 def idlg(iterations: int = 300, restarts: int = 1) -> Attack:
     """The label from the sign rule, then squared error with L-BFGS at rate 1, as in the paper's release."""

@@ -23,7 +23,7 @@ from fedglass.attack.forward.through import (
 from fedglass.attack.images.latent import NONE, OWN, Latent, decoder_named, located_decoder
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.assigned import AssignedLabels
-from fedglass.attack.labels.instance_counts import LastLayerCounts
+from fedglass.attack.labels.counts import LastLayerCounts
 from fedglass.attack.needs import needs_of
 from fedglass.attack.participant import KeepOwnUpdate, LabelsOfOthers
 from fedglass.attack.parts import Images, Labels
@@ -77,17 +77,17 @@ def maliciously_curious_client(
         raise unknown_name("rule", rule, ["any", *supposed])
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
     objective = Cosine() + tv * TotalVariation()
-    told = any(fact.oracle for fact in needs_of(labels))
+    labels_known = any(fact.oracle for fact in needs_of(labels))
 
     def supposing(combination: Combination, choice: AcceptedClients) -> AnyAttack:
         mean, forward = isinstance(combination, SupposedMean), Through(combination, own=own == "as_sent")
-        found = LabelsOfOthers(labels) if own == "as_sent" else labels
-        whose = (
-            found
-            if told or isinstance(combination, SupposedMean | OneClient)
-            else AssignedLabels(found, forward, Cosine())
+        other_labels = LabelsOfOthers(labels) if own == "as_sent" else labels
+        assigned = (
+            other_labels
+            if labels_known or isinstance(combination, SupposedMean | OneClient)
+            else AssignedLabels(other_labels, forward, Cosine())
         )
-        attack = Attack(whose, (Stage(forward, Pixels(), objective, solver),))
+        attack = Attack(assigned, (Stage(forward, Pixels(), objective, solver),))
         others: AnyAttack = BestOf(attack, KeepOwnUpdate()) if own == "as_sent" else attack
         return BestOf(others, GuessAccepted(choice, mean=mean))
 

@@ -21,16 +21,16 @@ COUNTS = InterpolatedCounts()
 PUBLISHED_STEPS = StepDecay(at=(0.374, 0.624, 0.875))
 POINTS = 3
 """Of the segment in the last stage; a fourth explains no more of the message, see `AlongSegment`."""
-LESS = 0.7
+LESS_VARIATION = 0.7
 """Of the total variation, where several points explain the message better than one and less of it is noise."""
 
 
-def one_step(seen: Observation) -> str:
+def needs_one_gradient(observation: Observation) -> str:
     """Why a message of a single local step needs no more than its gradient."""
-    return "one local step is explained by inverting_gradients as well" if seen.knows.local_steps == 1 else ""
+    return "one local step is explained by inverting_gradients as well" if observation.knows.local_steps == 1 else ""
 
 
-@run_by_default(one_step)
+@run_by_default(needs_one_gradient)
 @register(
     "attacks",
     "sme",
@@ -47,7 +47,7 @@ def sme(
         raise UsageError(f"Attack 'sme': finish must be at least 0, got {finish}.")
     stages: tuple[Stage, ...] = (surrogate(tv, iterations),)
     if finish:
-        stages += (_stage(AlongSegment(POINTS), LESS * tv, 0.3, finish, CosineDecay(start=0.2)),)
+        stages += (_stage(AlongSegment(POINTS), LESS_VARIATION * tv, 0.3, finish, CosineDecay(start=0.2)),)
     return Attack(labels, stages, restarts=restarts)
 
 

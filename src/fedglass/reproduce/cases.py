@@ -50,20 +50,20 @@ def cases_of(cells: Sequence[Cell]) -> list[TrialCase]:
     return sorted((case for cell in cells for case in cell.cases), key=lambda case: case.subject.client)
 
 
-def known_methods(of: Table) -> dict[str, str]:
+def method_titles(of: Table) -> dict[str, str]:
     """The table's methods, and those of this package that can be compared with them, by name.
 
     >>> from fedglass.reproduce.tables import table
-    >>> list(known_methods(table("sme-table2")))[:3]
+    >>> list(method_titles(table("sme-table2")))[:3]
     ['dlfa', 'ig', 'sme']
     """
-    beside = paper_of(of).tables[of.name].beside
+    beside = paper_of(of).tables[of.name].extra_methods
     return {**of.methods, **{name: each.title for name, each in beside.items() if name not in of.methods}}
 
 
 def choose_methods(of: Table, wanted: Sequence[str]) -> list[str]:
     """The methods of those names, or all that are published and those that the table has beside them."""
-    known = known_methods(of)
+    known = method_titles(of)
     for name in wanted:
         if name not in known:
             raise unknown_name("method", name, known)
@@ -82,7 +82,7 @@ def cells(
     """Every row with every method, on the clients 0, 1, 2 ..."""
     if clients < 1:
         raise UsageError(f"clients must be at least 1, got {clients}.")
-    found, titles = [], known_methods(of)
+    found, titles = [], method_titles(of)
     for row in rows:
         for method in methods:
             experiments = _experiments(of, row, method, request)
@@ -101,7 +101,7 @@ def cells(
 def _population(experiment: Experiment, populations: Mapping[str, Population]) -> Population:
     """The images of the experiment, under their own labels where a network has been trained on them."""
     found = populations[experiment.setup.data]
-    trained = experiment.setup.warm_up is not None or experiment.setup.course is not None
+    trained = experiment.setup.warm_up is not None or experiment.setup.federation_run is not None
     return found.with_own_labels() if trained else found
 
 
@@ -115,14 +115,14 @@ def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str
     """One for each part of the row whose trained network was given, or is not needed; by the part in words."""
     averaged = [field for field, value in row.setting.items() if isinstance(value, list)]
     made = paper_of(of).tables[of.name].experiment
-    parts = [part for part in row.parts() if lacking(of, part.setting, request) is None]
+    parts = [part for part in row.parts() if missing_weights(of, part.setting, request) is None]
     return {
         ", ".join(f"{of.columns[field]} {part.setting[field]}" for field in averaged): made(part, method, request)
         for part in parts
     }
 
 
-def lacking(of: Table, setting: Setting, request: Request) -> str | None:
+def missing_weights(of: Table, setting: Setting, request: Request) -> str | None:
     """The name of the trained network that the setting needs and that was not given, if there is one."""
     trained = paper_of(of).network(setting)
     return None if trained is None or not trained.needed or trained.name in request.weights else trained.name
@@ -133,14 +133,14 @@ def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: 
     asked = request or Request()
     made = [e.setup.data for row in rows for method in methods for e in _experiments(of, row, method, asked).values()]
     if not made:
-        names = [lacking(of, part.setting, asked) for row in rows for part in row.parts()]
+        names = [missing_weights(of, part.setting, asked) for row in rows for part in row.parts()]
         files = " ".join(f"--weights {name}=FILE" for name in dict.fromkeys(names))
         raise UsageError(f"These rows of {of.name} need trained networks: give them as {files}.")
     return list(dict.fromkeys(made))
 
 
 def _view_in_words(setup: Setup) -> str:
-    if setup.course is not None and not setup.sizes:
+    if setup.federation_run is not None and not setup.sizes:
         return f"nobody: the model that {setup.clients} clients train is tested"
     if setup.sizes:
         return f"one of {setup.clients} clients sees the global models before and after the round, and its own examples"
@@ -150,15 +150,15 @@ def _view_in_words(setup: Setup) -> str:
 
 def _round(setup: Setup) -> int:
     """The number of the round that is looked at."""
-    if setup.course is not None:
-        return setup.course.rounds
+    if setup.federation_run is not None:
+        return setup.federation_run.rounds
     return 1 if setup.warm_up is None else setup.warm_up.rounds + 1
 
 
 def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
     experiment, setup, population = trial.experiment, trial.experiment.setup, trial.population
     facts = identity_text(experiment, "The experiment"), population.identity, str(trial.client), str(trial.seed)
-    title = f"{of.name} row {row.number}, {known_methods(of)[method]}, client {trial.client}"
+    title = f"{of.name} row {row.number}, {method_titles(of)[method]}, client {trial.client}"
     known = {
         "attack": method,
         "attack_repr": repr(experiment.probe),
@@ -170,7 +170,7 @@ def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
             "table": of.name,
             "row": row.number,
             "method": method,
-            "data": population.words(),
+            "data": population.describe(),
             "stand_in": population.stand_in,
             "experiment": repr(experiment),
             "seed": trial.seed,
@@ -184,25 +184,25 @@ def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
 # What is said and refused before anything runs.
 
 
-def network_names(of: Table) -> list[str]:
+def weights_names(of: Table) -> list[str]:
     """The trained networks that rows of the table need or can use.
 
     >>> from fedglass.reproduce.tables import table
-    >>> network_names(table("c2f-figure9")), network_names(table("c2f-figure14"))
+    >>> weights_names(table("c2f-figure9")), weights_names(table("c2f-figure14"))
     (['25', '50', '75', 'max'], ['53'])
     """
     found = [paper_of(of).network(part.setting) for row in of.rows for part in row.parts()]
     return list(dict.fromkeys(trained.name for trained in found if trained is not None))
 
 
-def refuse_options(of: Table, request: Request) -> None:
+def check_options(of: Table, request: Request) -> None:
     """Restarts that the paper does not have, and names of trained networks that no row of the table takes."""
     if request.restarts != 1 and not paper_of(of).restarts:
         raise UsageError(f"--restarts {request.restarts}: the attacks of {of.name} are not restarted: leave it out.")
     sides = paper_of(of).sides
     if sides and request.side not in sides:
         raise UsageError(f"--size {request.side}: the pictures of {of.name} are {' or '.join(map(str, sides))} wide.")
-    known = network_names(of)
+    known = weights_names(of)
     for name in request.weights:
         if not known:
             raise UsageError(f"No row of {of.name} takes a trained network: leave out --weights {name}=FILE.")
@@ -222,16 +222,16 @@ def check_networks(cells: Sequence[Cell], seed: int) -> None:
             ) from error
 
 
-def left_out(of: Table, rows: Sequence[Row], request: Request) -> list[str]:
+def skipped_rows(of: Table, rows: Sequence[Row], request: Request) -> list[str]:
     """Which rows, and which parts of averages, are not run because their trained network was not given.
 
     >>> from fedglass.reproduce.tables import table
-    >>> left_out(table("c2f-figure9"), table("c2f-figure9").rows[:3], Request())
+    >>> skipped_rows(table("c2f-figure9"), table("c2f-figure9").rows[:3], Request())
     ['Left out without --weights 25=FILE: row 2.', 'Left out without --weights 50=FILE: row 3.']
     """
     missing: dict[str, dict[int, str]] = {}
     for row in rows:
-        names = [lacking(of, part.setting, request) for part in row.parts()]
+        names = [missing_weights(of, part.setting, request) for part in row.parts()]
         told = f"part of row {row.number}" if None in names else f"row {row.number}"
         for name in sorted({name for name in names if name is not None}):
             missing.setdefault(name, {})[row.number] = told

@@ -1,4 +1,4 @@
-"""LPIPS, PSNR, SSIM and RMSE drawn over the field of the setting that changes from row to row."""
+"""Charts of a re-creation: measures over the rows of a table, along a training, and plots of single cases."""
 
 from __future__ import annotations
 
@@ -6,117 +6,176 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from fedglass.report.charts import trade_off
+from markupsafe import Markup
+
+from fedglass.report.charts import line_chart, trade_off
 from fedglass.reproduce.cases import Cell
-from fedglass.reproduce.compare import Chart, by_client, measures_of, shown
-from fedglass.reproduce.tables import Table
+from fedglass.reproduce.compare import measures_of, setting_text, values_by_client
+from fedglass.reproduce.tables import Row, Table
 from fedglass.verdict.records import Record
 
 DRAWN = {"psnr": ("PSNR", "dB"), "ssim": ("SSIM", ""), "lpips": ("LPIPS", ""), "rmse": ("RMSE", "")}
 UNDEFENDED = "none"
-Points = dict[str, list[tuple[float, float]]]
+SHARES = (0.9, 1.0)
+"""The range of the axis of shares and cosines, so that a thousandth does not look like much."""
+Series = dict[str, list[tuple[float, float]]]
 
 
-def charts_over(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
-    """One chart for each measure and panel, where the table says over what."""
-    if not of.drawn_over:
-        return []
-    title, found = of.drawn_over["title"], []
+@dataclass(frozen=True)
+class Curve:
+    """Values at equal distances along an axis from 0 to `last`; a record stores it in `extra.curves`."""
+
+    title: str
+    axis: str
+    last: float
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class LogPlot:
+    """Points on logarithmic axes, by the name of their line; a record stores it in `extra.lines`."""
+
+    title: str
+    axis: str
+    points: Mapping[str, Sequence[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its caption."""
+
+    title: str
+    svg: Markup
+    note: str = ""
+
+
+def charts_of(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
+    """Return all charts of a table: over its rows, along the training, and of the first case of each cell."""
+    charts = []
     for measure, (name, unit) in DRAWN.items():
-        for panel, own in _panels(of, cells).items() if measure in of.measures else ():
-            if series := _series(of, own, records, measure):
-                series |= _guessed(of, own, records) if measure == "rmse" else {}
-                heading = f"{name} over {title}"
-                found.append(Chart(heading, trade_off(heading, series, title, unit or name), panel))
-    return found
-
-
-def charts_along(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
-    """For each row what a measure was on the way to its end, where it was taken after 10 rounds, 20 and so on."""
-    found = []
-    for measure, place in ((m, t) for m, t in of.drawn_along.items() if m in of.measures):
-        for panel, own in _panels(of, cells, tuple(of.columns)).items():
-            if series := {cell.title: points for cell in own if (points := _way(cell, records, f"{measure}_"))}:
-                heading = f"{of.measures[measure].title} by {place}"
-                found.append(Chart(heading, trade_off(heading, series, place, of.measures[measure].title), panel))
-    return found
-
-
-def _guessed(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> Points:
-    """What the best guess reaches without a message, which an attack is to be below."""
-    found: dict[float, list[float]] = {}
+        if of.drawn_over and measure in of.measures:
+            axis = of.drawn_over["title"]
+            for panel, members in _panels(cells, of.drawn_over.get("panels", ())).items():
+                series = _over_rows(of, members, records, measure)
+                charts += _chart(f"{name} over {axis}", series, axis, unit or name, panel)
+    for measure, axis in of.drawn_along.items():
+        if measure in of.measures:
+            title = of.measures[measure].title
+            for panel, members in _panels(cells, tuple(of.columns)).items():
+                series = {cell.title: _along_training(cell, records, f"{measure}_") for cell in members}
+                charts += _chart(f"{title} by {axis}", series, axis, title, panel)
     for cell in cells:
-        place = _place(of, cell.row.setting[of.drawn_over["x"]])
-        if place is not None:
-            found.setdefault(place, []).extend(by_client(cell, records, "guess"))
-    points = [(place, statistics.fmean(values)) for place, values in found.items() if values]
+        charts += _case_charts(describe_setting(of, cell), records.get(cell.cases[0].key))
+    return charts
+
+
+def describe_setting(of: Table, cell: Cell) -> str:
+    """Return the setting of a cell with the headings of its columns."""
+    return join_setting(of, [setting_text(cell.row.setting[field]) for field in of.columns])
+
+
+def join_setting(of: Table, values: Sequence[str]) -> str:
+    """Join the fields of a setting, each after its heading; a data set needs none."""
+    headed = zip(of.columns.items(), values, strict=True)
+    return ", ".join(value if field == "dataset" else f"{title}\u00a0{value}" for (field, title), value in headed)
+
+
+def _chart(heading: str, series: Series, x_title: str, y_title: str, note: str) -> list[Chart]:
+    """Return one chart of the series that have points; none without any."""
+    drawn = {name: points for name, points in series.items() if points}
+    return [Chart(heading, trade_off(heading, drawn, x_title, y_title), note)] if drawn else []
+
+
+def _case_charts(setting: str, record: Record | None) -> list[Chart]:
+    """Return what a probe measured along an axis, or over one quantity, in one case."""
+    extra: Mapping[str, Any] = {} if record is None else record.extra
+    charts = []
+    for curve in (Curve(**fields) for fields in extra.get("curves", [])):
+        charts.append(
+            Chart(curve.title, line_chart(curve.title, curve.values, curve.last, curve.axis, SHARES), setting)
+        )
+    for plot in (LogPlot(**fields) for fields in extra.get("lines", [])):
+        svg = trade_off(plot.title, plot.points, plot.axis, plot.title, log=True)
+        charts.append(Chart(f"{plot.title} over {plot.axis}", svg, setting))
+    return charts
+
+
+def _along_training(cell: Cell, records: Mapping[str, Record], prefix: str) -> list[tuple[float, float]]:
+    """Return the means over runs by the number that ends a measure's name, such as the rounds of `accuracy_10`."""
+    names = {name for case in cell.cases if case.key in records for name in measures_of(records[case.key])}
+    numbers = sorted(int(name.removeprefix(prefix)) for name in names if re.fullmatch(prefix + r"\d+", name))
+    return [(float(n), statistics.fmean(values_by_client(cell, records, f"{prefix}{n}"))) for n in numbers]
+
+
+def _panels(cells: Sequence[Cell], fields: Sequence[str]) -> dict[str, list[Cell]]:
+    """Group the cells that one chart shows by what they have in common."""
+    panels: dict[str, list[Cell]] = {}
+    for cell in cells:
+        panels.setdefault(", ".join(setting_text(cell.row.setting[field]) for field in fields), []).append(cell)
+    return panels
+
+
+def _over_rows(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], measure: str) -> Series:
+    """Return a line for each method and setting of the other fields, through the means of its rows."""
+    means = [(cell, statistics.fmean(values)) for cell in cells if (values := values_by_client(cell, records, measure))]
+    points: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for cell, mean in means:
+        x = _x_of(of, cell.row)
+        if x is not None:
+            for label in _line_labels(of, cell, [other for other, _ in means]):
+                points.setdefault(label, []).append((x, mean))
+    series = {label: points[words] for words, label in zip(points, _distinct(list(points)), strict=True)}
+    return series | _best_guess(of, cells, records) if series and measure == "rmse" else series
+
+
+def _best_guess(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> Series:
+    """Return what the best guess reaches without a message; an attack should be below it."""
+    guesses: dict[float, list[float]] = {}
+    for cell in cells:
+        if (x := _x_of(of, cell.row)) is not None:
+            guesses.setdefault(x, []).extend(values_by_client(cell, records, "guess"))
+    points = [(x, statistics.fmean(values)) for x, values in guesses.items() if values]
     return {"best blind guess": points} if points else {}
 
 
-def _way(cell: Cell, records: Mapping[str, Record], start: str) -> list[tuple[float, float]]:
-    """The means over runs by the number that ends a measure's name."""
-    known = {name for case in cell.cases if case.key in records for name in measures_of(records[case.key])}
-    places = sorted(int(name.removeprefix(start)) for name in known if re.fullmatch(start + r"\d+", name))
-    return [(float(place), statistics.fmean(by_client(cell, records, f"{start}{place}"))) for place in places]
-
-
-def _panels(of: Table, cells: Sequence[Cell], fields: Sequence[str] | None = None) -> dict[str, list[Cell]]:
-    """The cells that one chart shows, by what they have in common."""
-    common = of.drawn_over.get("panels", ()) if fields is None else fields
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(", ".join(shown(cell.row.setting[field]) for field in common), []).append(cell)
-    return found
-
-
-def _series(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], measure: str) -> Points:
-    """A line for each method and setting of the other fields, through the means of its rows."""
-    means = [(cell, statistics.fmean(values)) for cell in cells if (values := by_client(cell, records, measure))]
-    found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-    for cell, mean in means:
-        place = _place(of, cell.row.setting[of.drawn_over["x"]])
-        if place is not None:
-            for label in _lines(of, cell, [other for other, _ in means]):
-                found.setdefault(label, []).append((place, mean))
-    return {label: found[words] for words, label in zip(found, _distinct(list(found)), strict=True)}
-
-
 def _distinct(labels: Sequence[tuple[str, ...]]) -> list[str]:
-    """The words in which labels of equal length differ; of a single one the last.
+    """Return the words in which labels of equal length differ; of a single label the last word.
 
     >>> _distinct([("CIFAR-10", "Soteria", "InvG"), ("CIFAR-10", "OUTPOST", "InvG")])
     ['Soteria', 'OUTPOST']
     >>> _distinct([("CIFAR-10", "Soteria", "InvG")])
     ['InvG']
     """
-    places = [i for i, words in enumerate(zip(*labels, strict=True)) if len(set(words)) > 1]
-    return [", ".join(label[i] for i in places) or label[-1] for label in labels]
+    columns = [i for i, words in enumerate(zip(*labels, strict=True)) if len(set(words)) > 1]
+    return [", ".join(label[i] for i in columns) or label[-1] for label in labels]
 
 
-def _lines(of: Table, cell: Cell, cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """The lines that a row is on: its own, or, without a defence, the starts of those of all defences."""
-    defended = [c for c in cells if _alike(c, cell) and c.row.setting.get("defence") != UNDEFENDED]
-    start = cell.row.setting.get("defence") == UNDEFENDED and defended
-    return list(dict.fromkeys(_label(of, c) for c in (defended if start else [cell])))
+def _line_labels(of: Table, cell: Cell, cells: Sequence[Cell]) -> list[tuple[str, ...]]:
+    """Return the lines of a row: its own or, without a defence, those of all defences, which start there."""
+
+    def is_defended(other: Cell) -> bool:
+        same = other.method == cell.method and other.row.setting["dataset"] == cell.row.setting["dataset"]
+        return same and other.row.setting.get("defence") != UNDEFENDED
+
+    defended = [other for other in cells if is_defended(other)]
+    starts_others = cell.row.setting.get("defence") == UNDEFENDED and defended
+    x_fields = (of.drawn_over["x"], *of.drawn_over.get("along", ()))
+    labels = (
+        (*(setting_text(c.row.setting[field]) for field in of.columns if field not in x_fields), c.title)
+        for c in (defended if starts_others else [cell])
+    )
+    return list(dict.fromkeys(labels))  # the end is cut off first
 
 
-def _alike(one: Cell, other: Cell) -> bool:
-    """Whether two rows are of the same method and data."""
-    return one.method == other.method and one.row.setting["dataset"] == other.row.setting["dataset"]
-
-
-def _label(of: Table, cell: Cell) -> tuple[str, ...]:
-    along = (of.drawn_over["x"], *of.drawn_over.get("along", ()))
-    others = [shown(cell.row.setting[field]) for field in of.columns if field not in along]
-    return *others, cell.title  # the end is cut off first
-
-
-def _place(of: Table, value: object) -> float | None:
-    """Where a row stands on the axis; an average over the axis itself stands nowhere on it."""
+def _x_of(of: Table, row: Row) -> float | None:
+    """Return where a row is on the axis; None for an average over the axis itself."""
+    value = row.setting[of.drawn_over["x"]]
     if isinstance(value, list):
         return None
-    if str(value) in (named := of.drawn_over.get("places", {})):
-        return float(named[str(value)])
-    number = float(str(value))
-    return math.log10(number) if of.drawn_over.get("log") else number
+    if str(value) in (positions := of.drawn_over.get("places", {})):
+        return float(positions[str(value)])
+    x = float(str(value))
+    return math.log10(x) if of.drawn_over.get("log") else x

@@ -1,4 +1,4 @@
-"""Paper and measurement side by side."""
+"""Paper and measurement side by side: the numbers of each row and method, and the remarks that they need."""
 
 from __future__ import annotations
 
@@ -7,60 +7,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from fedglass.reproduce.cases import Cell, TrialCase
+from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table
 from fedglass.verdict.records import Record
 
-# What a table's page draws: along an axis that one case was measured on, or over its rows.
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Values at equal distances along an axis from 0 to `last`."""
-
-    title: str
-    axis: str
-    last: float
-    values: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Points on logarithmic axes, by the name of the line that joins them."""
-
-    title: str
-    axis: str
-    points: Mapping[str, Sequence[tuple[float, float]]]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawing with its caption."""
-
-    title: str
-    svg: Markup
-    note: str = ""
-
-
 DEVIATION = "standard deviation"
 NO_BETTER = "no better than guessing"
+OTHER_PACE = " A stand-in is learnt at another pace than the paper's data: do not compare these rows by round."
 
 
 @dataclass(frozen=True)
-class Line:
-    """One row and method: what the paper prints and what was measured."""
+class ComparedCell:
+    """One row and method: the numbers that the paper prints, and those that were measured."""
 
     setting: Sequence[str]
     method: str
     published: Mapping[str, str]
-    """Measure -> as text; a dash where the paper has none."""
+    """Text by measure; a dash where the paper has no number."""
     measured: Mapping[str, str]
     values_published: Mapping[str, Printed | str | None]
-    """The same as numbers."""
+    """The numbers behind `published`."""
     values: Mapping[str, Printed | None]
+    """The numbers behind `measured`."""
     done: int
     failed: int
     planned: int
@@ -68,77 +38,100 @@ class Line:
     peak_mib: float | None
 
 
-def lines(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Line]:
-    """The table of all cells, in order."""
-    return [_line(of, cell, records) for cell in cells]
+def compare_cells(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[ComparedCell]:
+    """Compare the cells of a table with the paper, in order."""
+    return [_compared(of, cell, records) for cell in cells]
+
+
+def _compared(of: Table, cell: Cell, records: Mapping[str, Record]) -> ComparedCell:
+    finished = [records[case.key] for case in cell.cases if case.key in records]
+    done = [record for record in finished if record.status == "done"]
+    printed = cell.row.values.get(cell.method, {})
+    values = {name: values_by_client(cell, records, name) for name in of.measures}
+    derived = {name: of_cell(cell, records) for name, of_cell in paper_of(of).derived.items() if name in of.measures}
+    values |= {name: [value] for name, value in derived.items() if value is not None}
+    clients = len({case.subject.client for case in cell.cases if is_done(case, records)})
+    means = {name: mean_over_clients(values[name], of) for name in of.measures}
+    peaks = [record.peak_mib for record in done if record.peak_mib is not None]
+    return ComparedCell(
+        [setting_text(cell.row.setting[field]) for field in of.columns],
+        cell.title,
+        {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
+        {
+            name: number(means[name], measure.digits)
+            + ("" if name in derived else _coverage(len(values[name]), clients))
+            + _guess_remark(name, cell, records)
+            for name, measure in of.measures.items()
+        },
+        printed,
+        means,
+        len(done),
+        len(finished) - len(done),
+        len(cell.cases),
+        statistics.fmean(record.seconds for record in done) if done else None,
+        max(peaks) if peaks else None,
+    )
+
+
+def _guess_remark(measure: str, cell: Cell, records: Mapping[str, Record]) -> str:
+    """Say that an attack is no better than the best blind guess, if both were measured.
+
+    Pictures in another contrast can be far off by RMSE and be recognised all the same, so that the share of images
+    that came back is added.
+    """
+    reached, blind, back = (values_by_client(cell, records, name) for name in (measure, "guess", "back"))
+    if measure != "rmse" or not reached or not blind or statistics.fmean(reached) < statistics.fmean(blind):
+        return ""
+    share = statistics.fmean(back) if back else 0.0
+    return f" ({NO_BETTER}{f' by RMSE, but {share:.0f} % came back' if share else ''})"
+
+
+def _coverage(measured: int, clients: int) -> str:
+    """Say how many clients have a measure, if not all do: the weights of LPIPS may have been missing at first.
+
+    >>> _coverage(1, 4), _coverage(4, 4), _coverage(0, 4)
+    (' (1 of 4)', '', '')
+    """
+    return f" ({measured} of {clients})" if 0 < measured < clients else ""
 
 
 def measures_of(record: Record) -> dict[str, float]:
-    """All that was measured in one case; hours are those of 100 such cases, as the papers give them."""
-    found = record.extra.get("measures")
-    known = {k: float(v) for k, v in found.items() if isinstance(v, int | float)} if isinstance(found, dict) else {}
-    known["hours"] = record.seconds * 100 / 3600
+    """Return all measures of one case; hours are those of 100 such cases, as the papers give them."""
+    stored = record.extra.get("measures")
+    measures = (
+        {k: float(v) for k, v in stored.items() if isinstance(v, int | float)} if isinstance(stored, dict) else {}
+    )
+    measures["hours"] = record.seconds * 100 / 3600
     if record.peak_mib is not None:
-        known["gigabytes"] = record.peak_mib * 2**20 / 1e9
-    return known
-
-
-def curves_of(record: Record) -> list[Curve]:
-    """What was measured along an axis in one case."""
-    found: Any = record.extra.get("curves", [])
-    return [Curve(**each) for each in found]
-
-
-def lines_of(record: Record) -> list[Lines]:
-    """What was measured over one quantity and is drawn on logarithmic axes."""
-    found: Any = record.extra.get("lines", [])
-    return [Lines(**each) for each in found]
+        measures["gigabytes"] = record.peak_mib * 2**20 / 1e9
+    return measures
 
 
 def strips_of(record: Record) -> dict[str, Any]:
-    """Where the pictures of one case are: of the originals, of the reconstruction, and of each epoch."""
-    found: Any = record.extra.get("strips", {})
-    return dict(found)
-
-
-def spread_in_words(of: Table, cells: Sequence[Cell]) -> str:
-    """What stands after ± in the measured columns, or that nothing does."""
-    if all(len({case.subject.client for case in cell.cases}) == 1 for cell in cells):
-        return "of a single client, which has no spread"
-    return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
+    """Return the paths of a case's pictures: of the originals, of the reconstruction, and of each epoch."""
+    strips: Any = record.extra.get("strips", {})
+    return dict(strips)
 
 
 def is_done(case: TrialCase, records: Mapping[str, Record]) -> bool:
-    """Whether the case was run and did not fail."""
+    """Return whether the case was run and did not fail."""
     return case.key in records and records[case.key].status == "done"
 
 
-def by_client(cell: Cell, records: Mapping[str, Record], measure: str) -> list[float]:
-    """One value for each client: its average over the settings that the row averages over.
+def values_by_client(cell: Cell, records: Mapping[str, Record], measure: str) -> list[float]:
+    """Return one value for each client: its mean over the settings that the row averages over.
 
-    They share the client's images, so that they are no units of their own.
+    The settings share the client's images, so that they are not independent.
     """
     values: dict[int, list[float]] = {}
     for case in cell.cases:
-        if is_done(case, records) and measure in (known := measures_of(records[case.key])):
-            values.setdefault(case.subject.client, []).append(known[measure])
-    return [statistics.fmean(own) for own in values.values()]
+        if is_done(case, records) and measure in (measures := measures_of(records[case.key])):
+            values.setdefault(case.subject.client, []).append(measures[measure])
+    return [statistics.fmean(of_client) for of_client in values.values()]
 
 
-def number(value: Printed | str | None, digits: int) -> str:
-    """A published value as text.
-
-    >>> number(Printed(30.3, 0.3), 1), number(None, 1)
-    ('30.3 ± 0.3', '-')
-    """
-    if isinstance(value, str) or value is None:
-        return value or "-"
-    spread = "" if value.spread is None else f" ± {value.spread:.{digits}f}"
-    return f"{value.mean:.{digits}f}{spread}"
-
-
-def summarised(values: Sequence[float], of: Table) -> Printed | None:
-    """Mean and spread over clients, the spread of the paper's kind; none for a single client.
+def mean_over_clients(values: Sequence[float], of: Table) -> Printed | None:
+    """Return mean and spread over clients, with the paper's kind of spread; a single client has none.
 
     Clients are the units: the images of one client share its message and are not independent.
     """
@@ -150,61 +143,22 @@ def summarised(values: Sequence[float], of: Table) -> Printed | None:
     return Printed(statistics.fmean(values), deviation if of.spread == DEVIATION else deviation / len(values) ** 0.5)
 
 
-def _line(of: Table, cell: Cell, records: Mapping[str, Record]) -> Line:
-    found = [records[case.key] for case in cell.cases if case.key in records]
-    done = [record for record in found if record.status == "done"]
-    printed = cell.row.values.get(cell.method, {})
-    values = {name: by_client(cell, records, name) for name in of.measures}
-    derived = {name: of_cell(cell, records) for name, of_cell in paper_of(of).derived.items() if name in of.measures}
-    values |= {name: [value] for name, value in derived.items() if value is not None}
-    clients = len({case.subject.client for case in cell.cases if is_done(case, records)})
-    means = {name: summarised(values[name], of) for name in of.measures}
-    peaks = [record.peak_mib for record in done if record.peak_mib is not None]
-    return Line(
-        [shown(cell.row.setting[field]) for field in of.columns],
-        cell.title,
-        {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
-        {
-            name: number(means[name], measure.digits)
-            + ("" if name in derived else _share(len(values[name]), clients))
-            + _judged(name, cell, records)
-            for name, measure in of.measures.items()
-        },
-        printed,
-        means,
-        len(done),
-        len(found) - len(done),
-        len(cell.cases),
-        statistics.fmean(record.seconds for record in done) if done else None,
-        max(peaks) if peaks else None,
-    )
+def number(value: Printed | str | None, digits: int) -> str:
+    """Return a published value as text.
 
-
-def _judged(measure: str, cell: Cell, records: Mapping[str, Record]) -> str:
-    """That an attack is no better than the best guess that needs no message, where both were measured.
-
-    Pictures in another contrast can be far off by RMSE and be recognised all the same: those that came back are told.
+    >>> number(Printed(30.3, 0.3), 1), number(None, 1)
+    ('30.3 ± 0.3', '-')
     """
-    reached, blind, back = (by_client(cell, records, name) for name in (measure, "guess", "back"))
-    if measure != "rmse" or not reached or not blind or statistics.fmean(reached) < statistics.fmean(blind):
-        return ""
-    share = statistics.fmean(back) if back else 0.0
-    return f" ({NO_BETTER}{f' by RMSE, but {share:.0f} % came back' if share else ''})"
+    if isinstance(value, str) or value is None:
+        return value or "-"
+    spread = "" if value.spread is None else f" ± {value.spread:.{digits}f}"
+    return f"{value.mean:.{digits}f}{spread}"
 
 
-def _share(told: int, clients: int) -> str:
-    """How many clients have the measure, where not all do: LPIPS, say, whose weights were not there at first.
+def setting_text(value: object) -> str:
+    """Return a field of a setting as text.
 
-    >>> _share(1, 4), _share(4, 4), _share(0, 4)
-    (' (1 of 4)', '', '')
-    """
-    return f" ({told} of {clients})" if 0 < told < clients else ""
-
-
-def shown(value: object) -> str:
-    """A field of a setting as text.
-
-    >>> shown(True), shown(0.0), shown("FEMNIST"), shown(["normal", "uniform"])
+    >>> setting_text(True), setting_text(0.0), setting_text("FEMNIST"), setting_text(["normal", "uniform"])
     ('yes', '0', 'FEMNIST', 'average')
     """
     if isinstance(value, list):
@@ -212,3 +166,67 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "0" if value == 0 else str(value)
+
+
+def describe_spread(of: Table, cells: Sequence[Cell]) -> str:
+    """Say what stands after ± in the measured columns, or that nothing does."""
+    if all(len({case.subject.client for case in cell.cases}) == 1 for cell in cells):
+        return "of a single client, which has no spread"
+    return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
+
+
+def describe_data(cells: Sequence[Cell]) -> list[str]:
+    """Describe the clients' images, each kind once."""
+    populations = dict.fromkeys(case.subject.population for cell in cells for case in cell.cases)
+    return list(dict.fromkeys(population.describe() for population in populations))
+
+
+def remarks(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
+    """Return what a reader must know in addition to the numbers; without records, about the plan."""
+    of_paper = paper_of(of).remarks
+    sizes = _iteration_remarks(cells) if of_paper is None else of_paper(of, cells)
+    return [*sizes, *_average_remarks(cells, records), *_accuracy_remarks(cells, records), *of.notes]
+
+
+def _accuracy_remarks(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
+    """Say how far the networks were trained: later rounds cannot be compared without it."""
+    accuracies: dict[int, float] = {}
+    for cell in cells:
+        for case in cell.cases:
+            value = records[case.key].utility.get("accuracy") if case.key in records else None
+            if value is not None and cell.experiment.setup.warm_up is not None:
+                accuracies[cell.experiment.setup.warm_up.rounds] = value
+    if not accuracies:
+        return []
+    by_rounds = ", ".join(f"{value:.0%} after {rounds}" for rounds, value in sorted(accuracies.items()))
+    stand_in = any(case.subject.population.stand_in for cell in cells for case in cell.cases)
+    return [f"Accuracy of the trained network here, by rounds: {by_rounds}.{OTHER_PACE if stand_in else ''}"]
+
+
+def _iteration_remarks(cells: Sequence[Cell]) -> list[str]:
+    """Say what --iterations sets: a recipe passes them to its main stage, and other stages keep theirs."""
+    stages_by_option: dict[int, dict[str, str]] = {}
+    for cell in cells:
+        stages, option = iterations_of_stages(cell.experiment.probe.attack), cell.request.iterations
+        if option is not None and stages:
+            by_title = stages_by_option.setdefault(option, {})
+            if len(stages) > 1:
+                by_title[cell.title] = " + ".join(map(str, stages))
+    return [
+        f"Not as published: the option `iterations` of every attack was {option}."
+        + "".join(f" Stages of {title}: {stages} iterations; the option sets one." for title, stages in titles.items())
+        for option, titles in sorted(stages_by_option.items())
+    ]
+
+
+def _average_remarks(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:
+    """Say what the averages are made of: parts without a network, and failed runs, are not in them."""
+    cells_by_parts: dict[tuple[str, ...], list[str]] = {}
+    for cell in cells:
+        cases = [case for case in cell.cases if not records or is_done(case, records)]
+        parts = tuple(dict.fromkeys(case.subject.part for case in cases if case.subject.part))
+        if parts:
+            cells_by_parts.setdefault(parts, []).append(f"row {cell.row.number}, {cell.title}")
+    scopes = [f" ({'; '.join(titles)})" if len(cells_by_parts) > 1 else "" for titles in cells_by_parts.values()]
+    averages = zip(cells_by_parts, scopes, strict=True)
+    return [f"Averages here are over: {'; '.join(parts)}{scope}." for parts, scope in averages]

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedglass.attack.best_of import with_training
 from fedglass.attack.parts import no_progress
-from fedglass.audit.public import Public, accuracy, after
+from fedglass.audit.public import Public, accuracy, model_after
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target, target_of
 from fedglass.core.errors import DataError, ModelError, UsageError
@@ -21,7 +21,7 @@ from fedglass.federation.transcript import Round, Transcript
 from fedglass.federation.views import ServerView
 from fedglass.models.catalogue import build
 from fedglass.models.weights import load_weights
-from fedglass.reproduce.paper import Course, Experiment, Setup
+from fedglass.reproduce.paper import Experiment, FederationRun, Setup
 from fedglass.reproduce.populations import KINDS, Population
 
 
@@ -34,7 +34,7 @@ class TrainedNetwork:
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
+class SimulatedMessage:
     """The clients behind one message, who train where it is attacked."""
 
     experiment: Experiment
@@ -57,7 +57,7 @@ class Message:
         )
 
 
-def members(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
+def clients_of_message(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
     """The clients behind the message at that position: one, or as many as are averaged in it."""
     if setup.sizes:
         drawn = population.apart(index, setup.sizes)
@@ -104,7 +104,7 @@ PATIENCE = 20
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class PlayedFederation:
     """A run of a federation, drawn by its number: network, data and training are its own."""
 
     experiment: Experiment
@@ -115,12 +115,12 @@ class Played:
     def target(self) -> Target:
         setup = self.experiment.setup
         course, seed = _course(setup), derive(self.seed, "run", self.index)
-        federation = federation_of_course(setup, self.population, self.index, seed)
+        federation = federation_of_run(setup, self.population, self.index, seed)
         test, utility = self.population.test(), dict[str, float]()
         for index, past in enumerate(federation.play(course.rounds + PATIENCE)):
             if (index + 1) % MARKED == 0 or index + 1 >= course.rounds:
                 utility[f"{ACCURACY} after {index + 1}"] = accuracy(
-                    after(federation.model, past), federation.whitening, test
+                    model_after(federation.model, past), federation.whitening, test
                 )
             if index + 1 >= course.rounds and (not setup.sizes or _readable(federation, past)):
                 break
@@ -135,7 +135,7 @@ class Played:
         return replace(found, utility=utility, public=Public.of(test.images, test.labels))
 
 
-def federation_of_course(setup: Setup, population: Population, index: int, seed: int) -> Federation:
+def federation_of_run(setup: Setup, population: Population, index: int, seed: int) -> Federation:
     """The clients of one run, the first of whom is the adversary: it does not defend itself, and may send poison."""
     course, kind = _course(setup), KINDS[setup.data]
     sizes = setup.sizes or (setup.examples,) * setup.clients
@@ -151,9 +151,9 @@ def federation_of_course(setup: Setup, population: Population, index: int, seed:
 
 def _readable(federation: Federation, past: Round) -> bool:
     """Whether anything of others than the adversary is in the step."""
-    return any(name != federation.clients[0].name for name in past.kept)
+    return any(name != federation.clients[0].name for name in past.accepted)
 
 
-def _course(setup: Setup) -> Course:
-    assert setup.course is not None
-    return setup.course
+def _course(setup: Setup) -> FederationRun:
+    assert setup.federation_run is not None
+    return setup.federation_run

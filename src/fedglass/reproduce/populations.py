@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglass.audit.public import sample
+from fedglass.audit.public import sample_examples
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.identity import digest, of_tensor
 from fedglass.core.rng import derive, stream
@@ -28,7 +28,7 @@ IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
-class Kind:
+class DataKind:
     """What the papers call a data set, and what stands in for it."""
 
     title: str
@@ -47,29 +47,31 @@ class Kind:
     split: str = "train"
 
 
-def _photographs(side: int) -> dict[str, Kind]:
+def _photographs(side: int) -> dict[str, DataKind]:
     """The data that the coarse-to-fine paper has at 224 x 224, at a size of one's own."""
     shape, mark = (3, side, side), "" if side == PUBLISHED else f"@{side}"
-    faces = Kind(
+    faces = DataKind(
         "CelebA-HQ", shape, 307, IMAGENET, "orl_faces.npz", "ORL faces of 40 persons (grey)", "photos", "faces"
     )
-    tissue = Kind("LC25000", shape, 5, IMAGENET, "medical_images", "H&E tiles of colon tissue", "photos", "tiles")
-    imagenet = Kind(
+    tissue = DataKind("LC25000", shape, 5, IMAGENET, "medical_images", "H&E tiles of colon tissue", "photos", "tiles")
+    imagenet = DataKind(
         "ImageNet", shape, 1000, IMAGENET, "imagenet_samples", "ImageNet images", "photos", "listed", genuine=True
     )
     return {f"celeba{mark}": faces, f"lc25000{mark}": tissue, f"imagenet{mark}": imagenet}
 
 
-def _unwhitened(side: int) -> dict[str, Kind]:
+def _unwhitened(side: int) -> dict[str, DataKind]:
     """The curious client's ImageNet, whose pixels it does not whiten; the many images of large rounds apart."""
     shape, plain = (3, side, side), Whitening((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    few = Kind("ImageNet", shape, 1000, plain, "imagenet_samples", "ImageNet images", "photos", "listed", genuine=True)
-    many = Kind("ImageNet", shape, 1000, plain, "cifar10_10k.npz", "CIFAR-10 images, enlarged", "photos")
+    few = DataKind(
+        "ImageNet", shape, 1000, plain, "imagenet_samples", "ImageNet images", "photos", "listed", genuine=True
+    )
+    many = DataKind("ImageNet", shape, 1000, plain, "cifar10_10k.npz", "CIFAR-10 images, enlarged", "photos")
     return {f"imagenet@{side}-plain": few, f"imagenet-many@{side}-plain": many}
 
 
 KINDS = {
-    "femnist": Kind(
+    "femnist": DataKind(
         "FEMNIST",
         (1, 28, 28),
         62,
@@ -78,12 +80,12 @@ KINDS = {
         "handwritten digits of 12 writers",
         "glyphs",
     ),
-    "cifar100": Kind("CIFAR100", (3, 32, 32), 100, CIFAR100, "cifar10_10k.npz", "CIFAR-10 images", "photos"),
-    "cifar10": Kind(
+    "cifar100": DataKind("CIFAR100", (3, 32, 32), 100, CIFAR100, "cifar10_10k.npz", "CIFAR-10 images", "photos"),
+    "cifar10": DataKind(
         "CIFAR-10", (3, 32, 32), 10, CIFAR10, "cifar10_10k.npz", "CIFAR-10", "photos", genuine=True, split="test"
     ),
-    "mnist": Kind("MNIST", (1, 28, 28), 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True),
-    "fashion": Kind(
+    "mnist": DataKind("MNIST", (1, 28, 28), 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True),
+    "fashion": DataKind(
         "F-MNIST", (1, 28, 28), 10, FASHION_MNIST, "fashion_mnist_10k.npz", "Fashion-MNIST", "glyphs", genuine=True
     ),
     **_photographs(PUBLISHED),
@@ -146,7 +148,7 @@ class Population:
     def test(self) -> Examples:
         """Images that no client has; those of embedded stand-ins are among the clients' own."""
         if self.source == KINDS[self.kind].embedded:
-            return sample(self.dataset(), self.seed)
+            return sample_examples(self.dataset(), self.seed)
         data = _read(self.source, "test")
         return Examples(data.images, data.labels)
 
@@ -169,7 +171,7 @@ class Population:
         data = self.dataset()
         return None if data.writers is None else len(_with_enough(data.writers, examples))
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """What the images are, for every table that shows a number from them."""
         kind, data = KINDS[self.kind], self.dataset()
         size = f", at {kind.shape[1]} x {kind.shape[2]} pixels" if _sized(self.kind) else ""

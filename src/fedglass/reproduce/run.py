@@ -11,16 +11,23 @@ from torch import nn
 
 from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import Work, play_unfinished
-from fedglass.audit.public import accuracy, sample
-from fedglass.audit.target import Said
+from fedglass.audit.public import accuracy, sample_examples
+from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 from fedglass.execution.client_training import answers_of
 from fedglass.execution.executor import Executor, kept
 from fedglass.execution.machine import device_named, one_thread
-from fedglass.federation.client import Answers, Client, one_by_one
+from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, Trial, TrialCase, cases_of
-from fedglass.reproduce.messages import Message, Played, TrainedNetwork, federation_of, members, network_of
+from fedglass.reproduce.messages import (
+    PlayedFederation,
+    SimulatedMessage,
+    TrainedNetwork,
+    clients_of_message,
+    federation_of,
+    network_of,
+)
 from fedglass.reproduce.paper import Setup, WarmUp
 from fedglass.reproduce.populations import Population
 from fedglass.verdict.directory import RECORDS, RecordFile, alone, write_bytes
@@ -45,14 +52,14 @@ def network_file(trial: Trial, directory: Path, rounds: int | None = None) -> Pa
     return directory / TRAINED / f"{key}.safetensors"
 
 
-def untrained(cases: Sequence[TrialCase], directory: Path) -> list[TrialCase]:
+def cases_without_network(cases: Sequence[TrialCase], directory: Path) -> list[TrialCase]:
     """The cases whose network is still to be trained, one for each network."""
     warm = {path: case for case in cases if (path := network_file(case.subject, directory)) is not None}
     return [case for path, case in warm.items() if not path.is_file()]
 
 
 def trained_network(
-    trial: Trial, directory: Path, progress: Said, answers: Answers = one_by_one
+    trial: Trial, directory: Path, progress: RoundProgress, answers: TrainClients = train_sequentially
 ) -> TrainedNetwork | None:
     """The network after the trial's warm-up, which is trained here where it has no file yet; none without a warm-up."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
@@ -62,38 +69,38 @@ def trained_network(
     with one_thread():
         if not path.is_file():
             done, weights = _shorter(trial, directory)
-            model = warmed_up(setup, population, seed, progress, done, weights, answers)
+            model = warm_up_network(setup, population, seed, progress, done, weights, answers)
             write_bytes(directory, f"{TRAINED}/{path.name}", save(model.state_dict()))
         data = population.dataset()
-        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample(data, seed))
+        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample_examples(data, seed))
     return TrainedNetwork(str(path), share)
 
 
-def warmed_up(
+def warm_up_network(
     setup: Setup,
     population: Population,
     seed: int,
-    progress: Said,
+    progress: RoundProgress,
     done: int = 0,
     weights: str | None = None,
-    answers: Answers = one_by_one,
+    answers: TrainClients = train_sequentially,
 ) -> nn.Module:
     """The network after the rounds of the setup's warm-up, some of which may be `done` and have left `weights`."""
     model, warm_up = network_of(setup, seed, weights), setup.warm_up
     if warm_up is None:
         return model
-    clients = crowd(warm_up, population)
+    clients = warm_up_clients(warm_up, population)
     share = min(1.0, warm_up.called / len(clients))
     plan = replace(setup, training=warm_up.training)
     for index in range(done, warm_up.rounds):
         # One round at a time, each with a seed of its own: it does not matter where a shorter warm-up has ended.
         federation = federation_of(plan, model, clients, derive(seed, "warm-up", index), share)
-        model.load_state_dict(dict(federation.run(answers=answers).rounds[0].after), strict=False)
+        model.load_state_dict(dict(federation.run(train_clients=answers).rounds[0].after), strict=False)
         progress(index + 1, warm_up.rounds)
     return model
 
 
-def crowd(warm_up: WarmUp, population: Population) -> list[Client]:
+def warm_up_clients(warm_up: WarmUp, population: Population) -> list[Client]:
     """The clients that a warm-up calls some of in each round."""
     found = population.writers(warm_up.examples)
     population.check(1, warm_up.examples)
@@ -131,7 +138,7 @@ def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Au
 
 
 def _networks(
-    cases: Sequence[TrialCase], directory: Path, progress: AuditProgress, answers: Answers
+    cases: Sequence[TrialCase], directory: Path, progress: AuditProgress, answers: TrainClients
 ) -> dict[Path | None, TrainedNetwork | None]:
     """By file the networks that the cases start from, which are trained before, since the cases share them."""
     found: dict[Path | None, TrainedNetwork | None] = {None: None}
@@ -149,8 +156,8 @@ def _networks(
 def _work(case: TrialCase, network: TrainedNetwork | None) -> Work:
     trial, experiment = case.subject, case.subject.experiment
     device = device_named("auto" if experiment.probe.accelerated else "cpu")
-    if experiment.setup.course is not None:
-        return Work(case, Played(experiment, trial.population, trial.client, trial.seed), device)
-    clients = members(experiment.setup, trial.population, trial.client)
-    message = Message(experiment, clients, trial.seed, network)
+    if experiment.setup.federation_run is not None:
+        return Work(case, PlayedFederation(experiment, trial.population, trial.client, trial.seed), device)
+    clients = clients_of_message(experiment.setup, trial.population, trial.client)
+    message = SimulatedMessage(experiment, clients, trial.seed, network)
     return Work(case, message, device)

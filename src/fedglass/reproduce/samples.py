@@ -26,7 +26,7 @@ STAINED = ("nct_crc*", "tcga_crc*")
 """Files of tissue stained with haematoxylin and eosin."""
 
 
-def listed(path: Path, side: int) -> Dataset:
+def read_listed(path: Path, side: int) -> Dataset:
     """Pictures of one folder, with their classes in labels.csv beside them (columns file, class_index)."""
     table = contents(path / LABELS, 1 << 20).decode("utf-8", "replace")
     rows = list(csv.DictReader(io.StringIO(table)))[:MOST_ROWS]
@@ -40,14 +40,14 @@ def listed(path: Path, side: int) -> Dataset:
     return _dataset(path.name, images, torch.tensor(labels))
 
 
-def tiles(path: Path, side: int) -> Dataset:
+def read_tiles(path: Path, side: int) -> Dataset:
     """Overlapping squares of 256 pixels of stained tissue, each also mirrored; all of one class."""
     files = sorted(file for pattern in STAINED for file in path.glob(pattern))
     cut = [square(tile, side) for file in files for tile in _cut(read_picture(file, None))]
     return _dataset(path.name, [*cut, *(tile.flip(-1) for tile in cut)], torch.zeros(2 * len(cut), dtype=torch.int64))
 
 
-def faces(path: Path, side: int) -> Dataset:
+def read_faces(path: Path, side: int) -> Dataset:
     """Grey faces in three equal channels, the central square of each."""
     data = read_npz(path)
     images = [square(image.expand(3, -1, -1), side) for image in data.images]
@@ -62,9 +62,9 @@ def enlarged_photos(path: Path, side: int) -> Dataset:
 
 
 READERS: Mapping[str, Callable[[Path, int], Dataset]] = {
-    "listed": listed,
-    "tiles": tiles,
-    "faces": faces,
+    "listed": read_listed,
+    "tiles": read_tiles,
+    "faces": read_faces,
     "photos": enlarged_photos,
 }
 

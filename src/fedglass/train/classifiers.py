@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedglass.audit.public import accuracy, sample
+from fedglass.audit.public import accuracy, sample_examples
 from fedglass.core import optimisers
 from fedglass.core.errors import AuditError, DataError, UsageError
 from fedglass.core.identity import digest, of_model, of_tensor
@@ -216,7 +216,7 @@ def name_of(target: float) -> str:
 
 def percentage(model: nn.Module, test: Dataset, seed: int) -> float:
     """The accuracy in percent, rounded so that 29 of 100 images reach a target of 29."""
-    return round(100 * accuracy(model, test.whitening, sample(test, seed)), 9)
+    return round(100 * accuracy(model, test.whitening, sample_examples(test, seed)), 9)
 
 
 def steps_per_epoch(data: Dataset, course: AccuracyCourse) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import decay_factor, dense_layers, first_dense
 from fedglass.attack.exact.division import Division
-from fedglass.attack.exact.method import SearchBudget, Solution
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import entry_error, grid_step, row_ratios, stack_update
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
@@ -42,7 +42,7 @@ def wide(toy: Any, activation: type[nn.Module] = nn.ReLU, bias: bool = True) -> 
     return model
 
 
-def solved(observation: Observation) -> Solution:
+def solved(observation: Observation) -> ExactSolution:
     assert Division().applies(observation) == ""
     found = Division().solve(observation, SearchBudget(stream(0, "test")))
     assert found is not None

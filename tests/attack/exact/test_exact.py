@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedglass.attack.exact.exact import FOUND_NOTHING, ExactAttack
-from fedglass.attack.exact.method import SearchBudget, Solution
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Training
 from fedglass.federation.federation import observe
@@ -35,9 +35,9 @@ class Told:
         self.asked.append(self.name)
         return self.reason
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         images = torch.zeros(self.images, *observation.knows.shape)
-        return Solution(images, torch.zeros(self.images, dtype=torch.int64), self.residual, self.explains)
+        return ExactSolution(images, torch.zeros(self.images, dtype=torch.int64), self.residual, self.explains)
 
 
 def test_cheap_methods_come_first_and_the_rest_is_left_out_once_all_is_explained(toy: Any) -> None:

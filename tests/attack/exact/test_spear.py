@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import first_dense
 from fedglass.attack.exact.division import Spear
-from fedglass.attack.exact.method import SearchBudget, Solution
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import stack_update
 from fedglass.attack.exact.verify import explains, fit_layer, message_of
 from fedglass.core.rng import stream
@@ -19,7 +19,7 @@ from fedglass.core.types import Observation, Training
 ONCE = Training(lr=0.05)
 
 
-def solved(message: Observation) -> Solution | None:
+def solved(message: Observation) -> ExactSolution | None:
     assert Spear().applies(message) == ""
     return Spear().solve(message, SearchBudget(stream(0, "tests"), seconds=20.0))
 

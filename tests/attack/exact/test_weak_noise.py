@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedglass.attack.exact.method import SearchBudget, Solution
+from fedglass.attack.exact.method import ExactSolution, SearchBudget
 from fedglass.attack.exact.weak_noise import WeakNoise
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training, Whitening
@@ -63,7 +63,7 @@ def noisy(message: Observation, draw: Draw, std: float = 1.0, seed: int = 0) -> 
     return replace(message, update={name: t + std * draw(t, generator) for name, t in message.update.items()})
 
 
-def solved(message: Observation) -> Solution | None:
+def solved(message: Observation) -> ExactSolution | None:
     assert WeakNoise().applies(message) == ""
     return WeakNoise().solve(message, SearchBudget(stream(0, "tests")))
 

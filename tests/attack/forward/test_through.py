@@ -24,8 +24,7 @@ from fedglass.attack.participant import KeepOwnUpdate
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
-from fedglass.federation.behaviour.poison import SignFlip
+from fedglass.federation.behaviours import Behaviour, Honest, SignFlip
 from fedglass.federation.federation import observe
 from fedglass.federation.peer import PeerView
 from fedglass.federation.truth import Truth

@@ -17,7 +17,7 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import BestOf
 from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images import latent as decoders
-from fedglass.attack.images.latent import Latent, OwnDecoder, copies, decoder_named, located_decoder
+from fedglass.attack.images.latent import Latent, OwnDecoder, augmented, decoder_named, located_decoder
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.participant import SubtractOwnUpdate
 from fedglass.attack.parts import GeneratesImages
@@ -117,15 +117,15 @@ def test_an_own_decoder_depends_on_own_examples_alone(toy: Any) -> None:
 
 def test_few_examples_are_multiplied_and_many_are_not(toy: Any) -> None:
     few = toy.images(3)
-    many = copies(few, stream(0, "copies"))
+    many = augmented(few, stream(0, "copies"))
     assert torch.equal(many[:3], few)
     assert len({tuple(image.flatten().tolist()) for image in many}) > 20
     values = few.flatten(1).sort().values
     assert all(any(torch.equal(own, image.flatten().sort().values) for own in values) for image in many[::50])
     enough = torch.zeros(700, 1, 8, 8)
-    assert copies(enough, stream(0, "copies")) is enough
+    assert augmented(enough, stream(0, "copies")) is enough
     large = torch.zeros(2, 1, 1, 1).expand(2, 3, 4000, 4000)
-    assert len(copies(large, stream(0, "copies"))) == 2
+    assert len(augmented(large, stream(0, "copies"))) == 2
 
 
 def test_it_learns_once_and_nobody_can_change_what_others_see(toy: Any) -> None:

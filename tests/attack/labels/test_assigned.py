@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fedglass.attack.forward.through import Combination, SupposedMedian, SupposedTrimmedMean, Through
-from fedglass.attack.labels.assigned import AssignedLabels, JointLabels, lowest, stand_in
-from fedglass.attack.labels.instance_counts import LastLayerCounts
+from fedglass.attack.labels.assigned import AssignedLabels, JointLabels, lowest_assignment, substitute_images
+from fedglass.attack.labels.counts import LastLayerCounts
 from fedglass.attack.participant import KeepOwnUpdate
 from fedglass.attack.terms.distance import Cosine
 from fedglass.core.errors import UsageError
@@ -77,7 +77,7 @@ def test_labels_are_exchanged_where_no_single_change_helps() -> None:
         miscounted = sum(abs(labels.count(label) - true.count(label)) for label in range(4))
         return 10 * miscounted + (labels != true)
 
-    assert lowest(energy, [(0, 2, 1, 3)], (2, 2), 4, trials=500) == true
+    assert lowest_assignment(energy, [(0, 2, 1, 3)], (2, 2), 4, trials=500) == true
 
 
 def test_the_lowest_of_several_starts_is_taken() -> None:
@@ -86,8 +86,8 @@ def test_the_lowest_of_several_starts_is_taken() -> None:
     def energy(labels: tuple[int, ...]) -> float:
         return valleys.get(labels, 5.0)
 
-    assert lowest(energy, [(0, 0)], (1, 1), 3, trials=100) == (0, 0)
-    assert lowest(energy, [(0, 0), (2, 1)], (1, 1), 3, trials=100) == (2, 2)
+    assert lowest_assignment(energy, [(0, 0)], (1, 1), 3, trials=100) == (0, 0)
+    assert lowest_assignment(energy, [(0, 0), (2, 1)], (1, 1), 3, trials=100) == (2, 2)
 
 
 @pytest.mark.parametrize("trials", [1, 7, 40])
@@ -98,21 +98,23 @@ def test_no_more_are_compared_than_asked_for(trials: int) -> None:
         compared.append(labels)
         return float(-sum(labels))
 
-    lowest(energy, [(0,) * 6, (1,) * 6], (2, 2, 2), 10, trials)
+    lowest_assignment(energy, [(0,) * 6, (1,) * 6], (2, 2, 2), 10, trials)
     assert len(compared) == len(set(compared)) <= trials
 
 
 def test_an_energy_that_is_no_number_wins_nothing() -> None:
-    assert lowest(lambda labels: float("nan") if 1 in labels else float(labels[0]), [(2,)], (1,), 3, 50) == (0,)
+    assert lowest_assignment(lambda labels: float("nan") if 1 in labels else float(labels[0]), [(2,)], (1,), 3, 50) == (
+        0,
+    )
 
 
 def test_the_own_pictures_stand_in_or_noise(toy: Any) -> None:
     seen = seen_through(toy, Median())
     assert seen.own is not None
     mean = seen.knows.whitening.whiten(seen.own.images.mean(0))
-    assert torch.equal(stand_in(seen, stream(0, "x")), mean.expand(1, 8, *mean.shape))
+    assert torch.equal(substitute_images(seen, stream(0, "x")), mean.expand(1, 8, *mean.shape))
     server, _ = observe(toy.federation(Training(0.2)), ServerView(), Knows())
-    noise = stand_in(server, stream(0, "x"))
+    noise = substitute_images(server, stream(0, "x"))
     assert noise.shape == (1, 4, 1, 8, 8)
     pixels = server.knows.whitening.unwhiten(noise)
     assert 0 <= float(pixels.min()) < float(pixels.max()) <= 1.0001

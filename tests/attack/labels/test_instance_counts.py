@@ -10,13 +10,14 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from fedglass.attack.labels.counts import InterpolatedCounts, round_to_sum
-from fedglass.attack.labels.instance_counts import (
+from fedglass.attack.labels.counts import (
     InstanceCounts,
+    InterpolatedCounts,
     LastLayerCounts,
     OwnCounts,
-    class_answers,
-    solved_counts,
+    predictions_by_class,
+    round_to_sum,
+    solve_counts,
 )
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
@@ -51,7 +52,7 @@ def test_the_solution_is_that_of_a_slow_search(toy: Any) -> None:
     """Least squares over all counts at once, by a general minimiser."""
     seen = seen_of(toy, Training(0.01))
     gradient = (-seen.update["3.bias"] / 0.01).double()
-    answers = class_answers(seen, gradient)
+    answers = predictions_by_class(seen, gradient)
 
     def misfit(n: Any) -> float:
         counts = torch.tensor(n)
@@ -59,7 +60,7 @@ def test_the_solution_is_that_of_a_slow_search(toy: Any) -> None:
         return float((counts.sum() - 6) ** 2 + rows.square().sum())
 
     slow = minimize(misfit, [1.2] * 5, method="BFGS", options={"gtol": 1e-10}).x
-    fast = solved_counts(answers, gradient, 6)
+    fast = solve_counts(answers, gradient, 6)
     torch.testing.assert_close(fast, torch.tensor(slow).clamp(min=0), rtol=1e-3, atol=1e-3)
 
 
@@ -80,9 +81,9 @@ def test_a_class_without_gradient_does_not_spoil_the_rest(toy: Any) -> None:
 def test_a_last_layer_without_bias_is_refused_and_counted_otherwise(toy: Any) -> None:
     layers = nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 5, bias=False)
     seen = seen_of(toy, Training(0.01), toy.seeded(nn.Sequential(*layers)))
-    with pytest.raises(UsageError, match="need a last layer that has one"):
+    with pytest.raises(UsageError, match="need a last layer with a bias"):
         found(InstanceCounts(), seen)
-    with pytest.raises(UsageError, match="need a last layer that has one"):
+    with pytest.raises(UsageError, match="need a last layer with a bias"):
         InstanceCounts().check(seen)
     assert torch.equal(found(LastLayerCounts(), seen), found(InterpolatedCounts(), seen))  # no images of its own
     with_bias = seen_of(toy, Training(0.01))

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.attack.labels import counts
-from fedglass.attack.labels import counts as bias_counts
 from fedglass.attack.labels.assigned import JointLabels
-from fedglass.attack.labels.counts import BiasCounts, CountsAfter, CountsBefore, InterpolatedCounts, raw_counts
+from fedglass.attack.labels.counts import (
+    BiasCounts,
+    CountsAfter,
+    CountsBefore,
+    InstanceCounts,
+    InterpolatedCounts,
+    LastLayerCounts,
+    OwnCounts,
+    raw_counts,
+)
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.instance_counts import InstanceCounts, LastLayerCounts, OwnCounts
 from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
@@ -155,7 +162,6 @@ def test_counts_are_exact_where_the_statistics_are_the_true_ones(
         return seen.model(inputs).softmax(-1).mean(0).detach(), hidden.sum(1).mean().detach()
 
     monkeypatch.setattr(counts, "head_statistics", truly)
-    monkeypatch.setattr(bias_counts, "head_statistics", truly)
     raw = raw_counts(seen, stream(0, "x"), [0.0], steps=1)
     expected = torch.bincount(torch.tensor(labels), minlength=5).float()
     torch.testing.assert_close(raw, expected, rtol=1e-3, atol=1e-3)
@@ -322,7 +328,6 @@ def test_counts_know_smoothing_and_momentum(toy: Any, monkeypatch: pytest.Monkey
         return seen.model(inputs).softmax(-1).mean(0).detach(), hidden.sum(1).mean().detach()
 
     monkeypatch.setattr(counts, "head_statistics", truly)
-    monkeypatch.setattr(bias_counts, "head_statistics", truly)
     raw = counts.unsmoothed(raw_counts(seen, stream(0, "x"), [0.0], steps=1), seen)
     torch.testing.assert_close(raw, torch.tensor([1.0, 1.0, 4.0, 0.0, 0.0]), rtol=1e-3, atol=1e-3)
     for part in (*COUNTS, BiasCounts()):
@@ -370,8 +375,8 @@ def test_told_labels_of_batches_must_be_classes(toy: Any, label: int) -> None:
 def test_a_check_refuses_what_binding_refuses_without_its_work(
     toy: Any, part: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counts, "DUMMIES", None)
-    monkeypatch.setattr(bias_counts, "head_statistics", None)
+    monkeypatch.setattr(counts, "RANDOM_IMAGES", None)
+    monkeypatch.setattr(counts, "head_statistics", None)
     part.check(toy.observation(FEDAVG))
     for knows in (Knows(training=False), Knows(training=False, labels=True)):
         seen = toy.observation(FEDAVG, knows)

@@ -10,10 +10,10 @@ from fedglass.attack.refine.masked_diffusion import (
     Flattening,
     NoiseLevel,
     OracleEpoch,
-    Way,
+    SearchState,
     WhiteStart,
     agreement,
-    noise_of,
+    noise_level_of,
 )
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -22,15 +22,15 @@ SMOOTH = torch.linspace(0.2, 0.8, 40).expand(2, 1, 40, 40).clone()
 STARTS = torch.randn(2, 1, 40, 40, generator=stream(0, "starts"))
 
 
-def way(errors: list[list[float]], starts: Tensor = STARTS, raw: Tensor = SMOOTH) -> Way:
-    return Way(torch.tensor(errors), starts, raw)
+def way(errors: list[list[float]], starts: Tensor = STARTS, raw: Tensor = SMOOTH) -> SearchState:
+    return SearchState(torch.tensor(errors), starts, raw)
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.1])
 def test_the_noise_of_an_image_is_found_whatever_the_image_shows(sigma: float) -> None:
     large = torch.linspace(0.2, 0.8, 120).expand(2, 1, 120, 120)
     noise = torch.randn(large.shape, generator=stream(0, "noise"))
-    assert noise_of(large + sigma * noise).tolist() == pytest.approx([sigma, sigma], rel=0.1)
+    assert noise_level_of(large + sigma * noise).tolist() == pytest.approx([sigma, sigma], rel=0.1)
 
 
 def test_a_picture_as_near_as_the_noise_is_near_enough() -> None:

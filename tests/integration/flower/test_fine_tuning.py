@@ -83,7 +83,7 @@ def test_messages_of_the_last_layer_alone_are_explained_and_attacked(tmp_path: P
     assert len(targets) == 5
     for target in targets:
         assert set(target.observation.update) == {"head.weight", "head.bias", "scale"}
-        assert target.declared is not None
-        found = replay(target.declared)
+        assert target.claim is not None
+        found = replay(target.claim)
         assert found is not None
         assert found.explained

@@ -16,8 +16,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.guard import REFUSED, Counts, GuardRefusal
-from fedglass.guard.nvflare import _CAME, _MEMORIES, _READERS, GuardFilter
+from fedglass.guard import REFUSED, GuardCounts, GuardRefusal
+from fedglass.guard.nvflare import _MEMORIES, _READERS, _RECEIVED, GuardFilter
 
 NOISY: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0, "budget_seconds": 600.0}
 IMAGES = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -28,7 +28,7 @@ def forgotten() -> Iterator[None]:
     yield
     for reader in _READERS.values():
         reader.__exit__(None, None, None)
-    for kept in (_CAME, _MEMORIES, _READERS):
+    for kept in (_RECEIVED, _MEMORIES, _READERS):
         kept.clear()
 
 
@@ -82,7 +82,7 @@ def answered(guard: GuardFilter, answer: Callable[[], Shareable]) -> Shareable:
     return guard.process(answer(), context(FilterKey.OUT))
 
 
-def counts() -> Counts:
+def counts() -> GuardCounts:
     return _MEMORIES["site-1"].counts
 
 
@@ -103,7 +103,7 @@ def test_a_protected_update_leaves(kind: str) -> None:
     assert all(np.array_equal(found.data[name], t.numpy()) for name, t in sent.items())
     assert found.meta == {"NUM_STEPS_CURRENT_ROUND": 1, "initial_metrics": {"train_loss": 0.5}}
     assert left.get_header("current_round") == 3
-    assert counts() == Counts(checked=1)
+    assert counts() == GuardCounts(checked=1)
 
 
 def test_an_update_without_its_noise_stays_and_nothing_is_told() -> None:
@@ -111,7 +111,7 @@ def test_an_update_without_its_noise_stays_and_nothing_is_told() -> None:
         answered(GuardFilter(**NOISY), lambda: DXO(DataKind.WEIGHT_DIFF, arrays(update(0.0))).to_shareable())
     assert str(raised.value) == REFUSED
     assert raised.value.__cause__ is None
-    assert counts() == Counts(checked=1, refused=1)
+    assert counts() == GuardCounts(checked=1, refused=1)
 
 
 def stowaways() -> Iterator[Any]:

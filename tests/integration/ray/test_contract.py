@@ -120,7 +120,7 @@ def test_a_run_can_be_left_in_the_middle_and_another_begun(ray_of_two: Ready, of
 
 def test_clients_train_there_to_the_same_bit(ray_of_two: Ready, toy: Any) -> None:
     federation = toy.federation(Training(lr=0.1, epochs=2, batch_size=2), clients=5)
-    here, there = federation.play(2), federation.play(2, answers=answers_of(ray_of_two))
+    here, there = federation.play(2), federation.play(2, train_clients=answers_of(ray_of_two))
     for a, b in zip(here, there, strict=True):
         assert all(torch.equal(a.step[name], b.step[name]) for name in a.step)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.method import Details, SearchBudget, Solution
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import RowRatios, fit_rank_one, spectrum, stack_update
 from fedglass.attack.exact.sparse import Accept, ReluLayer, SparseInputs, proved_inputs, sparse_inputs
 from fedglass.attack.exact.verify import Fit, ReplayableMessage, ReplayFit, best_label, fit_layer, message_of
@@ -65,7 +65,7 @@ class Division:
             return "the first dense layer trains no bias, which several examples need"
         return ""
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         layer = first_dense(observation)
         if isinstance(layer, str):
             return None
@@ -96,7 +96,7 @@ class _Guess:
     """The residual of the layer's update."""
 
 
-def _read_one(message: ReplayableMessage, layer: DenseUpdate) -> Solution | None:
+def _read_one(message: ReplayableMessage, layer: DenseUpdate) -> ExactSolution | None:
     """Read the one example: in closed form, or along a direction with a length that a replay determines."""
     guesses: list[_Guess] = []
     knows = message.observation.knows
@@ -119,11 +119,11 @@ def _bias_tells_length(layer: DenseUpdate) -> bool:
     return fit.scaled and fit.clean
 
 
-def _solution(layer: DenseUpdate, guess: _Guess, sure: bool) -> Solution:
+def _solution(layer: DenseUpdate, guess: _Guess, sure: bool) -> ExactSolution:
     rows = fit_rank_one(layer.stacked(pruned=True)).votes
     details: Details = {"how": guess.how, "rows": rows, "layer_residual": guess.residual}
     residual = guess.replay.residual if math.isfinite(guess.replay.residual) else guess.residual
-    return Solution(guess.images, guess.replay.labels, residual, sure, details)
+    return ExactSolution(guess.images, guess.replay.labels, residual, sure, details)
 
 
 def _layer_verifies(observation: Observation, layer: DenseUpdate, guess: _Guess) -> bool:
@@ -211,7 +211,7 @@ def _longest_within_bounds(knows: Knowledge, direction: Tensor) -> float:
     return float(steps[direction != 0].min())
 
 
-def _read_several(message: ReplayableMessage, layer: DenseUpdate) -> Solution | None:
+def _read_several(message: ReplayableMessage, layer: DenseUpdate) -> ExactSolution | None:
     """Read the examples that have rows of their own: inputs on which rows agree, at most one for each example."""
     knows = message.observation.knows
     if layer.bias is None or layer.bias_error is None:
@@ -224,7 +224,7 @@ def _read_several(message: ReplayableMessage, layer: DenseUpdate) -> Solution | 
     images, replay = message.replay_levels(as_images(knows, inputs))
     residual = replay.residual if math.isfinite(replay.residual) else rows.residual
     details: Details = {"groups": len(rows.votes), "rows": int(rows.votes.sum())}
-    return Solution(images, replay.labels, residual, message.verified(replay.residual), details)
+    return ExactSolution(images, replay.labels, residual, message.verified(replay.residual), details)
 
 
 def _layer_inputs(layer: DenseUpdate, rows: RowRatios, knows: Knowledge) -> Tensor:
@@ -277,7 +277,7 @@ class Spear:
             return "there are more examples than units or pixels"
         return ""
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         layer, knows = first_dense(observation), observation.knows
         if isinstance(layer, str) or layer.bias is None or layer.bias_before is None or layer.bias_error is None:
             return None
@@ -297,7 +297,7 @@ class Spear:
         all_read = reading.complete and len(inputs) == knows.examples
         sure = message.verified(replay.residual) or (all_read and not message.contradicts(replay.residual))
         residual = replay.residual if math.isfinite(replay.residual) else reading.residual
-        return Solution(images, replay.labels, residual, sure, reading.details)
+        return ExactSolution(images, replay.labels, residual, sure, reading.details)
 
 
 def _batch_inputs(layer: DenseUpdate, knows: Knowledge, search: SearchBudget, accept: Accept) -> SparseInputs:

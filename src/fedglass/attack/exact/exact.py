@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.attack import check_counted, check_observation
-from fedglass.attack.exact.method import ExactMethod, SearchBudget, Solution
+from fedglass.attack.exact.method import ExactMethod, ExactSolution, SearchBudget
 from fedglass.attack.exact.verify import explains
 from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress, no_progress
@@ -50,7 +50,7 @@ class ExactAttack:
             return _reconstruction(observation, None, {"exact": str(error)})
         message = _first_message(observation)
         reasons: dict[str, str] = {}
-        best: tuple[ExactMethod, Solution] | None = None
+        best: tuple[ExactMethod, ExactSolution] | None = None
         for i, method in enumerate(sorted(self.methods, key=lambda exact: exact.cost)):
             progress(i, len(self.methods))
             reasons[method.name] = method.applies(message)
@@ -82,19 +82,19 @@ def _first_message(observation: Observation) -> Observation:
     return without_own_update(replace(observation, also=()))
 
 
-def _is_final(message: Observation, solution: Solution) -> bool:
+def _is_final(message: Observation, solution: ExactSolution) -> bool:
     """Return True if no other method can read more: all is explained, or all but rounding of a single image."""
     nearly = message.knows.examples == 1 and solution.residual < NEARLY_EXPLAINED
     return len(solution.images) >= message.knows.examples and (solution.explains or nearly)
 
 
-def _preference(solution: Solution) -> tuple[bool, int, float]:
+def _preference(solution: ExactSolution) -> tuple[bool, int, float]:
     """Return a sort key, the best solution first: explains the message, more images, smaller residual."""
     return not solution.explains, -len(solution.images), solution.residual
 
 
 def _reconstruction(
-    message: Observation, best: tuple[ExactMethod, Solution] | None, reasons: dict[str, str]
+    message: Observation, best: tuple[ExactMethod, ExactSolution] | None, reasons: dict[str, str]
 ) -> Reconstruction:
     if best is None:
         images = torch.zeros(0, *message.knows.shape)

@@ -22,7 +22,7 @@ from fedglass.attack.exact.cut import Cut, Features, cut_at, head_gradients, mix
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run, first_dense
 from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
 from fedglass.attack.exact.linear import is_affine, smoothest_images
-from fedglass.attack.exact.method import Details, SearchBudget, Solution, once
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget, once
 from fedglass.attack.exact.rows import entry_error, fit_rank_one, stack_update
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.parts import Problem, no_progress
@@ -93,7 +93,7 @@ def linear_front(observation: Observation) -> bool:
     return not isinstance(layers, str) and is_affine(cut_at(observation, layers[0].name).front, observation.knows.shape)
 
 
-def best_version(observation: Observation, features: Features, tries: Sequence[Tensor]) -> Solution:
+def best_version(observation: Observation, features: Features, tries: Sequence[Tensor]) -> ExactSolution:
     """Return the first version of the images that explains the message, or else the first version."""
     message = message_of(observation)
     residuals = [message.replay(images, features.labels).residual for images in tries]
@@ -104,7 +104,7 @@ def best_version(observation: Observation, features: Features, tries: Sequence[T
         "features_verified": int(features.verified),
         "head_residual": features.residual,
     }
-    return Solution(tries[chosen], features.labels, residuals[chosen], bool(good), details)
+    return ExactSolution(tries[chosen], features.labels, residuals[chosen], bool(good), details)
 
 
 @register(
@@ -128,7 +128,7 @@ class DenseFeatures:
             return layers
         return "the first dense layer takes a linear map of the pixels" if linear_front(observation) else ""
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return images of the examples that have readable features."""
         layers = dense_fronts(observation)
         features = None if isinstance(layers, str) else read_features(observation, layers, search)
@@ -263,7 +263,7 @@ class PooledInput:
         layers = _pooled_layers(observation)
         return layers if isinstance(layers, str) else ""
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the images, of as many examples as could be read."""
         layers = _pooled_layers(observation)
         features = None if isinstance(layers, str) else read_features(observation, layers, search)

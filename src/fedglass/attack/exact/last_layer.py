@@ -38,11 +38,10 @@ from fedglass.attack.exact.cut import (
     verify_features,
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
-from fedglass.attack.exact.method import Details, SearchBudget, Solution
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import spectrum, with_ones
 from fedglass.attack.exact.verify import message_of
-from fedglass.attack.labels.counts import is_clipped, round_to_sum, unsmoothed
-from fedglass.attack.labels.instance_counts import InstanceCounts
+from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -140,21 +139,21 @@ class Peeling:
             return "division reads a single example"
         return "" if layer.relu and layer.bias is not None else "no ReLU follows a first dense layer with a bias"
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the images of the examples that could be read."""
         layer = first_dense(observation)
         features = None if isinstance(layer, str) else peeled_inputs(observation, layer)
         return None if features is None else solution_from_pixels(observation, features)
 
 
-def solution_from_pixels(observation: Observation, features: Features) -> Solution:
+def solution_from_pixels(observation: Observation, features: Features) -> ExactSolution:
     """Return the images that have these inputs as whitened pixels."""
     knows = observation.knows
     images = knows.whitening.unwhiten(features.inputs.view(-1, *knows.shape)).float()
     message = message_of(observation)
     residual = message.replay(images, features.labels).residual
     details: Details = {"examples_read": len(images), "head_residual": features.residual}
-    return Solution(images, features.labels, residual, message.verified(residual), details)
+    return ExactSolution(images, features.labels, residual, message.verified(residual), details)
 
 
 STARTS = 10
@@ -363,7 +362,7 @@ class LastLayer:
             return f"{knows.examples} examples are not fewer than the {knows.classes} classes"
         return "division reads a single example" if knows.examples == 1 else ""
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the images of all examples."""
         features = chained_inputs(observation, dense_layers(observation), search)
         return None if features is None else solution_from_pixels(observation, features)

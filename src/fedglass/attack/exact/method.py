@@ -32,7 +32,7 @@ def once(read: Callable[[Observation], T]) -> Callable[[Observation], T]:
 
 
 @dataclass(frozen=True, eq=False)
-class Solution:
+class ExactSolution:
     """The images that an exact method read from a message."""
 
     images: Tensor  # (n, c, h, w), pixels before whitening; n may be smaller than the number of examples
@@ -75,6 +75,6 @@ class ExactMethod(Protocol):
         """Return why the method does not apply to this network and knowledge; empty if it applies."""
         ...
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the images that the method reads from the message; None if it finds nothing."""
         ...

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fedglass.attack.exact.cut import Cut, cut_at
 from fedglass.attack.exact.dense import does_not_run, not_a_gradient, undecayed_update
 from fedglass.attack.exact.linear import Affine, conjugate_gradients, negative_laplacian
-from fedglass.attack.exact.method import Details, SearchBudget, Solution
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.verify import message_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -97,7 +97,7 @@ class VisionTransformerClosedForm:
         layout = _token_layout(observation)
         return layout if isinstance(layout, str) else ""
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the image."""
         tokens = _token_layout(observation)
         equations = None if isinstance(tokens, str) else _equations(observation, tokens)
@@ -115,7 +115,7 @@ class VisionTransformerClosedForm:
             "attention": int(bool(tokens.attention)),
             "share_determined": float((equations.weights > NEIGHBOUR_PRECISION).double().mean()),
         }
-        return Solution(images, replay.labels, replay.residual, message.verified(replay.residual), details)
+        return ExactSolution(images, replay.labels, replay.residual, message.verified(replay.residual), details)
 
 
 def _token_layout(observation: Observation) -> _TokenLayout | str:

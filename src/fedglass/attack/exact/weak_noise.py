@@ -22,7 +22,7 @@ from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.division import as_images, within_bounds
 from fedglass.attack.exact.linear import smoothest_images
-from fedglass.attack.exact.method import Details, SearchBudget, Solution
+from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import (
     AGREE_WITHIN,
     MAX_RATIO_ERROR,
@@ -104,7 +104,7 @@ class WeakNoise:
             return "rows agree only for a single example"
         return "" if layer.bias is not None else "the first dense layer trains no bias"
 
-    def solve(self, observation: Observation, search: SearchBudget) -> Solution | None:
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         layer = first_dense(observation)
         if isinstance(layer, str) or layer.bias is None or layer.bias_error is None:
             return None
@@ -140,7 +140,7 @@ def _noise_free_parts(observation: Observation, layer: DenseUpdate, sent: Update
         yield _NoiseFreePart("entries without noise", entries, lambda t, chosen=rows: t[chosen])  # type: ignore[misc]
 
 
-def _solution(observation: Observation, layer: DenseUpdate, part: _NoiseFreePart) -> Solution | None:
+def _solution(observation: Observation, layer: DenseUpdate, part: _NoiseFreePart) -> ExactSolution | None:
     """Return the image of a part that has rank one, if a replay gives the same part."""
     fit = _proved_rank_one(part.sent, part.rows)
     if fit is None or not bool(within_bounds(observation.knows, fit.inputs[None])[0]):
@@ -164,12 +164,12 @@ def _solution(observation: Observation, layer: DenseUpdate, part: _NoiseFreePart
     if residual > SAME_PART:
         return None
     details: Details = {"how": part.how, "rows": fit.votes, "layer_residual": fit.residual}
-    return Solution(images, label, residual, True, details)
+    return ExactSolution(images, label, residual, True, details)
 
 
 def _filled_in(
     observation: Observation, part: _NoiseFreePart, fit: RankOneFit, known_pixels: Tensor
-) -> Solution | None:
+) -> ExactSolution | None:
     """Return the smoothest image with the known pixels; it is not verified, since the other pixels are a guess."""
     share = float(known_pixels.double().mean())
     if share < LEAST_KNOWN:
@@ -177,7 +177,7 @@ def _filled_in(
     images, _ = smoothest_images(
         observation.knows, lambda t: t.flatten(1)[:, known_pixels], fit.inputs[None, known_pixels]
     )
-    return Solution(images, torch.tensor([-1]), fit.residual, False, {"how": part.how, "share_seen": share})
+    return ExactSolution(images, torch.tensor([-1]), fit.residual, False, {"how": part.how, "share_seen": share})
 
 
 def _replay_residual(predicted: Tensor, fit: RankOneFit, scaled: bool) -> float:

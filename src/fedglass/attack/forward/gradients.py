@@ -1,4 +1,7 @@
-"""The message as a single gradient at the weights before training."""
+"""Operators that explain the message by full-batch gradients, without simulating the local training.
+
+The gradient is taken at the weights before training, or at points between the weights before and after.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ class OneGradient:
     """The gradient of the mean loss over all examples at the weights before [Zhu et al., 2019, Eq. 3].
 
     Exact for FedSGD. A FedAvg update is treated as one large step: it is divided by lr T where these are known, or
-    by what stands for it with momentum, and compared in direction otherwise. So it is under Adam and with weight
-    decay, of which the message is not a multiple of a gradient.
+    by the corresponding factor with momentum, and compared in direction otherwise. Under Adam and with weight decay,
+    where the message is not a multiple of a gradient, it is compared in direction too.
     """
 
     def bind(self, observation: Observation) -> BoundForward:
@@ -48,10 +51,10 @@ class OneGradient:
 
 @dataclass(frozen=True)
 class RepeatedGradient:
-    """T times that gradient beside the sum of the gradients taken [Dimitrov et al., 2022, "FedSGD"].
+    """T times that gradient, compared with the sum of the client's gradients [Dimitrov et al., 2022, "FedSGD"].
 
     The same direction as `OneGradient`, in the units in which the release of that paper weighs its priors. Under Adam
-    and with weight decay, where the update does not tell the sum of the gradients, it stands beside -update / lr.
+    and with weight decay, where the update does not give the sum of the gradients, the target is -update / lr.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
@@ -60,9 +63,9 @@ class RepeatedGradient:
         training = known_training(observation)
         network = network_of(observation)
         weights = leaves(observation, network)
-        each = max(1, observation.knows.examples // observation.knows.clients)
-        steps = training.local_steps(each)
-        batches = min(len(training.batches(each)), steps)
+        examples = max(1, observation.knows.examples // observation.knows.clients)
+        steps = training.local_steps(examples)
+        batches = min(len(training.batches(examples)), steps)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             return [steps * g for g in full_gradient(network, weights, candidate, training)]
@@ -71,11 +74,8 @@ class RepeatedGradient:
         return BoundForward(target, predict, network.names, batches=batches)
 
 
-# The message of a single example as one gradient, with the network's error read off the message itself.
-
-
-MISSING = 0.2
-"""The share of the largest entry that pruning or noise may have taken from a sum of zero."""
+LARGEST_SUM = 0.2
+"""Of a residual's entries, as a share of the largest: the sum is zero unless pruning or noise has changed some."""
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,24 @@ class ObservedResidual:
 
     For one example the gradient of the last layer is r h^T (and r, for the bias), so that r need not be guessed
     along with the image. `OneGradient` computes r from the candidate: wherever the network's answer depends on
-    the image, the candidate's r differs from the client's until the very end, which puts local minima in the
-    way. Both have zero residual at the truth. Measured on Inverting Gradients with DLG's LeNet, networks that
+    the image, the candidate's r differs from the client's until the very end, which creates local minima. Both
+    have zero residual at the truth. Measured on Inverting Gradients with DLG's LeNet, networks that
     answer with several classes go from 12 to above 20 dB.
 
-    A message of several examples or steps mixes their residuals: it is treated as by `OneGradient`. So are labels
-    that are sought along with the images, which a fixed residual would leave where they are. Without a bias in the
-    last layer the message tells r up to its size only, which is enough for a direction; with `sized`, for
-    distances that compare sizes, such a network is treated as by `OneGradient` too. So is a message from which
-    a defence has cut out too much of r, and one that Adam or weight decay have made something else than a gradient.
+    These cases are treated as by `OneGradient`:
+
+    - a message of several examples or steps, which mixes their residuals;
+    - labels that are optimised along with the images, which a fixed residual would leave where they are;
+    - with `sized`, for distances that compare sizes, a network without a bias in the last layer: the message then
+      gives r only up to its size, which is enough for a direction;
+    - a message from which a defence has removed too much of r;
+    - a message that is not a gradient, because of Adam or weight decay.
     """
 
     sized: bool = False
 
     def reads(self, observation: Observation) -> frozenset[Fact]:
-        """The size of a single example's gradient: with r it is known how long J(x)^T r is."""
+        """Return the size of a single example's gradient as known: r gives the length of J(x)^T r."""
         alone = is_alone(observation) and head_of(observation, network_of(observation))[1] is not None
         return frozenset({Fact.SIZE}) if alone else frozenset()
 
@@ -126,34 +129,31 @@ class ObservedResidual:
 
 
 def is_alone(observation: Observation) -> bool:
-    """Whether the message is one gradient of one example, as far as is known."""
+    """Check that the message is one gradient of one example, as far as is known."""
     knows = observation.knows
     return knows.examples == 1 and local_steps(observation) in (None, 1) and is_gradient(observation)
 
 
-def is_residual(found: Tensor) -> bool:
-    """Whether it can be softmax minus one-hot, up to its size: not all zero, and its entries add up to nearly zero.
+def is_residual(residual: Tensor) -> bool:
+    """Check that this can be softmax minus one-hot, up to its size: not all zero, with a sum of nearly zero.
 
     >>> is_residual(torch.tensor([0.3, -0.9, 0.6])), is_residual(torch.zeros(3)), is_residual(torch.tensor([0.0, -0.9]))
     (True, False, False)
     """
-    largest = found.abs().max()
-    return bool(largest > 0) and bool(found.sum().abs() <= MISSING * largest)
+    largest = residual.abs().max()
+    return bool(largest > 0) and bool(residual.sum().abs() <= LARGEST_SUM * largest)
 
 
 def left_factor(gradient: Tensor) -> Tensor:
-    """r out of a rank-one gradient r h^T, up to its scale, which `Cosine` does not mind.  # (classes, n) -> (classes,)
+    """Return r of a rank-one gradient r h^T, up to its scale, which `Cosine` ignores.  # (classes, n) -> (classes,)
 
-    Its sign is known: softmax minus one-hot adds up to zero and is negative in one entry only, which is thus the
-    largest. Two classes are equally large; there the activations h are taken to be positive in the mean.
+    Its sign is known: softmax minus one-hot adds up to zero and is negative in one entry only, which is therefore the
+    largest. With two classes both entries are equally large; there the mean of h is assumed to be positive.
     """
-    left: Tensor = torch.linalg.svd(gradient, full_matrices=False).U
-    residual = left[:, 0]
-    wrong = residual[residual.abs().argmax()] > 0 if len(residual) > 2 else residual @ gradient.sum(1) < 0
-    return torch.where(wrong, -residual, residual)
-
-
-# The message as a gradient at points between the weights before and after.
+    singular: Tensor = torch.linalg.svd(gradient, full_matrices=False).U
+    residual = singular[:, 0]
+    flipped = residual[residual.abs().argmax()] > 0 if len(residual) > 2 else residual @ gradient.sum(1) < 0
+    return torch.where(flipped, -residual, residual)
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ class OnSegment:
     """The full-batch gradient at w0 + alpha (wT - w0), alpha an unknown in [0, 1] [Zhu et al., 2023, Eq. 5].
 
     `rate` is alpha's rate relative to the solver's. The paper's Algorithm 1 counts alpha from the other end.
-    alpha's gradient needs second derivatives in the weights, which cost as much again as those in the images,
-    and alpha moves slowly: with `every=10` it is computed at every tenth iteration only.
+    The gradient of alpha needs second derivatives in the weights, which cost as much again as those in the images.
+    Since alpha moves slowly, `every=10` computes it at every tenth iteration only.
     """
 
     start: float = 0.5
@@ -188,7 +188,7 @@ class OnSegment:
 class AlongSegment:
     """The mean of the full-batch gradients at `points` weights, evenly spread over the local steps, on w0..wT.
 
-    The message is a sum of gradients at weights all along the way, which one gradient at one point can not be. At the
+    The message is a sum of gradients at weights all along the way, which one gradient at one point cannot be. At the
     true images, 1 - cos between message and prediction with 1, 2, 3 and 4 points is 0.033, 0.022, 0.018 and 0.017 on
     the CIFAR CNN with ten images, 0.047, 0.033, 0.029 and 0.029 with fifty (each the mean of two messages). Each point
     costs as much again. Exact for one local step, which starts at w0.
@@ -216,7 +216,7 @@ class AlongSegment:
         return BoundForward(mean_gradient(observation, network), predict, network.names)
 
     def places(self, steps: int | None) -> list[float]:
-        """The shares of the way. A step's gradient is taken where the step starts, hence the shift by half a step.
+        """Return the points as shares of the way, shifted by half a step: a step's gradient is taken at its start.
 
         >>> AlongSegment(2).places(1), AlongSegment(2).places(10), AlongSegment(2).places(None)
         ([0.0], [0.2, 0.7], [0.25, 0.75])

@@ -1,4 +1,4 @@
-"""The observed message in the units of an operator."""
+"""Shared by the operators: the observed message in their units, the network, and the base of simulations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fedglass.models.network import Network
 
 
 def network_of(observation: Observation) -> Network:
-    """The model as the client trained it, as far as the adversary knows."""
+    """Return the model as the client trained it, as far as the adversary knows."""
     training = observation.knows.training
     statistics = BatchNorm.FROZEN if training is None else training.batch_norm
     return Network(observation.model, observation.buffers, statistics)
 
 
 def leaves(observation: Observation, network: Network) -> list[Tensor]:
-    """The weights before training, in the network's order, ready to be differentiated."""
+    """Return the weights before training, in the network's order, ready to be differentiated."""
     return [observation.before[name].detach().clone().requires_grad_() for name in network.names]
 
 
 def known_training(observation: Observation) -> Training:
-    """The client's training, which a simulation can not do without."""
+    """Return the client's training, which a simulation cannot do without."""
     training = observation.knows.training
     if training is None:
         raise refusal("Simulating the client", [Fact.TRAINING])
@@ -37,7 +37,7 @@ def known_training(observation: Observation) -> Training:
 def full_batch(
     network: Network, weights: Sequence[Tensor], candidate: Candidate, training: Training | None = None
 ) -> Step:
-    """One step on all examples of the candidate's first epoch, to be differentiated twice."""
+    """Return one step on all examples of the candidate's first epoch, to be differentiated twice."""
     labels = candidate.labels[0] if per_epoch(candidate.labels) else candidate.labels
     smoothing = 0.0 if training is None else training.label_smoothing
     return Step(network, weights, candidate.images[0], labels, differentiable=True, smoothing=smoothing)
@@ -46,27 +46,27 @@ def full_batch(
 def full_gradient(
     network: Network, weights: Sequence[Tensor], candidate: Candidate, training: Training | None
 ) -> Sequence[Tensor]:
-    """The gradient of that step as the client would take it: of its loss, and clipped where its training clips."""
+    """Return the gradient of that step as the client would compute it, clipped where its training clips."""
     step = full_batch(network, weights, candidate, training)
     return local_gradient(MeanGradient(), step, None if training is None else training.clip)
 
 
 def mean_gradient(observation: Observation, network: Network) -> tuple[Tensor, ...]:
-    """-update / `local_distance`: the mean over the local steps of the gradients that were taken.
+    """Return -update / `local_distance`, the mean of the gradients of the local steps.
 
-    Where the distance is unknown so is the scale, and -update is returned: good enough for `Cosine`.
+    Where the distance is unknown, so is the scale, and -update is returned: enough for `Cosine`.
     """
     scale = -1.0 / local_distance(observation)
     return tuple(observation.update[name] * scale for name in network.names)
 
 
 def gradient_sum(observation: Observation, network: Network, lr: float) -> tuple[Tensor, ...]:
-    """-update / lr: the sum over the local steps of what plain SGD or another optimiser moved along."""
+    """Return -update / lr, the sum over the local steps of the directions in which the optimiser moved."""
     return tuple(observation.update[name] / -lr for name in network.names)
 
 
 def local_distance(observation: Observation) -> float:
-    """The factor between an update and the mean gradient behind it, lr T for plain SGD; 1 where it is not known.
+    """Return the factor between an update and the mean gradient behind it, lr T for plain SGD; 1 if unknown.
 
     Under Adam or with weight decay no such factor exists.
     """
@@ -75,34 +75,34 @@ def local_distance(observation: Observation) -> float:
 
 
 def step_length(observation: Observation) -> float | None:
-    """How far one local step goes along a constant gradient of size 1, in the mean: lr for plain SGD."""
+    """Return the mean length of one local step along a constant gradient of size 1: lr for plain SGD."""
     lr, steps, training = learning_rate(observation), local_steps(observation), observation.knows.training
     if lr is None or steps is None or training is None:
         return lr
-    # Of steps of length 1 first, so that plain SGD gives lr to the last bit.
+    # Of steps of length 1 first, so that the result for plain SGD is bit-identical to lr.
     unit = training.optimiser.travel(1.0, steps)
     return None if unit is None else lr * (unit / steps)
 
 
 def is_gradient(observation: Observation) -> bool:
-    """Whether a message of one step is a gradient but for its scale, as far as is known: not under Adam or decay."""
+    """Check that a message of one step is a multiple of a gradient, as far as is known: not under Adam or decay."""
     training = observation.knows.training
     return training is None or training.optimiser.travel(1.0, 1) is not None
 
 
 def learning_rate(observation: Observation) -> float | None:
-    """The clients' learning rate, where it is known."""
+    """Return the clients' learning rate, where it is known."""
     training = observation.knows.training
     return observation.knows.lr if training is None else training.lr
 
 
 def local_steps(observation: Observation) -> int | None:
-    """T, the number of each client's local steps, where it is known."""
+    """Return T, the number of each client's local steps, where it is known."""
     return observation.knows.local_steps
 
 
 def head_of(observation: Observation, network: Network) -> tuple[str, str | None]:
-    """The names of weight and bias of the last dense layer that is executed, which need not be the last registered."""
+    """Return the names of weight and bias of the last dense layer that runs, which may not be the last registered."""
     weights = [observation.before[name] for name in network.names]
     with torch.no_grad():
         # Two examples: a normalisation layer with batch statistics refuses one.
@@ -111,16 +111,13 @@ def head_of(observation: Observation, network: Network) -> tuple[str, str | None
 
 
 def head_weight(observation: Observation) -> str:
-    """The name of the last dense layer's weights."""
+    """Return the name of the last dense layer's weights."""
     return head_of(observation, network_of(observation))[0]
 
 
 def head_gradient(observation: Observation) -> Tensor:
-    """The gradient of the last linear layer's weights, up to a positive scale.  # (classes, features)"""
+    """Return the gradient of the last linear layer's weights, up to a positive scale.  # (classes, features)"""
     return -observation.update[head_weight(observation)]
-
-
-# What operators that play the clients' training have in common.
 
 
 WALKS = 4.0
@@ -128,12 +125,12 @@ WALKS = 4.0
 
 
 class Simulation:
-    """The clients' local steps are played, each on all of their examples unless an operator says otherwise."""
+    """Base of operators that simulate the local steps, each on all examples of a client unless they say otherwise."""
 
     def reads(self, observation: Observation) -> frozenset[Fact]:
-        """A simulated message has the size of the true one, whatever the optimiser."""
+        """Return the size as known: a simulated message has the size of the true one, for every optimiser."""
         return frozenset({Fact.SIZE})
 
     def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """What a prediction and its gradient take: how many plain gradients, of how many examples each."""
+        """Return the cost of a prediction and its gradient: the number of plain gradients, and the examples of each."""
         return WALKS * training.local_steps(examples), examples

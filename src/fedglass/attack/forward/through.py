@@ -1,4 +1,7 @@
-"""The message as what an aggregation rule makes of its clients, each simulated with the examples that are its own."""
+"""The message as the result of an aggregation rule, with every client simulated on its own examples.
+
+The rules are those that an adversary supposes: they are differentiable in the updates.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,12 @@ from fedglass.core.facts import Fact
 from fedglass.core.types import Candidate, Observation
 from fedglass.fl.aggregate.coordinates import median_of, trimmed_mean_of
 
-# Aggregation rules as an adversary supposes them: differentiable in the updates that go into them.
-
 
 class Combination(Protocol):
-    """One tensor of the server's step out of those of all clients, coordinate by coordinate."""
+    """Combines one tensor of all clients into that of the server's step, coordinate by coordinate."""
 
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Of what the clients sent and what each weighs.  # (n, ...), (n,) -> (...)"""
+        """Combine the rows that the clients sent, with the weight of each.  # (n, ...), (n,) -> (...)"""
         ...
 
 
@@ -43,7 +44,7 @@ class SoftMedian:
     """sum_m b_m g_m with b_m ~ exp(-|g_m - mean| / T), in each coordinate [ibid., Eq. 18].
 
     The paper gives no temperature. `temperature` is a share of the coordinate's standard deviation over the clients:
-    one for all coordinates would be a mean in some of them and a choice in others.
+    a single one for all coordinates would be a mean in some of them and a choice in others.
     """
 
     temperature: float = 0.3
@@ -54,9 +55,9 @@ class SoftMedian:
 
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
         middle = rows.mean(dim=0)
-        away = rows - middle
-        spread = away.square().mean(dim=0).sqrt().detach() + torch.finfo(rows.dtype).tiny
-        weights = torch.softmax(-away.abs() / (self.temperature * spread), dim=0)
+        deviations = rows - middle
+        spread = deviations.square().mean(dim=0).sqrt().detach() + torch.finfo(rows.dtype).tiny
+        weights = torch.softmax(-deviations.abs() / (self.temperature * spread), dim=0)
         return (weights * rows).sum(dim=0)
 
 
@@ -110,9 +111,9 @@ class SupposedTrimmedMean:
 class Through(Simulation):
     """Phi({g_m}) of the clients' simulated updates g_m [Yue et al., 2025, Eq. 22].
 
-    The candidate's first examples are the first client's, and so on: which labels are whose is a hypothesis, or an
-    oracle's. With `own` the adversary's own update goes into the rule as it was sent, after the others', and none of
-    the candidate's examples are its own, see `KeepOwnUpdate`.
+    The candidate's first examples are the first client's, and so on: which label belongs to which client is a
+    guess, or given by an oracle. With `own` the adversary's own update goes into the rule as it was sent, after those
+    of the others, and none of the candidate's examples are its own, see `KeepOwnUpdate`.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EXAMPLES})
@@ -130,16 +131,18 @@ class Through(Simulation):
         like = observation.update[network.names[0]]
         shares = torch.tensor(sizes, dtype=like.dtype, device=like.device) / sum(sizes)
 
-        self.combination.combine(torch.zeros(len(sizes), 1, dtype=like.dtype, device=like.device), shares)  # or refuse
+        # Refuses a number of clients that the rule cannot combine.
+        self.combination.combine(torch.zeros(len(sizes), 1, dtype=like.dtype, device=like.device), shares)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            rows = [*clients(candidate), *([] if sent is None else [sent])]
-            return [self.combination.combine(torch.stack(each), shares) for each in zip(*rows, strict=True)]
+            updates = [*clients(candidate), *([] if sent is None else [sent])]
+            return [self.combination.combine(torch.stack(rows), shares) for rows in zip(*updates, strict=True)]
 
         return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
 
 
 def _as_sent(observation: Observation, names: Sequence[str], lr: float) -> tuple[Tensor, ...] | None:
-    """The adversary's own update in the units of the message; None where none of it got through."""
-    own = observation.own
-    return None if own is None or Fact.OWN not in observation.facts else tuple(own.update[name] / -lr for name in names)
+    """Return the adversary's own update in the units of the message; None where the rule has dropped it."""
+    if observation.own is None or Fact.OWN not in observation.facts:
+        return None
+    return tuple(observation.own.update[name] / -lr for name in names)

@@ -1,4 +1,4 @@
-"""The message as the result of simulating the client's whole local training."""
+"""Operators that simulate the complete local training of one client, of a super-client or of each client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from fedglass.fl.local import schedule
 from fedglass.fl.trajectory import Trajectory, fit, per_epoch
 
 BUDGET_MIB = 512.0
-"""Of the simulation; with unknowns and prior, 250 steps of the CIFAR CNN then peak below 1.5 GiB of process memory."""
+"""Memory of the simulation; with unknowns and prior, 250 steps of the CIFAR CNN then peak below 1.5 GiB of the
+process."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class Unroll(Simulation):
     """Sum of the gradients over E epochs of ceil(N/m) local batches [Dimitrov et al., 2022, Algorithm 2].
 
     The candidate's batches are consecutive slices, the same in each epoch; its images may differ between
-    epochs. An aggregate of several clients is the mean of their simulations, weighted as the server weighs them, by
-    their numbers of examples (the paper has clients of equal size), each with its share
-    of the candidate's examples [ibid., App. C.5]. The message is measured in gradients: (before - after) / lr. With
-    another optimiser than plain SGD, which the paper has, each step's gradient gives way to what that one moves along.
-    `budget_mib` bounds what the simulation keeps in memory, see `fl.memory`.
+    epochs. An aggregate of several clients is the mean of their simulations, weighted by their numbers of examples as
+    the server weighs them (the paper has clients of equal size). Each client has its share of the candidate's examples
+    [ibid., App. C.5]. The message is measured in gradients: (before - after) / lr. The paper has plain SGD; with
+    another optimiser, each step's gradient is replaced by the direction in which that optimiser moves.
+    `budget_mib` bounds the memory of the simulation, see `fl.memory`.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.CLIENT_SIZES})
@@ -48,7 +49,7 @@ class Unroll(Simulation):
     budget_mib: float = BUDGET_MIB
 
     def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """What a prediction and its gradient take: how many plain gradients, of how many examples each."""
+        """Return the cost of a prediction and its gradient: the number of plain gradients, and the examples of each."""
         return WALKS * training.local_steps(examples), min(training.batch_size or examples, examples)
 
     def bind(self, observation: Observation) -> BoundForward:
@@ -58,7 +59,7 @@ class Unroll(Simulation):
 
 @dataclass(frozen=True)
 class UnrollEpochs(Simulation):
-    """As `Unroll`, but with all examples in one batch per epoch: the paper's "FedSGD-Epoch" baseline.
+    """`Unroll` with all examples in one batch per epoch: the paper's "FedSGD-Epoch" baseline.
 
     The one step of an epoch is as long as all steps that it stands for, so that the simulated weights travel as
     far as the client's. With momentum they do so along a constant gradient; an epoch of Adam or of weight decay is
@@ -70,25 +71,25 @@ class UnrollEpochs(Simulation):
     budget_mib: float = BUDGET_MIB
 
     def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """What a prediction and its gradient take: how many plain gradients, of how many examples each."""
+        """Return the cost of a prediction and its gradient: the number of plain gradients, and the examples of each."""
         return WALKS * training.passes(examples), examples
 
     def bind(self, observation: Observation) -> BoundForward:
         training = known_training(observation)
-        each = examples_per_client(observation)
-        length = epoch_length(training, each)
-        whole = replace(training, lr=training.lr * length, batch_size=None, epochs=training.passes(each), steps=None)
-        simulated = simulate(observation, whole, self.budget_mib)
+        examples = examples_per_client(observation)
+        length, epochs = epoch_length(training, examples), training.passes(examples)
+        one_batch = replace(training, lr=training.lr * length, batch_size=None, epochs=epochs, steps=None)
+        simulated = simulate(observation, one_batch, self.budget_mib)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             return [length * g for g in simulated.predict(candidate, unknowns)]
 
         target = gradient_sum(observation, network_of(observation), training.lr)
-        return BoundForward(target, predict, simulated.names, batches=steps_of_an_epoch(training, each))
+        return BoundForward(target, predict, simulated.names, batches=steps_of_an_epoch(training, examples))
 
 
 def epoch_length(training: Training, examples: int) -> float:
-    """How many local steps one step of a whole epoch has to go as far as, ceil(N / B) for plain SGD.
+    """Return the number of local steps that one step of an epoch replaces: ceil(N / B) for plain SGD.
 
     >>> epoch_length(Training(lr=0.1, epochs=3, batch_size=2), examples=5)
     3.0
@@ -99,69 +100,58 @@ def epoch_length(training: Training, examples: int) -> float:
 
 
 def steps_of_an_epoch(training: Training, examples: int) -> int:
-    """ceil(N / B), or fewer where the training ends within its first epoch."""
+    """Return ceil(N / B), or fewer where the training ends within its first epoch."""
     return min(len(training.batches(examples)), training.local_steps(examples))
 
 
 def examples_per_client(observation: Observation) -> int:
-    """N, the same for all clients of an aggregate."""
+    """Return N, the same for all clients of an aggregate."""
     if Fact.EQUAL_CLIENTS not in observation.facts:
         raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
     return observation.knows.examples // observation.knows.clients
 
 
 def simulate(observation: Observation, training: Training, budget_mib: float) -> BoundForward:
-    """The operator of `Unroll` for a given training."""
-    network, sizes = network_of(observation), _sizes(observation, training)
-    weights = leaves(observation, network)
-    budget, shape = budget_mib / len(sizes), observation.knows.shape
-
-    def trained_on(examples: int) -> Trajectory:
-        trajectory = Trajectory(network, weights, list(schedule(training, examples, None)), training)
-        # Of any images of that size: a budget that is too small is refused before the search starts.
-        blank, classes = weights[0].new_zeros(1, examples, *shape), weights[0].new_zeros(examples).long()
-        return replace(trajectory, memory=fit(trajectory, blank, classes, budget))
-
-    runs, whole = {examples: trained_on(examples) for examples in set(sizes)}, sum(sizes)
+    """Return the operator of `Unroll` for a given training."""
+    sizes = _sizes(observation, training)
+    clients = SimulatedClients.of(observation, training, sizes, budget_mib)
 
     def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-        _check_count(candidate.images.shape[1], whole)
-        images = torch.split(candidate.images, sizes, dim=1)
-        labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
-        parts = zip(sizes, images, labels, strict=True)
-        sums = [runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in parts]
+        _check_count(candidate.images.shape[1], sum(sizes))
+        sums = clients(candidate)
         if len(sizes) == 1:
             return sums[0]
-        if len(runs) == 1:
-            return [torch.stack(each).mean(0) for each in zip(*sums, strict=True)]
-        shares = weights[0].new_tensor(sizes) / sum(sizes)
-        return [torch.tensordot(shares, torch.stack(each), dims=1) for each in zip(*sums, strict=True)]
+        if len(set(sizes)) == 1:
+            return [torch.stack(tensors).mean(0) for tensors in zip(*sums, strict=True)]
+        shares = sums[0][0].new_tensor(sizes) / sum(sizes)
+        return [torch.tensordot(shares, torch.stack(tensors), dims=1) for tensors in zip(*sums, strict=True)]
 
+    network = network_of(observation)
     target = gradient_sum(observation, network, training.lr)
     return BoundForward(target, predict, network.names, batches=steps_of_an_epoch(training, max(sizes)))
 
 
-def _check_count(images: int, told: int) -> None:
+def _check_count(images: int, examples: int) -> None:
     """Refuse other images than the training is simulated with, such as a truth that holds more than was trained on."""
-    if images != told:
+    if images != examples:
         raise UsageError(
-            f"The training is simulated with {told} example(s), and {images} are there to compare it with: correct the "
-            "number of examples, or give as the truth those alone that were trained on."
+            f"The training is simulated with {examples} example(s), but {images} image(s) are compared with it: "
+            "correct the number of examples, or give as the truth only those that were trained on."
         )
 
 
-def _sizes(observation: Observation, training: Training) -> list[int]:
-    """How many examples each client has; they must begin equally many epochs, whose images are the unknowns."""
+def _sizes(observation: Observation, training: Training) -> tuple[int, ...]:
+    """Return the number of examples of each client; all must begin equally many epochs of unknown images."""
     knows = observation.knows
     if Fact.EQUAL_CLIENTS in observation.facts:
-        return [knows.examples // knows.clients] * knows.clients
+        return (knows.examples // knows.clients,) * knows.clients
     if knows.sizes is None or len({training.passes(examples) for examples in knows.sizes}) > 1:
         raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
-    return list(knows.sizes)
+    return knows.sizes
 
 
 def in_each_order(images: Tensor, labels: Tensor) -> Tensor:
-    """Images that the epochs share, in each epoch's own order where the labels have one.
+    """Put images that the epochs share into each epoch's own order where the labels have one.
 
     An image keeps its label: the k-th image of a class in the first epoch is the k-th of it in every other.
     # images (1 or epochs, n, c, h, w), labels (n,), (n, classes) or (epochs, n)
@@ -173,21 +163,18 @@ def in_each_order(images: Tensor, labels: Tensor) -> Tensor:
     """
     if len(images) > 1 or not per_epoch(labels) or len(labels) == 1:
         return images
-    sorting = labels.argsort(dim=1, stable=True)  # (epochs, n): where each epoch has its labels in ascending order
+    sorting = labels.argsort(dim=1, stable=True)  # (epochs, n), the places of each epoch's labels in ascending order
     order = torch.empty_like(sorting).scatter_(1, sorting, sorting[:1].expand_as(sorting).contiguous())
     return images[0][order]
 
 
-# The message of several clients as if one client had all their examples.
-
-
 SUPER_CLIENT_BUDGET_MIB = 4096.0
-"""Of the simulation: one step of 64 images at 128x128 on the paper's LeNet, and its weights, in a fraction of it."""
+"""Memory of the simulation: one step of 64 images at 128x128 on the paper's LeNet, and its weights, need a fraction."""
 
 
 @dataclass(frozen=True)
 class SuperClient(Simulation):
-    """tau steps of one client on all N examples at once, whoever they belong to [Wilson et al., 2024, Eq. 3].
+    """tau steps of one client on all N examples of all clients at once [Wilson et al., 2024, Eq. 3].
 
     Neither the number of clients nor their sizes need be known: the mean weighs every example alike. Exact for
     tau = 1; else the clients' ways part after their first step, by eta^2 tau (tau - 1) (K - 1) / N in the mean
@@ -201,12 +188,8 @@ class SuperClient(Simulation):
     budget_mib: float = SUPER_CLIENT_BUDGET_MIB
 
     def bind(self, observation: Observation) -> BoundForward:
-        training, network = whole_batches(observation), network_of(observation)
-        examples, weights = observation.knows.examples, leaves(observation, network)
-        trajectory = Trajectory(network, weights, list(schedule(training, examples, None)), training)
-        # Of any images of that size: a budget that is too small is refused before the search starts.
-        blank, classes = weights[0].new_zeros(1, examples, *observation.knows.shape), weights[0].new_zeros(examples)
-        run = replace(trajectory, memory=fit(trajectory, blank, classes.long(), self.budget_mib))
+        training, network = full_batch_training(observation), network_of(observation)
+        run = _trajectory(observation, training, observation.knows.examples, self.budget_mib)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             labels = candidate.labels[0] if per_epoch(candidate.labels) else candidate.labels
@@ -215,8 +198,8 @@ class SuperClient(Simulation):
         return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
 
 
-def whole_batches(observation: Observation) -> Training:
-    """The clients' training with as many steps, each on all examples."""
+def full_batch_training(observation: Observation) -> Training:
+    """Return the clients' training with the same number of steps, each on all examples."""
     lr, steps, training = learning_rate(observation), local_steps(observation), observation.knows.training
     if lr is None or steps is None:
         raise refusal("Simulating a super-client", SuperClient.needs - observation.facts)
@@ -224,15 +207,12 @@ def whole_batches(observation: Observation) -> Training:
     return replace(base, epochs=steps, batch_size=None, steps=None, shuffle=False)
 
 
-# The message as the mean of its clients, each with the examples that are its own.
-
-
 @dataclass(frozen=True)
 class EachClient(Simulation):
-    """sum_k (N_k / N) of what client k's own training gives, of any sizes [Wilson et al., 2024, Appendix F].
+    """sum_k (N_k / N) g_k, g_k the result of client k's own training, of any sizes [Wilson et al., 2024, Appendix F].
 
-    The upper bound on `SuperClient`: no real adversary knows which images belong to which client, which the order of
-    the true labels tells here. ORACLE. The paper has equal clients; the weights are those of the server's mean.
+    The upper bound on `SuperClient`: no real adversary knows which images belong to which client. Here the order of
+    the true labels gives it. ORACLE. The paper has equal clients; the weights are those of the server's mean.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.GROUPS})
@@ -244,44 +224,54 @@ class EachClient(Simulation):
         clients = simulated_clients(observation, self.budget_mib)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            weighed = zip(clients.shares, clients(candidate), strict=True)
-            first, *rest = ([share * g for g in each] for share, each in weighed)
-            return [sum(parts[1:], parts[0]) for parts in zip(first, *rest, strict=True)]
+            sums = zip(clients.shares, clients(candidate), strict=True)
+            weighted = [[share * g for g in gradients] for share, gradients in sums]
+            return [sum(parts[1:], parts[0]) for parts in zip(*weighted, strict=True)]
 
         return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedClients:
-    """What each client's own training gives of its part of a candidate: the first ones are the first client's."""
+    """The training of each client on its examples of a candidate: the first examples are the first client's."""
 
     sizes: tuple[int, ...]
     runs: Mapping[int, Trajectory]
-    """By the number of examples."""
+    """By the number of examples of a client."""
+
+    @classmethod
+    def of(
+        cls, observation: Observation, training: Training, sizes: tuple[int, ...], budget_mib: float
+    ) -> SimulatedClients:
+        """Simulate clients of these sizes, each within its part of the budget."""
+        budget = budget_mib / len(sizes)
+        return cls(sizes, {size: _trajectory(observation, training, size, budget) for size in set(sizes)})
 
     @property
     def shares(self) -> list[float]:
-        """What each weighs in the server's mean."""
+        """The weight of each client in the server's mean."""
         return [size / sum(self.sizes) for size in self.sizes]
 
     def __call__(self, candidate: Candidate) -> list[tuple[Tensor, ...]]:
         sizes = list(self.sizes)
         images = torch.split(candidate.images, sizes, dim=1)
         labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
-        rows = zip(sizes, images, labels, strict=True)
-        return [self.runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in rows]
+        clients = zip(sizes, images, labels, strict=True)
+        return [self.runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in clients]
 
 
 def simulated_clients(observation: Observation, budget_mib: float) -> SimulatedClients:
-    """The clients behind a message, each within its part of the budget."""
-    training, network, knows = known_training(observation), network_of(observation), observation.knows
-    if knows.sizes is None:
+    """Simulate the clients behind a message."""
+    if observation.knows.sizes is None:
         raise refusal("Simulating each client", [Fact.GROUPS])
+    return SimulatedClients.of(observation, known_training(observation), observation.knows.sizes, budget_mib)
+
+
+def _trajectory(observation: Observation, training: Training, examples: int, budget_mib: float) -> Trajectory:
+    """Return the training on this number of examples; a budget that is too small is refused before the search."""
+    network = network_of(observation)
     weights = leaves(observation, network)
-
-    def run(size: int) -> Trajectory:
-        trajectory = Trajectory(network, weights, list(schedule(training, size, None)), training)
-        blank, classes = weights[0].new_zeros(1, size, *knows.shape), weights[0].new_zeros(size).long()
-        return replace(trajectory, memory=fit(trajectory, blank, classes, budget_mib / len(knows.sizes or ())))
-
-    return SimulatedClients(knows.sizes, {size: run(size) for size in set(knows.sizes)})
+    trajectory = Trajectory(network, weights, list(schedule(training, examples, None)), training)
+    images = weights[0].new_zeros(1, examples, *observation.knows.shape)  # any images of that size
+    classes = weights[0].new_zeros(examples).long()
+    return replace(trajectory, memory=fit(trajectory, images, classes, budget_mib))

@@ -1,4 +1,4 @@
-"""Images as the output of an untrained convolutional generator, whose weights are the unknowns."""
+"""Images as the output of an untrained convolutional generator; the unknowns are its weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Unknown
 
 SLOPE = 0.1
-"""Of the leaky rectifier."""
-PLAIN = 32
+"""Slope of the leaky ReLU for negative inputs."""
+FULL_WIDTH_SIDE = 32
 """Up to this side all blocks are equally wide; each further doubling halves the width, down to a quarter."""
 
 
@@ -27,7 +27,7 @@ class GeneratorWeights:
 
     After the release: a code for each image becomes 4 x 4, and blocks of two 3 x 3 convolutions with batch
     normalisation and leaky ReLU follow, doubling the side in between; a 1 x 1 convolution and a sigmoid give pixels
-    inside the bounds. A side that is no such power is met by resizing, as the coarse-to-fine paper does. The
+    inside the bounds. Other sides are reached by resizing, as the coarse-to-fine paper does. The
     release's spectral normalisation is left out: batch normalisation undoes a convolution's scale.
     """
 
@@ -45,7 +45,7 @@ class GeneratorWeights:
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         if start is not None:
             raise UsageError(
-                "GeneratorWeights can not start from the images of a previous stage: make its stage the first."
+                "GeneratorWeights cannot start from the images of a previous stage: make its stage the first."
             )
         knows, kind = observation.knows, like(observation)
         code = torch.randn(knows.examples, self.code, 1, 1, generator=generator).to(kind)
@@ -57,11 +57,11 @@ class GeneratorWeights:
             return knows.whitening.whiten(pixels)[None]  # (1, n, c, h, w)
 
         low, high = whitened_bounds(observation)
-        # With weights enough for every pixel, what limits the pictures is the sigmoid at their end.
+        # There are enough weights for every pixel: only the sigmoid at the end limits the pictures.
         return Bound(tuple(Unknown(t) for t in starts), decode, lambda images: images.clamp(low, high))
 
     def weights(self, shape: tuple[int, int, int], generator: torch.Generator) -> list[Tensor]:
-        """The start: Kaiming normal for what is convolved, one and zero for what is normalised.
+        """Draw the start: Kaiming normal for convolutions, one and zero for normalisations.
 
         In the order in which `generate` takes them: each convolution is followed by a scale and a shift.
         """
@@ -79,7 +79,7 @@ class GeneratorWeights:
 
 
 def block_widths(width: int, side: int) -> list[int]:
-    """The channels of the blocks at the sides 4, 8, 16, ... up to the first that covers `side`.
+    """Return the channels of the blocks at the sides 4, 8, 16, ... up to the first that covers `side`.
 
     >>> block_widths(256, 32), block_widths(256, 224)
     ([256, 256, 256, 256], [256, 256, 256, 256, 128, 64, 64])
@@ -87,13 +87,13 @@ def block_widths(width: int, side: int) -> list[int]:
     widths, reached = [width], 4
     while reached < side:
         reached *= 2
-        halvings = min(2, max(0, (reached // PLAIN).bit_length() - 1))
+        halvings = min(2, max(0, (reached // FULL_WIDTH_SIDE).bit_length() - 1))
         widths.append(max(1, width >> halvings))
     return widths
 
 
 def generate(code: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Values in (0, 1) of the generator with the given weights.  # (n, code, 1, 1) -> (n, c, side, side)"""
+    """Run the generator with the given weights; its values are in (0, 1).  # (n, code, 1, 1) -> (n, c, side, side)"""
     layers = [tensors[i : i + 3] for i in range(0, len(tensors) - 2, 3)]
     kernel, scale, shift = layers[0]
     x = _activated(F.conv_transpose2d(code, kernel), scale, shift)
@@ -105,5 +105,5 @@ def generate(code: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _activated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Batch normalisation by the batch's own statistics, then leaky ReLU."""
+    """Apply batch normalisation by the batch's own statistics, then leaky ReLU."""
     return F.leaky_relu(F.batch_norm(x, None, None, scale, shift, training=True), SLOPE)

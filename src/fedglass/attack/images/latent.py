@@ -1,4 +1,7 @@
-"""Images as what a decoder draws of codes, which are the unknowns."""
+"""Images that a decoder draws from codes, which are the unknowns.
+
+The decoder is that of a trained autoencoder in a folder, or of one that the adversary trains on its own examples.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,14 @@ from fedglass.diffusion.folder import (
 from fedglass.diffusion.stored import TRAINED_ON, TrainedOn
 from fedglass.diffusion.training import Course, beginning, train
 
-# Where the decoder of a latent code comes from: a folder that somebody trained, or the adversary's own examples.
-
-
 OWN, NONE = "own", "none"
-"""In place of a folder: the adversary trains one itself, or does without."""
-QUICK = Course(steps=1, lr=5e-3, batch_size=16, average=0.98)
-"""How the adversary trains its own: everything is faster than where there are thousands of steps."""
-ENOUGH = 500
-"""Images to learn from, of which fewer are multiplied."""
-MOST_NUMBERS = 2**25
-"""Pixels of all of them together, beyond which they are not."""
+"""Values instead of a folder: the adversary trains an autoencoder itself, or uses none."""
+OWN_COURSE = Course(steps=1, lr=5e-3, batch_size=16, average=0.98)
+"""The training of the adversary's own autoencoder, with higher rates than one of thousands of steps has."""
+ENOUGH_IMAGES = 500
+"""Number of images to learn from; fewer are augmented up to it."""
+MOST_PIXELS = 2**25
+"""Number of pixels of all images together up to which they are augmented."""
 AUTOENCODER = Wanted("autoencoder", "train one with `fedglass train autoencoder DATA -o DIR`")
 
 
@@ -52,21 +52,21 @@ class Decoder(Protocol):
 
     @property
     def words(self) -> str:
-        """What it has learned from, for the threat model."""
+        """The training data as text, for the threat model."""
         ...
 
     def latent_shape(self, knows: Knowledge) -> Shape:
-        """Of one code, without the work of `network`; images that it does not draw are refused."""
+        """Return the shape of one code, without the work of `network`; refuse images of another shape."""
         ...
 
     def network(self, observation: Observation) -> LatentSpace:
-        """Shared with others: not to be changed."""
+        """Return the network, which is shared and must not be changed."""
         ...
 
 
 @dataclass(frozen=True)
 class StoredDecoder:
-    """The autoencoder of a folder, with a digest of what it held when it was named."""
+    """The autoencoder of a folder, with a digest of the folder's contents."""
 
     name: str
     digest: str
@@ -79,10 +79,10 @@ class StoredDecoder:
     def latent_shape(self, knows: Knowledge) -> Shape:
         network = self._load()
         if network.shape != knows.shape:
-            drawn, here = (" x ".join(map(str, each)) for each in (network.shape, knows.shape))
+            drawn, expected = (" x ".join(map(str, shape)) for shape in (network.shape, knows.shape))
             raise UsageError(
-                f"The autoencoder {self.name!r} draws images of {drawn} (channels, height, width), these are {here}: "
-                f"{AUTOENCODER.train}."
+                f"The autoencoder {self.name!r} draws images of {drawn} (channels, height, width), these are "
+                f"{expected}: {AUTOENCODER.train}."
             )
         return network.latent_shape
 
@@ -99,10 +99,10 @@ class StoredDecoder:
 class OwnDecoder:
     """An autoencoder that the adversary trains on its own examples, which a participant has.
 
-    [Yue et al., 2025] does not say what its autoencoder has seen: its attacker is given nothing but its own data. Of
-    few examples moved and mirrored copies are learned from too: of two digits alone a network learns to draw these two,
-    of their copies what strokes look like. Small and quick, since every attack begins with it; the same examples and
-    seed give the same network.
+    [Yue et al., 2025] does not say what its autoencoder was trained on: its attacker has nothing but its own data. Few
+    examples are augmented by moved and mirrored copies: from two digits alone a network learns to draw these two, from
+    their copies it learns what strokes look like. Small and quick, since every attack begins with it; the same examples
+    and seed give the same network.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN_EXAMPLES})
@@ -134,7 +134,7 @@ class OwnDecoder:
 
 
 def decoder_named(name: str) -> Decoder:
-    """`own`, or the autoencoder in that folder."""
+    """Return the decoder `own`, or that of the autoencoder in a folder."""
     if name == OWN:
         return OwnDecoder()
     _, digest = _loaded(name)
@@ -142,12 +142,12 @@ def decoder_named(name: str) -> Decoder:
 
 
 def located_decoder(name: str, folder: Path) -> str:
-    """`own` and `none` as they are; a path relative to the folder."""
+    """Return `own` and `none` as they are, and any other name as a path relative to the folder."""
     return name if name in (OWN, NONE) else str(folder / Path(name).expanduser())
 
 
 class _Examples:
-    """Images that go by what they show, so that nothing is learned from the same ones twice."""
+    """Images that are equal if their pixels are, so that no network is trained twice on the same ones."""
 
     def __init__(self, images: Tensor) -> None:
         self.images, self.name = images, of_tensor(images)
@@ -161,22 +161,22 @@ class _Examples:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(name: str) -> tuple[LatentSpace, str]:
-    where, told = network_folder(Path(name), AUTOENCODER), Path(name) / TRAINED_ON
-    if not told.is_file():
+    where, trained_on = network_folder(Path(name), AUTOENCODER), Path(name) / TRAINED_ON
+    if not trained_on.is_file():
         raise UsageError(
-            f"The folder {name!r} does not say what its network was trained on ({TRAINED_ON} is missing), which the "
-            f"report has to: {AUTOENCODER.train}."
+            f"The folder {name!r} does not say what its network was trained on ({TRAINED_ON} is missing). The report "
+            f"must name it: {AUTOENCODER.train}."
         )
-    digest = digest_of_files([where / CONFIG, where / WEIGHTS, told])
+    digest = digest_of_files([where / CONFIG, where / WEIGHTS, trained_on])
     return load_autoencoder(Path(name), AUTOENCODER), digest
 
 
 @functools.lru_cache(maxsize=4)
 def _taught(spec: OwnDecoder, examples: _Examples) -> LatentSpace:
-    """Trained on the examples alone: nothing else goes in but the seed."""
-    course = replace(QUICK, steps=spec.steps, seed=spec.seed)
+    """Train a network on the examples alone; nothing else goes in but the seed."""
+    course = replace(OWN_COURSE, steps=spec.steps, seed=spec.seed)
     channels, height, width = examples.images.shape[1:]
-    images = copies(examples.images, stream(spec.seed, "copies"))
+    images = augmented(examples.images, stream(spec.seed, "copies"))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(derive(spec.seed, "own decoder"))
         network = ThreeLayers((channels, height, width), spec.latent, spec.width)
@@ -184,13 +184,13 @@ def _taught(spec: OwnDecoder, examples: _Examples) -> LatentSpace:
     return settled(network, state, images).eval().requires_grad_(False)
 
 
-def copies(images: Tensor, generator: torch.Generator) -> Tensor:
-    """The images, and so many copies that there are enough: moved by up to a seventh of their sides, and mirrored.
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the images and enough copies of them, moved by up to a seventh of their sides and mirrored.
 
-    >>> [len(copies(torch.zeros(n, 1, 8, 8), stream(0, "copies"))) for n in (3, 600)]
+    >>> [len(augmented(torch.zeros(n, 1, 8, 8), stream(0, "copies"))) for n in (3, 600)]
     [500, 600]
     """
-    count = min(ENOUGH, MOST_NUMBERS // images[0].numel()) - len(images)
+    count = min(ENOUGH_IMAGES, MOST_PIXELS // images[0].numel()) - len(images)
     sides = torch.tensor(images.shape[-2:])
     moved = []
     for i in range(count):
@@ -204,8 +204,8 @@ def copies(images: Tensor, generator: torch.Generator) -> Tensor:
 class Latent:
     """x = D(z), D the decoder of an autoencoder and z the unknowns [Yue et al., 2025, Section 4.3].
 
-    Codes start from N(0, 1), which is how the codes of images are spread. `nearest` gives the images themselves, also
-    where no code decodes to them: that a decoder can not draw the private images must not pass for their protection.
+    Codes start from N(0, 1), the distribution of the codes of images. `nearest` gives the images themselves, also where
+    no code decodes to them: a decoder that cannot draw the private images does not protect them.
     """
 
     decoder: Decoder
@@ -213,7 +213,7 @@ class Latent:
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         knows, kind = observation.knows, like(observation)
         shape = self.decoder.latent_shape(knows)
-        # Own examples are learned from when the first image is drawn: whoever only asks need not wait for it.
+        # The adversary's own network is trained when the first image is drawn, so that a check need not wait for it.
         network = functools.cache(lambda: self._network(observation))
         if start is None:
             codes = torch.randn(knows.examples, *shape, generator=generator).to(kind)
@@ -232,17 +232,17 @@ class Latent:
 
     @torch.no_grad()
     def imagined(self, observation: Observation, count: int, generator: torch.Generator) -> Tensor:
-        """What random codes decode to; the message is not looked at.  # (count, c, h, w), pixels"""
+        """Decode random codes; the message is not used.  # (count, c, h, w), pixels"""
         codes = torch.randn(count, *self.decoder.latent_shape(observation.knows), generator=generator)
         return _pixels(self._network(observation).decode(codes.to(like(observation))), observation.knows)
 
     def _network(self, observation: Observation) -> LatentSpace:
-        """A copy of its own, on the message's device and of its type."""
+        """Return a copy of the network, on the message's device and of its type."""
         return copy.deepcopy(self.decoder.network(observation)).to(like(observation))
 
 
 def _pixels(signed: Tensor, knows: Knowledge) -> Tensor:
-    """From the network's [-1, 1] to the bounds of the pixels."""
+    """Map the network's [-1, 1] to the bounds of the pixels."""
     return knows.low + (knows.high - knows.low) * (signed + 1) / 2
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedglass.attack.forward.target import known_training
 from fedglass.attack.forward.unroll import in_each_order
 from fedglass.attack.images.pixels import whitened_bounds, whitened_noise
-from fedglass.attack.labels.given import told_in_batches
+from fedglass.attack.labels.given import batch_labels_by_epoch
 from fedglass.attack.parts import Bound
 from fedglass.core.facts import Fact
 from fedglass.core.types import Observation, Unknown
@@ -33,7 +33,7 @@ class EpochPixels:
 
 @dataclass(frozen=True)
 class BoundedEpochPixels:
-    """As `EpochPixels`, but kept inside the pixel bounds by projection."""
+    """`EpochPixels` that stay inside the pixel bounds by projection."""
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING})
 
@@ -45,22 +45,22 @@ class BoundedEpochPixels:
 
 @dataclass(frozen=True)
 class OrderedEpochPixels:
-    """As `BoundedEpochPixels`, for labels that are told batch by batch, in an order of their own for each epoch.
+    """`BoundedEpochPixels` for labels that are known batch by batch, in a separate order for each epoch.
 
-    The previous stage's images are in the order of the first epoch: in the others an image goes where its label is.
+    The previous stage's images are in the order of the first epoch: later epochs place each image at its label.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.BATCH_LABELS})
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        ordered = None if start is None else in_each_order(start, told_in_batches(observation))
+        ordered = None if start is None else in_each_order(start, batch_labels_by_epoch(observation))
         return BoundedEpochPixels().bind(observation, generator, ordered)
 
 
 def _first(observation: Observation, generator: torch.Generator, start: Tensor | None) -> Tensor:
-    """Noise, or the previous stage's images, for each epoch.  # (epochs, n, c, h, w)
+    """Return noise, or the previous stage's images, for each epoch.  # (epochs, n, c, h, w)
 
-    A client that does not shuffle takes the same images at the same places in each epoch: one row of them will do.
+    A client that does not shuffle has the same images at the same places in each epoch: one set of them is enough.
     """
     training, knows = known_training(observation), observation.knows
     epochs = training.passes(max(1, knows.examples // knows.clients)) if training.shuffle else 1

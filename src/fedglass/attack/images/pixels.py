@@ -1,4 +1,4 @@
-"""Images written as their pixels."""
+"""Images represented by their pixels, at full resolution or at a lower one that is enlarged inside the loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedglass.core.types import Observation, Unknown
 
 @dataclass(frozen=True)
 class Pixels:
-    """One image for each example, in whitened coordinates, kept inside the pixel bounds by projection.
+    """One image for each example, in whitened coordinates, that stays inside the pixel bounds by projection.
 
     Starts from N(0, 1) in whitened coordinates, projected, or from the previous stage's images.
     """
@@ -37,36 +37,34 @@ class FreePixels:
 
 
 def whitened_noise(observation: Observation, generator: torch.Generator, epochs: int) -> Tensor:
-    """Standard normal images on the message's device, of its type.  # (epochs, n, c, h, w)"""
+    """Draw standard normal images on the message's device, of its type.  # (epochs, n, c, h, w)"""
     knows = observation.knows
     noise = torch.randn(epochs, knows.examples, *knows.shape, generator=generator)
     return noise.to(like(observation))
 
 
 def whitened_bounds(observation: Observation) -> tuple[Tensor, Tensor]:
-    """The pixel bounds, whitened, on the message's device, of its type.  # (c, 1, 1) each"""
+    """Return the pixel bounds, whitened, on the message's device, of its type.  # (c, 1, 1) each"""
     low, high = observation.knows.bounds()
     return low.to(like(observation)), high.to(like(observation))
 
 
 def like(observation: Observation) -> Tensor:
-    """A tensor of the message, whose device and type are those of the attack's own."""
+    """Return a tensor of the message, for the device and type of the attack's tensors."""
     return next(iter(observation.update.values()))
 
 
 def device_of(observation: Observation) -> torch.device:
+    """Return the message's device."""
     return like(observation).device
-
-
-# Images that are written at a lower resolution and enlarged inside the loop.
 
 
 @dataclass(frozen=True)
 class LowResolution:
     """x = bicubic enlargement of unknowns with 1/factor of the pixels in height and width [Wilson et al., 2024].
 
-    As in its release: the start is U[0, 1) in pixels, and nothing bounds the unknowns. They are whitened, which makes
-    no difference to the enlargement, since its weights add up to one. A previous stage's images are fitted by least
+    As in its release, the start is U[0, 1) in pixels, and nothing bounds the unknowns. They are whitened, which does
+    not change the enlargement, since its weights add up to one. A previous stage's images are fitted by least
     squares.
     """
 
@@ -88,9 +86,9 @@ class LowResolution:
 
 @dataclass(frozen=True)
 class BoundedLowResolution:
-    """As `LowResolution`, but the unknowns stay inside the pixel bounds by projection, and start from plain grey.
+    """`LowResolution` with unknowns that stay inside the pixel bounds by projection, and start from plain grey.
 
-    The enlarged images may leave the bounds by what bicubic weights overshoot at edges.
+    The enlarged images may leave the bounds at edges, where bicubic weights overshoot.
     """
 
     factor: int = 2
@@ -104,7 +102,7 @@ class BoundedLowResolution:
         if start is None:
             noise = torch.randn(1, observation.knows.examples, *scale.small_shape, generator=generator)
             middle = (low + high) / 2
-            first = middle + NOISE * (high - low) * noise.to(like(observation))
+            first = middle + START_NOISE * (high - low) * noise.to(like(observation))
         else:
             first = scale.reduce(start[:1])
 
@@ -115,8 +113,8 @@ class BoundedLowResolution:
         return Bound((unknown,), lambda tensors: scale.enlarge(tensors[0]), nearest)
 
 
-NOISE = 0.05
-"""Deviation of the noise on a start from grey, as a share of the pixels' range: alike images would stay alike."""
+START_NOISE = 0.05
+"""Deviation of the noise on a start from grey, as a share of the pixels' range: equal images would stay equal."""
 
 
 def check_factor(factor: int) -> None:
@@ -135,7 +133,7 @@ class Enlargement:
 
     @classmethod
     def of(cls, observation: Observation, factor: int) -> Enlargement:
-        """For the images of an observation; their sides must be multiples of the factor."""
+        """Make the enlargement for the images of an observation; their sides must be multiples of the factor."""
         channels, height, width = observation.knows.shape
         if height % factor or width % factor:
             raise UsageError(
@@ -148,14 +146,14 @@ class Enlargement:
         return cls(factor, small, down, across)
 
     def enlarge(self, small: Tensor) -> Tensor:
-        """# (epochs, n, c, h / factor, w / factor) -> (epochs, n, c, h, w)"""
+        """Enlarge images.  # (epochs, n, c, h / factor, w / factor) -> (epochs, n, c, h, w)"""
         if self.factor == 1:
             return small
         flat = F.interpolate(small.flatten(0, 1), scale_factor=self.factor, mode="bicubic", align_corners=False)
         return flat.reshape(*small.shape[:2], *flat.shape[1:])
 
     def reduce(self, images: Tensor) -> Tensor:
-        """The unknowns whose enlargement comes next to the images, in squared error."""
+        """Return the unknowns with the enlargement that is nearest to the images in squared error."""
         return self.down @ images @ self.across.mT
 
     def nearest(self, images: Tensor) -> Tensor:
@@ -163,9 +161,9 @@ class Enlargement:
 
 
 def bicubic_matrix(side: int, factor: int) -> Tensor:
-    """The enlargement of a row of `side` numbers, in double precision.  # (side * factor, side)
+    """Return the enlargement of a row of `side` numbers as a matrix, in double precision.  # (side * factor, side)
 
-    Enlarging a picture is this down the columns and across the rows.
+    A picture is enlarged by this matrix down the columns and across the rows.
     """
     columns = torch.eye(side, dtype=torch.float64).view(1, side, side, 1)  # each a picture of one column
     grown = F.interpolate(columns, scale_factor=(factor, 1), mode="bicubic", align_corners=False)

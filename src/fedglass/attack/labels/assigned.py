@@ -1,4 +1,4 @@
-"""Whose label is whose: labels that explain the message best, before any image is sought."""
+"""Labels that are optimised with the images, and labels assigned to clients before any image is sought."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.images.pixels import like
-from fedglass.attack.labels.given import known
+from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound, Evaluation, Forward, HasLabelCheck, Labels, binding_of
 from fedglass.attack.stages import energy_rank
 from fedglass.attack.terms.term import Term
@@ -21,8 +21,6 @@ from fedglass.core.facts import Fact
 from fedglass.core.registry import register
 from fedglass.core.text import DLG
 from fedglass.core.types import Candidate, Observation, Unknown
-
-# Labels that are optimised together with the images.
 
 
 @register("labels", "joint", summary="free logits, optimised together with the images", paper=DLG)
@@ -44,23 +42,24 @@ class JointLabels:
 Assignment = tuple[int, ...]
 """The labels of the first client, then those of the second, and so on."""
 LabelEnergy = Callable[[Assignment], float]
-"""How badly labels explain the message while other pictures stand in for the images."""
-Better = Callable[[Assignment, Iterable[Assignment]], Assignment]
-"""The lowest of an assignment and some others."""
+"""The energy of labels while other pictures replace the images: the lower, the better they explain the message."""
+PickLowest = Callable[[Assignment, Iterable[Assignment]], Assignment]
+"""Returns the assignment of lowest energy among one and several others."""
 
 
 @dataclass(frozen=True)
 class AssignedLabels:
-    """Labels, client by client, under which stand-in pictures explain the message best.
+    """Labels, client by client, under which substitute pictures explain the message best.
 
-    Through a median or a trimmed mean it matters which labels are one client's, and counts of the last layer, which
-    suppose a mean, are off: a class that one client has is cut away where it stands out. Yet what goes into the rule is
-    mostly a matter of labels while the network is little trained: with one picture in place of all images, the mean of
-    the adversary's own or else noise, the energy of the true assignment is the lowest. From what `labels` finds, and
-    from random labels until there were `starts`, each label is changed to the class that lowers the energy most, then
-    labels of different clients are exchanged, until nothing helps or `trials` assignments have been compared in all.
-    Each costs one simulation, less than one step of a search. Labels that are unknowns themselves are left alone. The
-    paper does not say where labels come from.
+    Through a median or a trimmed mean it matters which client has which labels. Counts of the last layer suppose a mean
+    and are wrong there: a class that one client has is cut away where it stands out. While the network is little
+    trained, the updates depend mostly on labels: with one picture for all images, the mean of the adversary's own
+    or else noise, the energy of the true assignment is the lowest.
+
+    The search starts from the result of `labels`, and from random labels up to `starts` in all. Each label is changed
+    to the class that lowers the energy most, then labels of different clients are exchanged, until nothing helps or
+    `trials` assignments have been compared in all. Each costs one simulation, less than one step of a search. Labels
+    that are unknowns themselves are left alone. The paper does not say where labels come from.
     """
 
     labels: Labels
@@ -78,7 +77,7 @@ class AssignedLabels:
             )
 
     def check(self, observation: Observation) -> None:
-        """Raise what `bind` would raise of this network, without its work."""
+        """Refuse what `bind` would refuse of this network, without its work."""
         if isinstance(self.labels, HasLabelCheck):
             self.labels.check(observation)
         else:
@@ -88,78 +87,79 @@ class AssignedLabels:
         first = self.labels.bind(observation, generator)
         if first.unknowns:
             return first
-        found = first.decode([])
-        energy = self._energy(observation, stand_in(observation, generator))
-        sizes, classes = observation.knows.sizes or (len(found),), observation.knows.classes
-        drawn = [torch.randint(classes, found.shape, generator=generator) for _ in range(self.starts - 1)]
-        starts = [tuple(labels.tolist()) for labels in (found, *drawn)]
-        return known(torch.tensor(lowest(energy, starts, sizes, classes, self.trials), device=found.device))
+        recovered = first.decode([])
+        energy = self._energy(observation, substitute_images(observation, generator))
+        sizes, classes = observation.knows.sizes or (len(recovered),), observation.knows.classes
+        drawn = [torch.randint(classes, recovered.shape, generator=generator) for _ in range(self.starts - 1)]
+        starts = [tuple(labels.tolist()) for labels in (recovered, *drawn)]
+        best = lowest_assignment(energy, starts, sizes, classes, self.trials)
+        return fixed_labels(torch.tensor(best, device=recovered.device))
 
     def _energy(self, observation: Observation, pictures: Tensor) -> LabelEnergy:
         forward = self.forward.bind(observation)
         objective = self.objective.bind(binding_of(forward, observation.knows))
-        own = [unknown.start for unknown in forward.unknowns]
+        unknowns = [unknown.start for unknown in forward.unknowns]
 
         def energy(labels: Assignment) -> float:
             candidate = Candidate(pictures, torch.tensor(labels, device=pictures.device))
-            return float(objective(Evaluation(forward.predict(candidate, own), candidate)).detach())
+            return float(objective(Evaluation(forward.predict(candidate, unknowns), candidate)).detach())
 
         return energy
 
 
-def stand_in(observation: Observation, generator: torch.Generator) -> Tensor:
-    """One picture in place of all images: the mean of the adversary's own, or noise.  # (1, n, c, h, w), whitened"""
-    knows, own = observation.knows, observation.own
-    if own is None or not len(own.labels):
+def substitute_images(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Return one picture for all images: the mean of the adversary's own, or noise.  # (1, n, c, h, w), whitened"""
+    knows, contribution = observation.knows, observation.own
+    if contribution is None or not len(contribution.labels):
         picture = knows.low + (knows.high - knows.low) * torch.rand(1, *knows.shape, generator=generator)
     else:
-        picture = own.images.mean(0, keepdim=True)
+        picture = contribution.images.mean(0, keepdim=True)
     return knows.whitening.whiten(picture.to(like(observation))).expand(1, knows.examples, *knows.shape)
 
 
-def lowest(
+def lowest_assignment(
     energy: LabelEnergy, starts: Sequence[Assignment], sizes: tuple[int, ...], classes: int, trials: int
 ) -> Assignment:
-    """Labels of low energy, by steps that each lower it, within so many comparisons.
+    """Return labels of low energy, by steps that each lower it, within `trials` comparisons.
 
-    >>> lowest(lambda labels: abs(labels[0] - 2) + abs(labels[1] - 1), [(0, 0)], (1, 1), 3, trials=50)
+    >>> lowest_assignment(lambda labels: abs(labels[0] - 2) + abs(labels[1] - 1), [(0, 0)], (1, 1), 3, trials=50)
     (2, 1)
     """
     energies: dict[Assignment, float] = {}
 
-    def better(here: Assignment, others: Iterable[Assignment]) -> Assignment:
-        """The lowest of them; what there is no budget left for is left out."""
-        compared = [here]
-        for other in others:
-            if other not in energies and len(energies) < trials:
-                energies[other] = energy(other)
-            compared += [other] if other in energies else []
+    def pick(current: Assignment, candidates: Iterable[Assignment]) -> Assignment:
+        """Return the lowest of them; those beyond the number of trials are left out."""
+        compared = [current]
+        for candidate in candidates:
+            if candidate not in energies and len(energies) < trials:
+                energies[candidate] = energy(candidate)
+            compared += [candidate] if candidate in energies else []
         return min(compared, key=lambda labels: energy_rank(energies.get(labels, math.inf)))
 
-    ends = [_descend(better, _in_order(start, sizes), sizes, classes) for start in starts]
-    return better(ends[0], ends)
+    ends = [_descend(pick, _in_order(start, sizes), sizes, classes) for start in starts]
+    return pick(ends[0], ends)
 
 
-def _descend(better: Better, start: Assignment, sizes: tuple[int, ...], classes: int) -> Assignment:
-    """From one start to where no single step helps."""
-    best, before = better(start, [start]), None
+def _descend(pick: PickLowest, start: Assignment, sizes: tuple[int, ...], classes: int) -> Assignment:
+    """Descend from one start until no single step helps."""
+    best, before = pick(start, [start]), None
     while best != before:
         before = best
         for i in range(len(start)):
-            best = better(best, _changed(best, i, sizes, classes))
+            best = pick(best, _changed(best, i, sizes, classes))
         if best == before:
-            best = better(best, _exchanged(best, sizes))
+            best = pick(best, _exchanged(best, sizes))
     return best
 
 
 def _changed(labels: Assignment, i: int, sizes: tuple[int, ...], classes: int) -> Iterator[Assignment]:
-    """With another class for one example."""
+    """Yield the labels with each class for one example."""
     for label in range(classes):
         yield _in_order((*labels[:i], label, *labels[i + 1 :]), sizes)
 
 
 def _exchanged(labels: Assignment, sizes: tuple[int, ...]) -> Iterator[Assignment]:
-    """With two labels of different clients exchanged."""
+    """Yield the labels with two labels of different clients exchanged."""
     owners = [client for client, size in enumerate(sizes) for _ in range(size)]
     for i, j in combinations(range(len(labels)), 2):
         if owners[i] != owners[j]:
@@ -169,6 +169,6 @@ def _exchanged(labels: Assignment, sizes: tuple[int, ...]) -> Iterator[Assignmen
 
 
 def _in_order(labels: Assignment, sizes: tuple[int, ...]) -> Assignment:
-    """Each client's labels in order: one picture stands in for all, so that their order says nothing."""
+    """Sort each client's labels: with one picture for all images their order does not matter."""
     ends = list(accumulate(sizes))
     return tuple(label for size, end in zip(sizes, ends, strict=True) for label in sorted(labels[end - size : end]))

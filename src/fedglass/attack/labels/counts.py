@@ -1,13 +1,13 @@
-"""How often each label occurs, read off the last layer's update.
+"""Label counts: the number of examples of each class, recovered from the last layer's update.
 
 For softmax and cross entropy the gradient of the last layer's weights, summed over the row of class k, is
-sum_j (p_k(x_j) - [y_j = k]) O(x_j) / N, with O the sum of the hidden activations. Random images stand in for
-the unknown x_j in p and O [Geng et al., 2021].
+sum_j (p_k(x_j) - [y_j = k]) O(x_j) / N, with O the sum of the hidden activations. Random images replace the
+unknown x_j in p and O [Geng et al., 2021], or those of a participant. With a bias, no activations need be guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import head_of, head_weight, local_steps, network_of, step_length
-from fedglass.attack.labels.given import known
+from fedglass.attack.images.pixels import like
+from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
@@ -23,15 +24,12 @@ from fedglass.core.registry import register
 from fedglass.core.text import DLFA
 from fedglass.core.types import Observation
 
-# Real-valued counts made whole.
-
-
-LARGEST = 2.0**40
-"""Counts beyond this carry no information; cut off, they can be added up without overflow."""
+LARGEST_COUNT = 2.0**40
+"""Counts beyond this carry no information; clamped, they can be added up without overflow."""
 
 
 def round_to_sum(counts: Tensor, total: int) -> Tensor:
-    """Whole non-negative counts of the given sum, as DLFA's release makes them [Dimitrov et al., 2022].
+    """Round counts to whole numbers of the given sum, none negative, as DLFA's release does [Dimitrov et al., 2022].
 
     Rounded down and clamped at zero, then one more for the largest remainders, or one less for positive counts
     with the smallest remainders, until the sum is right.
@@ -41,28 +39,28 @@ def round_to_sum(counts: Tensor, total: int) -> Tensor:
     >>> round_to_sum(torch.tensor([2.1, 1.9]), 2)
     tensor([1, 1])
     """
-    counts = counts.detach().double().cpu().clamp(-LARGEST, LARGEST)
-    whole = counts.floor().clamp(min=0).long()
-    while (missing := total - int(whole.sum())) != 0:
-        remainder = counts - whole
-        open_rows = torch.arange(len(whole)) if missing > 0 else whole.nonzero().flatten()
+    counts = counts.detach().double().cpu().clamp(-LARGEST_COUNT, LARGEST_COUNT)
+    rounded = counts.floor().clamp(min=0).long()
+    while (missing := total - int(rounded.sum())) != 0:
+        remainder = counts - rounded
+        open_rows = torch.arange(len(rounded)) if missing > 0 else rounded.nonzero().flatten()
         sign = 1 if missing > 0 else -1
-        # As many full turns over all classes at once as fit, which leave the order of the remainders alone.
+        # As many full turns over all classes at once as fit: they do not change the order of the remainders.
         turns = abs(missing) // len(open_rows)
         if missing < 0:
-            turns = min(turns, int(whole[open_rows].min()))
+            turns = min(turns, int(rounded[open_rows].min()))
         if turns:
-            whole[open_rows] += sign * turns
+            rounded[open_rows] += sign * turns
             continue
         order = remainder[open_rows].argsort(descending=missing > 0, stable=True)
-        whole[open_rows[order[: abs(missing)]]] += sign
-    return whole
+        rounded[open_rows[order[: abs(missing)]]] += sign
+    return rounded
 
 
-DUMMIES = 3000
-"""How many random images stand in for the client's, as in DLFA's release."""
+RANDOM_IMAGES = 3000
+"""Number of random images that replace the client's, as in DLFA's release."""
 CHUNK = 500
-"""How many of them are in memory at once."""
+"""Number of them in memory at once."""
 GENG = (
     "Geng, Mou, Li, Li, Beyan, Decker, Rong: Towards General Deep Leakage in Federated Learning, 2021, "
     "https://arxiv.org/abs/2110.09074"
@@ -70,13 +68,13 @@ GENG = (
 
 
 class Counts:
-    """What all counts have in common."""
+    """Base of label counts from the gradient of the last layer's weights."""
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
     def check(self, observation: Observation) -> None:
-        """Raise what `bind` would raise of this network, without its work."""
-        known_steps(observation)
+        """Refuse what `bind` would refuse of this network, without its work."""
+        required_steps(observation)
         accumulated_head_gradient(observation)
 
 
@@ -117,16 +115,21 @@ class InterpolatedCounts(Counts):
 
 
 def _bind(observation: Observation, generator: torch.Generator, shares: Callable[[int], list[float]]) -> Bound:
-    n, steps = observation.knows.examples, known_steps(observation)
+    steps = required_steps(observation)
     counts = raw_counts(observation, generator, shares(steps), steps)
-    whole = round_to_sum(unsmoothed(counts, observation), n)
-    labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
-    # In random order: which batch a label belongs to is not known.
-    return known(labels[torch.randperm(n, generator=generator)].to(counts.device))
+    return labels_from_counts(counts, observation, generator)
 
 
-def known_steps(observation: Observation) -> int:
-    """T, or what to do where it is not known."""
+def labels_from_counts(counts: Tensor, observation: Observation, generator: torch.Generator) -> Bound:
+    """Round counts and return the labels in random order: the batch of each label is not known.  # (classes,)"""
+    n = observation.knows.examples
+    rounded = round_to_sum(unsmoothed(counts, observation), n)
+    labels = torch.repeat_interleave(torch.arange(len(rounded)), rounded)
+    return fixed_labels(labels[torch.randperm(n, generator=generator)].to(counts.device))
+
+
+def required_steps(observation: Observation) -> int:
+    """Return T, or refuse to count where it is not known."""
     steps = local_steps(observation)
     if steps is None:
         raise refusal("Counting labels", [Fact.SIZE])
@@ -134,7 +137,7 @@ def known_steps(observation: Observation) -> int:
 
 
 def raw_counts(observation: Observation, generator: torch.Generator, shares: Sequence[float], steps: int) -> Tensor:
-    """Counts before rounding, averaged over points of the way from before (0) to after (1).  # (classes,)"""
+    """Compute counts before rounding, averaged over points of the way from before (0) to after (1).  # (classes,)"""
     p0, o0 = head_statistics(observation, generator.clone_state(), 0.0)
     p1, o1 = head_statistics(observation, generator, 1.0)
     return mean_counts(observation, (p0, o0), (p1, o1), shares, steps, "random images")
@@ -146,28 +149,28 @@ def mean_counts(
     after: tuple[Tensor, Tensor],
     shares: Sequence[float],
     steps: int,
-    looked_at: str,
+    images: str,
 ) -> Tensor:
-    """N p - N dW / (T O) in the mean over points of the way, from softmax p and activations O at its ends.
+    """Return the mean of N p - N dW / (T O) over points of the way, from softmax p and activations O at its ends.
 
     # (classes,) and () at both ends -> (classes,)
     """
     (p0, o0), (p1, o1), n = before, after, observation.knows.examples
     row = accumulated_head_gradient(observation).sum(1)  # (classes,)
-    each = [n * torch.lerp(p0, p1, s) - n * row / (steps * torch.lerp(o0, o1, s)) for s in shares]
-    counts = torch.stack(each).mean(0)
+    counts_by_share = [n * torch.lerp(p0, p1, s) - n * row / (steps * torch.lerp(o0, o1, s)) for s in shares]
+    counts = torch.stack(counts_by_share).mean(0)
     if not torch.isfinite(counts).all():
         raise UsageError(
-            "Label counts can not be read off this message: the last hidden activations add up to zero on "
-            f"{looked_at}. Choose another way to find the labels, such as sign_rule."
+            "Label counts cannot be recovered from this message: the last hidden activations add up to zero on "
+            f"{images}. Choose another labels part, such as sign_rule."
         )
     return counts
 
 
 def accumulated_head_gradient(observation: Observation) -> Tensor:
-    """The sum over local steps of the last layer's gradient, (before - after) / lr.  # (classes, features)
+    """Return the sum over local steps of the last layer's gradient, (before - after) / lr.  # (classes, features)
 
-    With momentum, as if that gradient had been the same in all of them.
+    With momentum, the gradient is taken to be the same in all steps.
     """
     length = step_length(observation)
     if length is None or is_clipped(observation):
@@ -176,13 +179,13 @@ def accumulated_head_gradient(observation: Observation) -> Tensor:
 
 
 def is_clipped(observation: Observation) -> bool:
-    """Whether the client clips its gradients, whose size the message then does not tell."""
+    """Check whether the client clips its gradients, so that the message does not show their size."""
     training = observation.knows.training
     return training is not None and training.clip is not None
 
 
 def unsmoothed(counts: Tensor, observation: Observation) -> Tensor:
-    """The counts of labels of which the client's label smoothing has spread a share evenly over all classes."""
+    """Undo the client's label smoothing, which spreads a share of each label evenly over all classes."""
     training = observation.knows.training
     if training is None or training.label_smoothing == 0:
         return counts
@@ -191,23 +194,22 @@ def unsmoothed(counts: Tensor, observation: Observation) -> Tensor:
 
 
 def head_statistics(
-    observation: Observation, generator: torch.Generator, share: float, images: int = DUMMIES
+    observation: Observation, generator: torch.Generator, share: float, images: int = RANDOM_IMAGES
 ) -> tuple[Tensor, Tensor]:
-    """Mean softmax and mean sum of the last hidden activations over random images.  # (classes,), ()"""
+    """Return mean softmax and mean sum of the last hidden activations over random images.  # (classes,), ()"""
+    sizes, shape = [min(CHUNK, images)] * max(1, images // CHUNK), observation.knows.shape
+    return _mean_statistics(observation, share, (torch.randn(n, *shape, generator=generator) for n in sizes))
+
+
+def _mean_statistics(observation: Observation, share: float, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return mean softmax and mean sum of the last hidden activations over whitened images.  # (classes,), ()"""
     network = network_of(observation)
     weights = [observation.before[name] + share * observation.update[name] for name in network.names]
-    sizes = [min(CHUNK, images)] * max(1, images // CHUNK)
     with torch.no_grad():
-        parts = [
-            network.features(weights, torch.randn(n, *observation.knows.shape, generator=generator).to(weights[0]))
-            for n in sizes
-        ]
+        parts = [network.features(weights, batch.to(weights[0])) for batch in batches]
     probability = torch.cat([logits for logits, _ in parts]).softmax(-1).mean(0)
     activation = torch.cat([hidden for _, hidden in parts]).flatten(1).sum(1).mean()
     return probability, activation
-
-
-# How often each label occurs, read off the gradient of the last layer's bias alone.
 
 
 @register("labels", "bias_counts", summary="label counts from the last layer's bias, at the weights before", paper=GENG)
@@ -216,35 +218,129 @@ class BiasCounts:
     """N_k = N (p_k - b_k), b the mean gradient of the last layer's bias and p the mean softmax at the weights before.
 
     For softmax and cross entropy b_k is the mean of p_k(x_j) - [y_j = k], without the hidden activations that
-    `CountsBefore` has to guess; random images stand in for the x_j in p, as there [Geng et al., 2021]. The
-    "bias-corrected" strategy of the Breaching framework (unpublished, after Wainakh et al., 2022) hands labels out by
-    a guessed impact of one example instead, and miscounts where the network answers evenly: it is not followed.
+    `CountsBefore` has to guess; random images replace the x_j in p, as there [Geng et al., 2021]. The
+    "bias-corrected" strategy of the Breaching framework (unpublished, after Wainakh et al., 2022) assigns labels by
+    a guessed impact of one example instead, and miscounts where the network's softmax is even: it is not followed.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
     def check(self, observation: Observation) -> None:
-        """Raise what `bind` would raise of this network, without its work."""
+        """Refuse what `bind` would refuse of this network, without its work."""
         mean_bias_gradient(observation)
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         n, gradient = observation.knows.examples, mean_bias_gradient(observation)
         probability, _ = head_statistics(observation, generator, 0.0)
-        whole = round_to_sum(unsmoothed(n * (probability - gradient), observation), n)
-        labels = torch.repeat_interleave(torch.arange(len(whole)), whole)
-        # In random order: which batch a label belongs to is not known.
-        return known(labels[torch.randperm(n, generator=generator)].to(probability.device))
+        return labels_from_counts(n * (probability - gradient), observation, generator)
 
 
 def mean_bias_gradient(observation: Observation) -> Tensor:
-    """The mean over the local steps of the gradient of the last layer's bias.  # (classes,)"""
+    """Return the mean over the local steps of the gradient of the last layer's bias.  # (classes,)"""
     _, bias = head_of(observation, network_of(observation))
     if bias is None:
         raise UsageError(
-            "Label counts from the bias need a last layer that has one, and this network's has none: choose another "
-            "way to find the labels, such as minimum_rule."
+            "Label counts from the bias need a last layer with a bias, but this network's has none: choose another "
+            "labels part, such as minimum_rule."
         )
     travel = observation.knows.travel
     if travel is None or is_clipped(observation):
         raise refusal("Counting labels", [Fact.SIZE])
     return observation.update[bias] / -travel
+
+
+MA = (
+    "Ma, Sun, Cui, Li, Guan, Liu: Instance-wise Batch Label Restoration via Gradients in Federated Learning, "
+    "ICLR 2023, https://openreview.net/forum?id=FIrQfNSOoTr"
+)
+
+
+@register("labels", "instance_counts", summary="label counts from the last layer's weights and bias (iLRG)", paper=MA)
+@dataclass(frozen=True)
+class InstanceCounts:
+    """Counts n that solve sum_j n_j = N and sum_j p_j[i] n_j - n_i = N b_i for every class i [Ma et al., 2023].
+
+    b is the mean gradient of the last layer's bias and G that of its weights; e_j = G_j / b_j estimates the features
+    of the examples of class j, and p_j = softmax(W e_j + bias) the network's answer to them. Solved by least squares,
+    then rounded to the right sum: the release's rounding is wrong where the rounded counts add up to less. Of several
+    local steps the mean is taken for one gradient.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
+
+    def check(self, observation: Observation) -> None:
+        """Refuse what `bind` would refuse of this network, without its work."""
+        mean_bias_gradient(observation)
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        n, bias_gradient = observation.knows.examples, mean_bias_gradient(observation)
+        counts = solve_counts(predictions_by_class(observation, bias_gradient), bias_gradient.double(), n)
+        return labels_from_counts(counts, observation, generator)
+
+
+def predictions_by_class(observation: Observation, bias_gradient: Tensor) -> Tensor:
+    """Return p_j, the softmax for the examples of class j, one row for each class.  # (classes, classes), double"""
+    weight, bias = head_of(observation, network_of(observation))
+    assert bias is not None, "the gradient of the bias was computed before"
+    travel = observation.knows.travel
+    assert travel is not None, "the size of the bias's gradient was known before"
+    gradient = observation.update[weight].double() / -travel  # (classes, features)
+    features = gradient / bias_gradient.double()[:, None]
+    # A class without any gradient shows nothing of its examples' features: the median of all classes is used.
+    sound = features.isfinite().all(1)
+    middle = features[sound].median(0).values if bool(sound.any()) else torch.zeros_like(features[0])
+    features = torch.where(sound[:, None], features, middle)
+    logits = features @ observation.before[weight].double().T + observation.before[bias].double()
+    return logits.softmax(-1)
+
+
+def solve_counts(answers: Tensor, bias_gradient: Tensor, examples: int) -> Tensor:
+    """Return the counts before rounding, none of them negative.  # (classes, classes), (classes,) -> (classes,)
+
+    >>> answers = torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    >>> gradient = torch.tensor([1 / 3 - 1 / 2, 1 / 3 - 1 / 2, 1 / 3], dtype=torch.float64)  # labels 0 and 1
+    >>> solve_counts(answers, gradient, 2).round(decimals=6) + 0.0
+    tensor([1., 1., 0.], dtype=torch.float64)
+    """
+    classes = len(answers)
+    total = torch.ones(1, classes, dtype=answers.dtype, device=answers.device)
+    rows = torch.cat([total, answers.T - torch.eye(classes, dtype=answers.dtype, device=answers.device)])
+    right = torch.cat([bias_gradient.new_ones(1), bias_gradient]) * examples
+    counts: Tensor = torch.linalg.lstsq(rows.cpu(), right.cpu()[:, None], driver="gelsd").solution[:, 0]
+    return counts.clamp(min=0).to(answers.device)
+
+
+@register("labels", "own_counts", summary="label counts from the last layer, a participant's own images standing in")
+@dataclass(frozen=True)
+class OwnCounts(Counts):
+    """`InterpolatedCounts` with the adversary's own images instead of noise, where it is a participant.
+
+    Mean softmax p and mean sum of activations O are then those of pictures like the unknown ones; noise excites the
+    hidden units more than photographs do, which makes every count too small. No bias is needed.
+    """
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        contribution = observation.own
+        if contribution is None or not len(contribution.labels):
+            return InterpolatedCounts().bind(observation, generator)
+        return labels_from_counts(counts_by_own_images(contribution.images, observation), observation, generator)
+
+
+@register("labels", "last_layer", summary="instance_counts where the last layer has a bias, else own_counts")
+@dataclass(frozen=True)
+class LastLayerCounts(Counts):
+    """`InstanceCounts` where the last layer has a bias, `OwnCounts` where it has none."""
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        _, bias = head_of(observation, network_of(observation))
+        part = OwnCounts() if bias is None else InstanceCounts()
+        return part.bind(observation, generator)
+
+
+def counts_by_own_images(images: Tensor, observation: Observation) -> Tensor:
+    """Return the mean of N p - N dW / (T O) over the way from the weights before to those after.  # (classes,)"""
+    steps = required_steps(observation)
+    inputs = observation.knows.whitening.whiten(images.to(like(observation)))
+    before, after = (_mean_statistics(observation, share, [inputs]) for share in (0.0, 1.0))
+    shares = [i / steps for i in range(steps)]
+    return mean_counts(observation, before, after, shares, steps, "the adversary's own images")

@@ -1,4 +1,4 @@
-"""Labels that the adversary is told: ORACLE knowledge, and marked as such in the report."""
+"""True labels that the adversary is given: ORACLE knowledge, and marked as such in the report."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from fedglass.core.facts import Fact, refusal
 from fedglass.core.registry import register
 from fedglass.core.types import Observation, Training
 
-# Labels that are settled before the images are sought.
 
-
-def known(labels: Tensor) -> Bound:
-    """A binding without unknowns: the labels are what they are."""
+def fixed_labels(labels: Tensor) -> Bound:
+    """Return a binding without unknowns, for labels that are fixed before the images are sought."""
     return Bound((), lambda tensors: labels)
 
 
 @register("labels", "oracle", summary="ORACLE: the true labels, in no particular order; needs adversary.knows_labels")
 @dataclass(frozen=True)
 class OracleLabels:
-    """The true labels in random order: how often each occurs is known, in which batches is not."""
+    """The true labels in random order: the count of each is known, the batches of each are not."""
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.LABELS})
 
@@ -37,20 +35,20 @@ class OracleLabels:
         knows = observation.knows
         if knows.labels is None:
             raise refusal("OracleLabels", [Fact.LABELS])
-        told = knows.labels.to(device_of(observation))
-        if told.shape != (knows.examples,):
+        labels = knows.labels.to(device_of(observation))
+        if labels.shape != (knows.examples,):
             raise UsageError(
-                f"The adversary is told labels of shape {tuple(told.shape)} for {knows.examples} examples: give one "
+                f"The adversary is told labels of shape {tuple(labels.shape)} for {knows.examples} examples: give one "
                 "for each."
             )
-        if told.is_floating_point():
+        if labels.is_floating_point():
             raise UsageError(
-                f"The adversary is told labels of type {told.dtype}, expected whole numbers: convert them."
+                f"The adversary is told labels of type {labels.dtype}, expected whole numbers: convert them."
             )
-        _check_classes(told, observation)
-        # The clients' labels are told apart, where it is known how many each has.
-        each = torch.split(told, list(knows.sizes) if knows.sizes else max(1, knows.examples // knows.clients))
-        return known(torch.cat([labels[torch.randperm(len(labels), generator=generator)] for labels in each]))
+        _check_classes(labels, observation)
+        # Labels stay with their client, where the number of examples of each is known.
+        clients = torch.split(labels, list(knows.sizes) if knows.sizes else max(1, knows.examples // knows.clients))
+        return fixed_labels(torch.cat([part[torch.randperm(len(part), generator=generator)] for part in clients]))
 
 
 @register(
@@ -65,42 +63,43 @@ class OracleBatchLabels:
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.BATCH_LABELS})
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
-        return known(told_in_batches(observation))
+        return fixed_labels(batch_labels_by_epoch(observation))
 
 
-def told_in_batches(observation: Observation) -> Tensor:
-    """The true labels in the order in which each epoch took them.  # (epochs, n)
+def batch_labels_by_epoch(observation: Observation) -> Tensor:
+    """Return the true labels in the order of each epoch.  # (epochs, n)
 
-    The examples that a last epoch, cut short, did not take come at its end.
+    Examples that a shortened last epoch did not use come at its end.
     """
     batches, training = observation.knows.batch_labels, observation.knows.training
     if batches is None or training is None or observation.knows.clients > 1:
         raise refusal("OracleBatchLabels", [Fact.BATCH_LABELS])
     examples = observation.knows.examples
     _check_batches(batches, training, examples)
-    each = _epochs(batches, len(training.batches(examples)))
-    told = torch.tensor([*each[:-1], each[-1] + _not_taken(each, examples)], device=device_of(observation))
-    _check_classes(told, observation)
-    return told
+    epochs = _epochs(batches, len(training.batches(examples)))
+    rows = [*epochs[:-1], epochs[-1] + _unused_labels(epochs, examples)]
+    labels = torch.tensor(rows, device=device_of(observation))
+    _check_classes(labels, observation)
+    return labels
 
 
 def _epochs(batches: Sequence[Sequence[int]], per_epoch: int) -> list[list[int]]:
-    """The labels of each epoch, one after the other."""
+    """Return the labels of each epoch, one after the other."""
     return [list(chain(*batches[i : i + per_epoch])) for i in range(0, len(batches), per_epoch)]
 
 
-def _not_taken(epochs: Sequence[Sequence[int]], examples: int) -> list[int]:
-    """The labels that the last epoch lacks.
+def _unused_labels(epochs: Sequence[Sequence[int]], examples: int) -> list[int]:
+    """Return the labels that the last epoch lacks.
 
-    Where it is the only one they are not told, and do not count: zeros.
+    In a single epoch they are unknown, and do not matter: zeros.
     """
     missing = examples - len(epochs[-1])
-    others = Counter(epochs[0]) - Counter(epochs[-1]) if len(epochs) > 1 else Counter({0: missing})
-    return sorted(others.elements())
+    unused = Counter(epochs[0]) - Counter(epochs[-1]) if len(epochs) > 1 else Counter({0: missing})
+    return sorted(unused.elements())
 
 
 def _check_batches(batches: Sequence[Sequence[int]], training: Training, examples: int) -> None:
-    """Every epoch has the same examples, in batches of the training's sizes; the last may have been cut short."""
+    """Check that every epoch has the same examples, in batches of the training's sizes; the last may be shorter."""
     sizes = [part.stop - part.start for part in training.batches(examples)]
     steps, passes = training.local_steps(examples), training.passes(examples)
     if len(batches) != steps:
@@ -115,7 +114,7 @@ def _check_batches(batches: Sequence[Sequence[int]], training: Training, example
                 "example."
             )
     epochs = [Counter(labels) for labels in _epochs(batches, len(sizes))]
-    # What a shorter epoch took must be among what the first did.
+    # The labels of a shorter epoch must be among those of the first.
     other = next((i for i, counts in enumerate(epochs, start=1) if not _agree(counts, epochs[0])), None)
     if other is not None:
         raise UsageError(
@@ -128,10 +127,10 @@ def _agree(counts: Counter[int], first: Counter[int]) -> bool:
     return counts == first if counts.total() == first.total() else counts <= first
 
 
-def _check_classes(told: Tensor, observation: Observation) -> None:
+def _check_classes(labels: Tensor, observation: Observation) -> None:
     classes = observation.knows.classes
-    if int(told.min()) < 0 or int(told.max()) >= classes:
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
         raise UsageError(
-            f"The adversary is told labels from {int(told.min())} to {int(told.max())}, expected 0 to "
+            f"The adversary is told labels from {int(labels.min())} to {int(labels.max())}, expected 0 to "
             f"{classes - 1}: correct them or the number of classes."
         )

@@ -1,7 +1,8 @@
-"""Labels that are read off signs suppose activations of one sign: where these have both, counting does better.
+"""Labels from the signs of the last layer's gradient: they suppose activations of one sign.
 
-Of 336 labels behind one local step of six networks, 40 that the signs gave were wrong, and none that was counted; with
-activations of one sign they were right where counts were not.
+Where activations have both signs, counting does better. Of 336 labels behind one local step of six networks, 40 that
+the signs gave were wrong, and none that was counted; with activations of one sign they were right where counts were
+not.
 """
 
 from __future__ import annotations
@@ -21,66 +22,63 @@ from fedglass.core.rng import stream
 from fedglass.core.text import IDLG, TAKEN_AS_DISTINCT
 from fedglass.core.types import Observation
 
-COUNTED = "last_layer"
-PROBES = 16
-"""Images of noise by which a network's activations are looked at."""
+COUNTING_LABELS = "last_layer"
+NOISE_IMAGES = 16
+"""Images of noise with which a network's activations are computed."""
 
 
 def counted_instead(observation: Observation) -> str:
-    """Those that count, where the last layer's inputs have both signs: noise in place of images tells that."""
-    network, shape = network_of(observation), (PROBES, *observation.knows.shape)
+    """Return the name of a labels part that counts, where the last layer's inputs have both signs for noise images."""
+    network, shape = network_of(observation), (NOISE_IMAGES, *observation.knows.shape)
     noise = torch.randn(shape, generator=stream(0, "activations")).to(next(iter(observation.before.values())))
     with torch.no_grad():
         _, hidden = network.features([observation.before[name] for name in network.names], noise)
-    return COUNTED if bool((hidden < 0).any()) else ""
+    return COUNTING_LABELS if bool((hidden < 0).any()) else ""
 
 
-# Labels that occur more than once, for rules that put the classes in order and take each of them once.
+RANDOM_IMAGES = 100
+"""Number of random images that replace the client's: their mean softmax must give the nearest whole count."""
 
 
-DUMMIES = 100
-"""How many random images stand in for the client's: their mean answer is asked for, to the nearest whole count."""
-
-
-def first_of(order: Tensor, observation: Observation, generator: torch.Generator) -> Bound:
-    """The first n classes of an order, or, where the message says so clearly, some of them more than once.
+def labels_in_order(order: Tensor, observation: Observation, generator: torch.Generator) -> Bound:
+    """Return the first n classes of an order, or, where the message shows it clearly, some of them more than once.
 
     For softmax and cross entropy the last layer's bias has the mean gradient b_k = p_k - N_k / n, p the mean
-    softmax, so that N_k = n (p_k - b_k) [Geng et al., 2021]. Only counts that are near to whole numbers which add
-    up to n are believed, and only where one of them exceeds 1 do they overrule the order: labels that are all
-    different stay what the order says. With nothing to believe the first n are taken, as published, and noted.
+    softmax, so that N_k = n (p_k - b_k) [Geng et al., 2021]. Only counts near to whole numbers that add up to n are
+    believed. They overrule the order only where one of them exceeds 1: labels that are all different stay as the
+    order has them. Without believable counts the first n are taken, as published, and noted.
     """
     n = observation.knows.examples
-    distinct = order.repeat(-(-n // len(order)))[:n]  # more examples than classes: round again in the same order
+    distinct = order.repeat(-(-n // len(order)))[:n]  # more examples than classes: the same order is repeated
     if n == 1:
         return Bound((), lambda tensors: distinct)
-    whole = believable_counts(observation, generator)
-    if whole is None:
+    counts = believable_counts(observation, generator)
+    if counts is None:
         return Bound((), lambda tensors: distinct, notes=(TAKEN_AS_DISTINCT,))
-    if int(whole.max()) < 2:
+    if int(counts.max()) < 2:
         return Bound((), lambda tensors: distinct)
-    repeated = torch.repeat_interleave(order, whole.to(order.device)[order])
+    repeated = torch.repeat_interleave(order, counts.to(order.device)[order])
     return Bound((), lambda tensors: repeated)
 
 
 def believable_counts(observation: Observation, generator: torch.Generator) -> Tensor | None:
-    """How often each class occurs; None where no estimate is near to whole numbers that add up.  # (classes,)"""
+    """Return the count of each class; None where no estimate is near to whole numbers that add up.  # (classes,)"""
     n = observation.knows.examples
-    probability, _ = head_statistics(observation, generator, 0.0, DUMMIES)
+    probability, _ = head_statistics(observation, generator, 0.0, RANDOM_IMAGES)
     for gradient in _mean_gradients(observation, probability):
         counts = unsmoothed(n * (probability - gradient), observation).detach().cpu()
-        whole = round_to_sum(counts, n)
-        if bool((counts - whole).abs().max() < 0.5):  # false for NaN too
-            return whole
+        rounded = round_to_sum(counts, n)
+        if bool((counts - rounded).abs().max() < 0.5):  # false for NaN too
+            return rounded
     return None
 
 
 def _mean_gradients(observation: Observation, probability: Tensor) -> Iterator[Tensor]:
-    """b_k in the size that is known, then in the size that the absent classes give it.  # (classes,)
+    """Yield b_k in the size that is known, then in the size that the absent classes give it.  # (classes,)
 
     Where the last hidden activations are not negative, a class is absent whose row of weights has no negative
-    entry unless others outweigh it. There b_k = p_k, which settles the size of a message whose size is not known, or
-    was changed by a defence. Without a bias the sums of the rows stand in for it.
+    entry unless others outweigh it. There b_k = p_k, which gives the size of the message where it is not known, or
+    was changed by a defence. Without a bias the sums of the rows replace it.
     """
     weight, bias = head_of(observation, network_of(observation))
     rows = -observation.update[weight]  # (classes, features)
@@ -91,9 +89,6 @@ def _mean_gradients(observation: Observation, probability: Tensor) -> Iterator[T
     absent = rows.amin(1) >= 0
     if is_gradient(observation) and bool(absent.any()):
         yield sums * (probability[absent].sum() / sums[absent].sum())
-
-
-# The label of a single example, read off the signs of the last layer's gradient.
 
 
 @register(
@@ -108,31 +103,28 @@ class SignRule:
 
     The rows of one example are multiples of its features, by a factor that is negative for the true class alone.
     Several examples have no such rows: there the n classes with the most negative sums are taken, each once, which
-    supposes features that are not negative. Two rows that point against each other can not be told apart: of two
-    classes, the sum decides too. Labels are repeated only where the gradient says so clearly (`first_of`).
+    supposes features that are not negative. Two rows that point against each other cannot be distinguished: of two
+    classes, the sum decides too. Labels are repeated only where the gradient shows it clearly (`first_of`).
     """
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         rows, n = head_gradient(observation), observation.knows.examples  # (classes, features)
-        lonely = n == 1 and len(rows) > 2
-        order = torch.argsort(_agreement(rows) if lonely else rows.sum(dim=1))
-        return first_of(order, observation, generator)
+        by_direction = n == 1 and len(rows) > 2
+        order = torch.argsort(_agreement(rows) if by_direction else rows.sum(dim=1))
+        return labels_in_order(order, observation, generator)
 
     def instead(self, observation: Observation) -> str:
         return counted_instead(observation)
 
 
 def _agreement(rows: Tensor) -> Tensor:
-    """The sum of each row's cosines with all rows.
+    """Return the sum of each row's cosines with all rows.
 
     >>> _agreement(torch.tensor([[1.0, -1.0], [2.0, -2.0], [-3.0, 3.0]]))[2] < 0
     tensor(True)
     """
     directions = normalize(rows, dim=1)
     return directions @ directions.sum(dim=0)
-
-
-# The labels of a batch, read off the smallest entries of the last layer's gradient.
 
 
 @register(
@@ -148,14 +140,14 @@ def _agreement(rows: Tensor) -> Tensor:
 class MinimumRule:
     """The n classes with the most negative entry in their row of the last layer's gradient [Yin et al., 2021].
 
-    As `SignRule`, with the minimum over the features in place of the sum: an example's negative entry is less
+    `SignRule` with the minimum over the features instead of the sum: an example's negative entry is less
     easily outweighed by the positive ones of the other examples. The paper takes all labels to be different. So
-    does this, unless the gradient of the last layer says clearly that one of them is repeated (`first_of`).
+    does this, unless the gradient of the last layer shows clearly that one of them is repeated (`first_of`).
     """
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         order = torch.argsort(head_gradient(observation).amin(dim=1))  # (classes,)
-        return first_of(order, observation, generator)
+        return labels_in_order(order, observation, generator)
 
     def instead(self, observation: Observation) -> str:
         return counted_instead(observation)

@@ -25,7 +25,7 @@ from fedglass.diffusion.stored import Model, stored
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class SearchState:
     """All that a rule is told after an epoch."""
 
     errors: Tensor  # (epochs so far, n): squared errors of the pictures' pixels to the raw images
@@ -36,7 +36,7 @@ class Way:
 class Stopping(Protocol):
     """Says of each image whether it is to be taken as it is now."""
 
-    def stops(self, way: Way) -> Tensor:
+    def stops(self, way: SearchState) -> Tensor:
         """Whether each image is done.  # (n,), bool"""
         ...
 
@@ -52,8 +52,8 @@ class NoiseLevel:
 
     factor: float = 1.0
 
-    def stops(self, way: Way) -> Tensor:
-        return way.errors[-1] <= self.factor * noise_of(way.raw).square()
+    def stops(self, way: SearchState) -> Tensor:
+        return way.errors[-1] <= self.factor * noise_level_of(way.raw).square()
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Flattening:
         if self.over < 1 or self.share < 0:
             raise UsageError(f"Flattening looks over at least 1 epoch and a share of at least 0, got {self}.")
 
-    def stops(self, way: Way) -> Tensor:
+    def stops(self, way: SearchState) -> Tensor:
         if len(way.errors) <= self.over:
             return torch.zeros_like(way.errors[-1], dtype=torch.bool)
         least = way.errors.amin(0)
@@ -96,7 +96,7 @@ class WhiteStart:
         if self.deviations <= 0:
             raise UsageError(f"A start may deviate by more than 0 standard deviations, got {self.deviations}.")
 
-    def stops(self, way: Way) -> Tensor:
+    def stops(self, way: SearchState) -> Tensor:
         return agreement(way.starts) > self.deviations
 
 
@@ -115,7 +115,7 @@ class OracleEpoch:
         if self.epoch < 0:
             raise UsageError(f"The epoch at which to stop must not be negative, got {self.epoch}.")
 
-    def stops(self, way: Way) -> Tensor:
+    def stops(self, way: SearchState) -> Tensor:
         return torch.full_like(way.errors[-1], len(way.errors) > self.epoch, dtype=torch.bool)
 
 
@@ -131,17 +131,17 @@ def agreement(starts: Tensor) -> Tensor:
     return products.sum(1) / math.sqrt(max(1, products.shape[1]))
 
 
-def noise_of(images: Tensor) -> Tensor:
+def noise_level_of(images: Tensor) -> Tensor:
     """The standard deviation of each image's white noise.  # (n, c, h, w) -> (n,)
 
     >>> flat = torch.full((1, 1, 9, 9), 0.5)
-    >>> float(noise_of(flat))
+    >>> float(noise_level_of(flat))
     0.0
     """
     kernel = images.new_tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]])
     planes = images.flatten(0, 1)[:, None]
-    found = torch.nn.functional.conv2d(planes, kernel[None, None]).abs().flatten(1).mean(1)
-    return math.sqrt(math.pi / 2) / 6 * found.view(len(images), -1).mean(1)
+    differences = torch.nn.functional.conv2d(planes, kernel[None, None]).abs().flatten(1).mean(1)
+    return math.sqrt(math.pi / 2) / 6 * differences.view(len(images), -1).mean(1)
 
 
 # The search of the masked diffusion enhancer: a start of sampling whose end looks like the raw image.
@@ -159,7 +159,7 @@ def noise_of(images: Tensor) -> Tensor:
 
 FRAMES = 12
 """How many pictures of the way are kept beside the last one."""
-AT_ONCE = 64
+BATCH = 64
 """How many images are sampled together, so that memory does not grow with their number."""
 
 
@@ -177,28 +177,28 @@ class Sampling:
         """d x_0 / d x_T with the noise predictions held constant: 1 / sqrt(abar_T)."""
         return 1 / math.sqrt(float(self.denoiser.schedule.abar[-1]))
 
-    def towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> Towards:
+    def towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> StartFit:
         """Where starts lead, how far that is from the raw images, and which way lies the least distance."""
-        parts = zip(*(torch.split(each, AT_ONCE) for each in (starts, labels, raw)), strict=True)
-        found = [self._towards(*part) for part in parts]
-        return Towards(
-            torch.cat([each.pictures for each in found]),
-            torch.cat([each.errors for each in found]),
-            torch.cat([each.gradient for each in found]),
+        parts = zip(*(torch.split(tensor, BATCH) for tensor in (starts, labels, raw)), strict=True)
+        fits = [self._towards(*part) for part in parts]
+        return StartFit(
+            torch.cat([fit.pictures for fit in fits]),
+            torch.cat([fit.errors for fit in fits]),
+            torch.cat([fit.gradient for fit in fits]),
         )
 
-    def _towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> Towards:
+    def _towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> StartFit:
         ends = Sampler(self.steps, eta=0.0).end_of(self.denoiser, starts, torch.Generator(), labels)
         with torch.enable_grad():
             ends = ends.detach().requires_grad_()
             pictures = (self.decode(ends) + 1) / 2
             errors = (pictures - raw).square().flatten(1).mean(1)
             (at_end,) = torch.autograd.grad(errors.sum(), ends)
-        return Towards(pictures.detach(), errors.detach(), self.slope * at_end)
+        return StartFit(pictures.detach(), errors.detach(), self.slope * at_end)
 
 
 @dataclass(frozen=True, eq=False)
-class Towards:
+class StartFit:
     """The pictures of some starts beside the raw images."""
 
     pictures: Tensor  # (n, c, h, w), pixels
@@ -229,12 +229,12 @@ class StartSearch:
         way, frames = [], {}
         shown = set(torch.linspace(0, self.epochs, FRAMES).round().long().tolist())
         for epoch in range(self.epochs + 1):
-            here = sampling.towards(starts.detach()[searching], labels[searching], raw[searching])
-            taken[searching], chosen[searching.cpu()] = here.pictures, epoch
-            way.append(torch.full_like(raw[:, 0, 0, 0], torch.nan).masked_scatter(searching, here.errors))
+            fit = sampling.towards(starts.detach()[searching], labels[searching], raw[searching])
+            taken[searching], chosen[searching.cpu()] = fit.pictures, epoch
+            way.append(torch.full_like(raw[:, 0, 0, 0], torch.nan).masked_scatter(searching, fit.errors))
             starts.grad = torch.zeros_like(starts)
-            starts.grad[searching] = here.gradient
-            stops = self.stop.stops(Way(torch.stack(way), starts.detach(), raw))
+            starts.grad[searching] = fit.gradient
+            stops = self.stop.stops(SearchState(torch.stack(way), starts.detach(), raw))
             searching = searching & ~stops
             progress(epoch, self.epochs)
             over = epoch == self.epochs or not bool(searching.any())
@@ -274,16 +274,16 @@ class MaskedDiffusion:
         """Refuse images or classes that the model does not make, without the model's work."""
         self._fitting(knows.shape, knows.classes)
 
-    def refine(self, given: Refinement) -> Tensor:
-        _, channels, height, width = given.images.shape
-        if int(given.labels.min()) < 0:
-            raise UsageError(f"Labels of mde are classes from 0 on, got {int(given.labels.min())}.")
-        model = self._fitting((channels, height, width), int(given.labels.max()) + 1).to(given.images.device)
-        raw = given.images.detach().nan_to_num(GREY, GREY, GREY)
-        starts = torch.randn(len(raw), *model.network.shape, generator=given.generator).to(raw)
+    def refine(self, refinement: Refinement) -> Tensor:
+        _, channels, height, width = refinement.images.shape
+        if int(refinement.labels.min()) < 0:
+            raise UsageError(f"Labels of mde are classes from 0 on, got {int(refinement.labels.min())}.")
+        model = self._fitting((channels, height, width), int(refinement.labels.max()) + 1).to(refinement.images.device)
+        raw = refinement.images.detach().nan_to_num(GREY, GREY, GREY)
+        starts = torch.randn(len(raw), *model.network.shape, generator=refinement.generator).to(raw)
         sampling = Sampling(model.guided(self.guidance), model.decode, self.steps)
-        taken, film = self.search.run(sampling, starts, given.labels, raw, given.progress)
-        given.film(replace(film, frames=film.frames.clamp(0, 1)))
+        taken, film = self.search.run(sampling, starts, refinement.labels, raw, refinement.progress)
+        refinement.film(replace(film, frames=film.frames.clamp(0, 1)))
         return taken.clamp(0, 1)
 
     def untrained(self) -> MaskedDiffusion:

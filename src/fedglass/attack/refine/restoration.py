@@ -49,21 +49,23 @@ class DDRM:
         check_shape(self.model.load(), knows.shape, self.model.title)
         Spectrum.of(self.degradation, *knows.shape[1:])
 
-    def refine(self, given: Refinement) -> Tensor:
-        _, channels, height, width = given.images.shape
+    def refine(self, refinement: Refinement) -> Tensor:
+        _, channels, height, width = refinement.images.shape
         denoiser = self.model.load()
         check_shape(denoiser, (channels, height, width), self.model.title)
         spectrum = Spectrum.of(self.degradation, height, width)
-        known = 2 * spectrum.read(given.images.detach().cpu()) - 1
-        parts = torch.split(known, BATCH)
+        observed = 2 * spectrum.read(refinement.images.detach().cpu()) - 1
+        parts = torch.split(observed, BATCH)
         restored = []
         for i, part in enumerate(parts):
 
             def progress(step: int, steps: int, done: int = i) -> None:
-                given.progress(done * steps + step, len(parts) * steps)
+                refinement.progress(done * steps + step, len(parts) * steps)
 
-            restored.append(self.chain.restore(denoiser, spectrum, part, 2 * self.sigma, given.generator, progress))
-        return ((torch.cat(restored) + 1) / 2).clamp(0, 1).to(given.images)
+            restored.append(
+                self.chain.restore(denoiser, spectrum, part, 2 * self.sigma, refinement.generator, progress)
+            )
+        return ((torch.cat(restored) + 1) / 2).clamp(0, 1).to(refinement.images)
 
     def untrained(self) -> DDRM:
         """The control: the same with a network that has learned nothing."""
@@ -129,8 +131,8 @@ class MedianFilter:
         if self.size < 1 or self.size % 2 == 0:
             raise UsageError(f"The median filter's size must be odd and at least 1, got {self.size}.")
 
-    def refine(self, given: Refinement) -> Tensor:
-        images, pad = given.images, self.size // 2
+    def refine(self, refinement: Refinement) -> Tensor:
+        images, pad = refinement.images, self.size // 2
         if pad >= min(images.shape[-2:]):
             raise UsageError(f"MedianFilter(size={self.size}) needs pictures larger than {pad} x {pad} pixels.")
         around = F.pad(images, (pad, pad, pad, pad), mode="reflect") if pad else images

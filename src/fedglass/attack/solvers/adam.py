@@ -26,7 +26,7 @@ REPORTS = 100
 
 
 @dataclass(frozen=True)
-class Settings(ABC):
+class AdamOptions(ABC):
     """What every solver of this family is told."""
 
     rate: float = 0.1
@@ -49,7 +49,7 @@ class Settings(ABC):
 
 
 @dataclass(frozen=True)
-class Adam(Settings):
+class Adam(AdamOptions):
     """Adam [Kingma and Ba, 2015] with projection onto each unknown's box after every step."""
 
     def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
@@ -57,29 +57,29 @@ class Adam(Settings):
 
 
 @dataclass(frozen=True)
-class SignedAdam(Settings):
+class SignedAdam(AdamOptions):
     """Adam that is fed the signs of the gradient's entries [Geiping et al., 2020]."""
 
     def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         return descend(self, problem, progress, lambda gradients, elsewhere: [torch.sign(g) for g in gradients])
 
 
-Elsewhere = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+DisplacedGradients = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """The gradients with the unknowns displaced by the given tensors, at the price of another evaluation."""
 
-Direction = Callable[[Sequence[Tensor], Elsewhere], Sequence[Tensor]]
+Direction = Callable[[Sequence[Tensor], DisplacedGradients], Sequence[Tensor]]
 """What Adam is fed in place of the gradients."""
 
 
-def descend(spec: Settings, problem: Problem, progress: Progress, direction: Direction) -> PausableRun[Solution]:
+def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: Direction) -> PausableRun[Solution]:
     """The hot loop. `alive` turns false, on the device, at the first iterate of non-finite energy or gradient; that
     step goes back to the iterate before it, and every later one stays there."""
     n = spec.iterations
-    moving = [_Moving(unknown, spec) for unknown in problem.unknowns]
+    moving = [_MovingUnknown(unknown, spec) for unknown in problem.unknowns]
     tensors = tuple(m.tensor for m in moving)
     trace: list[Tensor] = []
     alive = torch.ones((), dtype=torch.bool, device=tensors[0].device)
-    kept = spec.keep.start(tensors, n)
+    keeper = spec.keep.start(tensors, n)
     report_every = max(1, n // REPORTS)
     for k in range(n):
         energy = problem.energy(tensors, k / n)
@@ -91,8 +91,8 @@ def descend(spec: Settings, problem: Problem, progress: Progress, direction: Dir
             # half the operations of torch.isfinite.
             probe = sum((g.sum() for g in gradients), energy)
             alive &= (probe - probe) == 0
-            kept.offer(energy, tensors)
-            fed = direction(gradients, partial(_elsewhere, problem, moving, due, k / n))
+            keeper.offer(energy, tensors)
+            fed = direction(gradients, partial(_displaced_gradients, problem, moving, due, k / n))
             for m, gradient in zip(due, fed, strict=True):
                 m.gradient = gradient
             factor = spec.schedule.factor(k, n)
@@ -109,15 +109,19 @@ def descend(spec: Settings, problem: Problem, progress: Progress, direction: Dir
                 m.tensor.copy_(m.safe)
         final = problem.energy(tensors, 1.0).detach()
     trace.append(final)
-    kept.offer(final, tensors)
-    chosen, chosen_energy = kept.choose(final, tensors)
+    keeper.offer(final, tensors)
+    chosen, chosen_energy = keeper.choose(final, tensors)
     progress(n, n)
     return Solution(chosen, float(chosen_energy), torch.stack(trace).cpu(), finite=bool(alive))
 
 
 @torch.enable_grad()
-def _elsewhere(
-    problem: Problem, moving: Sequence[_Moving], due: Sequence[_Moving], share: float, offsets: Sequence[Tensor]
+def _displaced_gradients(
+    problem: Problem,
+    moving: Sequence[_MovingUnknown],
+    due: Sequence[_MovingUnknown],
+    share: float,
+    offsets: Sequence[Tensor],
 ) -> Sequence[Tensor]:
     """The gradients of the unknowns that are due, displaced by `offsets`."""
     moved = {id(m): (m.tensor + o).detach().requires_grad_() for m, o in zip(due, offsets, strict=True)}
@@ -125,10 +129,10 @@ def _elsewhere(
     return torch.autograd.grad(energy, list(moved.values()))
 
 
-class _Moving:
+class _MovingUnknown:
     """One unknown with its moments."""
 
-    def __init__(self, unknown: Unknown, spec: Settings) -> None:
+    def __init__(self, unknown: Unknown, spec: AdamOptions) -> None:
         self.tensor = unknown.start.detach().clone().requires_grad_()
         self.safe = self.tensor.detach().clone()
         """The last iterate of finite energy and gradient."""
@@ -156,7 +160,7 @@ class _Moving:
 
 
 @dataclass(frozen=True)
-class LookaheadAdam(Settings):
+class LookaheadAdam(AdamOptions):
     """Adam fed with (1 - blend) sign g(x) + blend sign g(x - rate sign g(x)), two evaluations an iteration.
 
     The gradient regularisation of FedLeak [Fan et al., 2025]: the second gradient stands for that of the gradient's
@@ -178,17 +182,17 @@ class LookaheadAdam(Settings):
     def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         return descend(self, problem, progress, self._blended)
 
-    def _blended(self, gradients: Sequence[Tensor], elsewhere: Elsewhere) -> Sequence[Tensor]:
-        here = [torch.sign(g) for g in gradients]
-        ahead = [torch.sign(g) for g in elsewhere([-self.rate * s for s in here])]
-        return [torch.lerp(a, b, self.blend) for a, b in zip(here, ahead, strict=True)]
+    def _blended(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+        signs = [torch.sign(g) for g in gradients]
+        signs_ahead = [torch.sign(g) for g in elsewhere([-self.rate * s for s in signs])]
+        return [torch.lerp(a, b, self.blend) for a, b in zip(signs, signs_ahead, strict=True)]
 
 
 # Adam that is fed gradients of a few levels.
 
 
 @dataclass(frozen=True)
-class QuantisedAdam(Settings):
+class QuantisedAdam(AdamOptions):
     """Adam fed with 0.2 sign(g) + 0.8 clamp(round(2 g / median|g|) / 2, -1, 1) [Ye et al., 2024, release].
 
     Between Adam and signed Adam: entries below a quarter of the median count a fifth of those above it. The release
@@ -199,7 +203,7 @@ class QuantisedAdam(Settings):
         return descend(self, problem, progress, _quantised)
 
 
-def _quantised(gradients: Sequence[Tensor], elsewhere: Elsewhere) -> Sequence[Tensor]:
+def _quantised(gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
     return [quantised(g) for g in gradients]
 
 

@@ -42,12 +42,12 @@ class LBFGS:
         safe = [t.detach().clone() for t in tensors]
         finite = True
         for k in range(self.iterations):
-            here = [t.detach().clone() for t in tensors]
+            before_step = [t.detach().clone() for t in tensors]
             evaluate = partial(_closure, problem, tensors, k / self.iterations)
             # `step` returns the energy before the step: that of `here`.
             energy = float(optimiser.step(evaluate))  # type: ignore[no-untyped-call] # torch does not annotate it
             trace[k] = energy
-            safe = here if math.isfinite(energy) else safe
+            safe = before_step if math.isfinite(energy) else safe
             finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
             if not finite:
                 break

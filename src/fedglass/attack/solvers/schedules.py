@@ -130,7 +130,7 @@ class LowestFrom:
     def start(self, tensors: Sequence[Tensor], iterations: int) -> Keeper:
         # The k-th of n iterates has the progress k / n, computed as the solver does: no rounding moves the border.
         skip = sum(k / iterations < self.share for k in range(iterations))
-        return _Skipping(skip, _KeepLowest(tensors))
+        return _SkipFirst(skip, _KeepLowest(tensors))
 
 
 class _KeepLast:
@@ -141,7 +141,7 @@ class _KeepLast:
         return tuple(t.detach() for t in tensors), energy
 
 
-class _Skipping:
+class _SkipFirst:
     """Withholds the first few offers."""
 
     def __init__(self, skip: int, keeper: Keeper) -> None:
@@ -166,8 +166,8 @@ class _KeepLowest:
     def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None:
         lower = (energy < self.energy) & torch.isfinite(energy)
         self.energy = torch.where(lower, energy.detach(), self.energy)
-        for kept, tensor in zip(self.best, tensors, strict=True):
-            torch.where(lower, tensor.detach(), kept, out=kept)
+        for best, tensor in zip(self.best, tensors, strict=True):
+            torch.where(lower, tensor.detach(), best, out=best)
 
     def choose(self, energy: Tensor, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
         return tuple(self.best), self.energy

@@ -132,10 +132,10 @@ class GrowingCosine(Term):
             masks = [
                 torch.empty(len(y), dtype=torch.bool).bernoulli_(self.kept, generator=draw).to(y.device) for y in last
             ]
-            kept = [y * mask for y, mask in zip(last, masks, strict=True)]
+            masked = [y * mask for y, mask in zip(last, masks, strict=True)]
             predicted = zip(at.predicted[-len(last) :], masks, strict=True)
-            product, square = products((g.reshape(-1) * mask for g, mask in predicted), kept)
-            return 1 - product / torch.sqrt(square) / torch.sqrt(products(kept, kept)[1])
+            product, square = products((g.reshape(-1) * mask for g, mask in predicted), masked)
+            return 1 - product / torch.sqrt(square) / torch.sqrt(products(masked, masked)[1])
 
         return value
 

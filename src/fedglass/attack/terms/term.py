@@ -42,11 +42,11 @@ class Sum(Term):
     terms: tuple[Term, ...]
 
     def bind(self, binding: Binding) -> BoundTerm:
-        first, *rest = (term.bind(binding) for term in self.terms)
+        first, *others_bound = (term.bind(binding) for term in self.terms)
 
         def value(at: Evaluation) -> Tensor:
             total = first(at)
-            for term in rest:
+            for term in others_bound:
                 total = total + term(at)
             return total
 
@@ -150,19 +150,19 @@ class WithStatistics(Term):
 
     def bind(self, binding: Binding) -> BoundTerm:
         kinds = [name.rpartition(".")[2] for name in binding.names]
-        told = [i for i, kind in enumerate(kinds) if kind in (MEAN, VARIANCE)]
-        if not told:
+        statistics = [i for i, kind in enumerate(kinds) if kind in (MEAN, VARIANCE)]
+        if not statistics:
             return self.objective.bind(binding)
-        rest = [i for i in range(len(kinds)) if i not in told]
+        weights = [i for i in range(len(kinds)) if i not in statistics]
         names, target = binding.names, binding.target
-        spread = {names[i].rpartition(".")[0]: target[i] for i in told if kinds[i] == VARIANCE}
-        first, last = rest[0], rest[-1] + 1
-        assert rest == list(range(first, last)), "statistics come after the weights"
+        spread = {names[i].rpartition(".")[0]: target[i] for i in statistics if kinds[i] == VARIANCE}
+        first, last = weights[0], weights[-1] + 1
+        assert weights == list(range(first, last)), "statistics come after the weights"
         inner = self.objective.bind(replace(binding, target=target[first:last], names=names[first:last]))
-        layers = [names[i].rpartition(".")[0] for i in told]
-        ones = {layer: torch.ones_like(target[i]) for layer, i in zip(layers, told, strict=True)}
+        layers = [names[i].rpartition(".")[0] for i in statistics]
+        ones = {layer: torch.ones_like(target[i]) for layer, i in zip(layers, statistics, strict=True)}
         scales = [spread.get(layer, ones[layer]).clamp(min=0) + FLOOR for layer in layers]
-        rows = [(i, kinds[i] == MEAN, target[i], scale) for i, scale in zip(told, scales, strict=True)]
+        rows = [(i, kinds[i] == MEAN, target[i], scale) for i, scale in zip(statistics, scales, strict=True)]
         weight = self.weight
 
         def value(at: Evaluation) -> Tensor:
@@ -174,9 +174,9 @@ class WithStatistics(Term):
 
 def _distance(predicted: Sequence[Tensor], rows: Sequence[tuple[int, bool, Tensor, Tensor]]) -> Tensor:
     parts = [
-        (predicted[i] - seen).square().div(scale).mean()
+        (predicted[i] - observed).square().div(scale).mean()
         if is_mean
         else (torch.log(predicted[i] + FLOOR) - torch.log(scale)).square().mean()
-        for i, is_mean, seen, scale in rows
+        for i, is_mean, observed, scale in rows
     ]
     return torch.stack(parts).mean()

@@ -24,7 +24,7 @@ from fedglass.models.init import FromFile, Initialisation, KaimingNormal, Kaimin
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, Trained
+from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WeightsOption
 from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.geometry import pearson
 from fedglass.reproduce.probes.reconstruct import Invert
@@ -86,18 +86,18 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
     return Experiment(setup, Invert(_attack(method, request)))
 
 
-def network(setting: Setting) -> Trained | None:
+def network(setting: Setting) -> WeightsOption | None:
     """Without which the setting can not be run, or that an untrained one may stand in for in some figures.
 
     >>> network({"init": "transfer"}), network({"init": "normal", "stage": "50"}), network({"init": "normal"})
-    (Trained(name='transfer', needed=True), Trained(name='50', needed=True), None)
+    (WeightsOption(name='transfer', needed=True), WeightsOption(name='50', needed=True), None)
     """
     stage = setting.get("stage", UNTRAINED)
     if stage != UNTRAINED:
-        return Trained(str(stage))
+        return WeightsOption(str(stage))
     if setting.get("init") == TRANSFER:
-        return Trained(TRANSFER)
-    return Trained(setting["trained"], needed=False) if "trained" in setting else None
+        return WeightsOption(TRANSFER)
+    return WeightsOption(setting["trained"], needed=False) if "trained" in setting else None
 
 
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:

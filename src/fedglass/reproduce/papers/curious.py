@@ -16,11 +16,11 @@ from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, Trained, Yardstick, round_of
+from fedglass.reproduce.paper import Baseline, Experiment, Method, Paper, Recreation, Setup, WeightsOption, peer_setup
 from fedglass.reproduce.populations import KIND_OF, KINDS
-from fedglass.reproduce.probes.divergence import Divergence, Place, Sweep
-from fedglass.reproduce.probes.peer import Grey, Guess, Guessed, OwnImages, Peer, Reduced, WrongRate
-from fedglass.reproduce.probes.reconstruct import FindOut
+from fedglass.reproduce.probes.divergence import Divergence, Sweep, SweepPoint
+from fedglass.reproduce.probes.peer import Grey, Guess, GuessedImages, OwnImages, PeerImages, Reduced, WrongRate
+from fedglass.reproduce.probes.reconstruct import SearchUnknowns
 from fedglass.reproduce.tables import CURIOUS_SIDES, Request, Row, Setting, Table
 
 LR = 0.003
@@ -47,12 +47,12 @@ LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
 FACTORS = {"fast": 1}
 """By which what is searched for is smaller, where it is not the paper's."""
 GUESSES: Mapping[str, Guess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
-YARDSTICKS: Mapping[str, Method | Yardstick] = {
-    "grey": Yardstick("blind: plain grey"),
-    "own": Yardstick("blind: its own images"),
-    "reduced": Yardstick("oracle: truth reduced by 4"),
+YARDSTICKS: Mapping[str, Method | Baseline] = {
+    "grey": Baseline("blind: plain grey"),
+    "own": Baseline("blind: its own images"),
+    "reduced": Baseline("oracle: truth reduced by 4"),
 }
-BESIDE: Mapping[str, Method | Yardstick] = {**ATTACKS, **YARDSTICKS}
+EXTRA_METHODS: Mapping[str, Method | Baseline] = {**ATTACKS, **YARDSTICKS}
 SMOOTH = {"LeNet, sigmoid": ("lenet", 0.0003), "LeNet, tanh": ("lenet_tanh", 0.003), "LeNet": ("curious_lenet", LR)}
 """Networks with a rate at which the lemma's neglected terms are small: steep networks need a smaller one."""
 POOL = 256
@@ -64,8 +64,8 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
     setting, knows = row.setting, Knows(labels=method not in LABELS)
     setup = _setup(setting, request)
     if method in GUESSES:
-        return Experiment(setup, Guessed(GUESSES[method]), knows)
-    probe = Peer(_attack(method, setting, request), FACTORS.get(method, FACTOR))
+        return Experiment(setup, GuessedImages(GUESSES[method]), knows)
+    probe = PeerImages(_attack(method, setting, request), FACTORS.get(method, FACTOR))
     guess = setting.get("guess", 1.0)
     return Experiment(setup, probe if guess == 1.0 else WrongRate(probe, guess), knows)
 
@@ -73,15 +73,15 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
 def refined(row: Row, method: str, request: Request) -> Experiment:
     """Figures 7 and 15: what a diffusion model makes of the images that were found."""
     made = inverted(row, method if method in GUESSES else "ours", request)
-    if not isinstance(made.probe, Peer):
+    if not isinstance(made.probe, PeerImages):
         return made
     restoration = ddrm_enlarged(request.weights[DIFFUSION], FACTOR)
     return replace(made, probe=replace(made.probe, attack=replace(made.probe.attack, refine=(restoration,))))
 
 
-def network(setting: Setting) -> Trained | None:
+def network(setting: Setting) -> WeightsOption | None:
     """The diffusion model that a refinement can not do without."""
-    return Trained(DIFFUSION) if setting.get("refined") else None
+    return WeightsOption(DIFFUSION) if setting.get("refined") else None
 
 
 def found_out(row: Row, method: str, request: Request) -> Experiment:
@@ -92,7 +92,7 @@ def found_out(row: Row, method: str, request: Request) -> Experiment:
     counts = tuple(round(total * share) for share in COUNTS)
     search = SearchByOwnImages(attack, tuple(LR * share for share in RATES), counts, zooms=0)
     knows = Knows(labels=True, steps=True, lr=unknown == "images", examples=unknown == "learning rate")
-    return Experiment(setup, FindOut(attack, search, setup.training.lr), knows)
+    return Experiment(setup, SearchUnknowns(attack, search, setup.training.lr), knows)
 
 
 def _setup(setting: Setting, request: Request) -> Setup:
@@ -100,7 +100,7 @@ def _setup(setting: Setting, request: Request) -> Setup:
     kind = "imagenet" if sum(sizes) <= LISTED else "imagenet-many"
     training = Training(setting.get("lr", LR), epochs=setting.get("steps", STEPS))
     network = NETWORKS[setting.get("network", "LeNet")]
-    return round_of(f"{kind}@{request.side}-plain", network, training, sizes)
+    return peer_setup(f"{kind}@{request.side}-plain", network, training, sizes)
 
 
 def _sizes(setting: Setting, request: Request) -> tuple[int, ...]:
@@ -135,10 +135,10 @@ def _sweeps(lr: float) -> Mapping[str, Sweep]:
     rates = tuple(lr * share for share in (0.1, 0.3, 1.0))
     steps, clients, examples = (2, 3, 4, 6, 8), (2, 4, 8, 16), (16, 32, 64)
     return {
-        "η": Sweep("η", rates, tuple(Place(rate, 3, 4, 32) for rate in rates)),
-        "τ": Sweep("τ(τ-1)", tuple(float(t * (t - 1)) for t in steps), tuple(Place(lr, t, 4, 32) for t in steps)),
-        "K": Sweep("K-1", tuple(float(k - 1) for k in clients), tuple(Place(lr, 3, k, 32) for k in clients)),
-        "N": Sweep("N", tuple(map(float, examples)), tuple(Place(lr, 3, 4, n) for n in examples)),
+        "η": Sweep("η", rates, tuple(SweepPoint(rate, 3, 4, 32) for rate in rates)),
+        "τ": Sweep("τ(τ-1)", tuple(float(t * (t - 1)) for t in steps), tuple(SweepPoint(lr, t, 4, 32) for t in steps)),
+        "K": Sweep("K-1", tuple(float(k - 1) for k in clients), tuple(SweepPoint(lr, 3, k, 32) for k in clients)),
+        "N": Sweep("N", tuple(map(float, examples)), tuple(SweepPoint(lr, 3, 4, n) for n in examples)),
     }
 
 
@@ -166,7 +166,7 @@ FIGURES = [f"curious-figure{number}" for number in (5, 6, 11, 12, 13, 14)] + ["c
 PAPER = Paper(
     {
         "curious-lemma1": Recreation(lemma),
-        **dict.fromkeys(FIGURES, Recreation(inverted, BESIDE)),
+        **dict.fromkeys(FIGURES, Recreation(inverted, EXTRA_METHODS)),
         "curious-search": Recreation(found_out),
         **dict.fromkeys(REFINED_FIGURES, Recreation(refined, {"ddrm": REFINED, **YARDSTICKS})),
     },

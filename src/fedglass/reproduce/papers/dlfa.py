@@ -36,7 +36,7 @@ METHODS = {
     "fedsgd-epoch": Method("dlfa_fedsgd_epoch"),
     "fedsgd": Method("dlfa_fedsgd"),
 }
-BESIDE = {
+EXTRA_METHODS = {
     "printed": Method("dlfa_printed", "Ours (prior), as printed"),
     "fast": Method("dlfa", "this package's dlfa"),
     "fast-no-prior": Method("dlfa", "this package's dlfa, no prior", {"prior": 0.0}),
@@ -56,7 +56,7 @@ COUNTS: Mapping[str, Labels] = {
 
 
 def _attack(method: str, request: Request, labels: Labels, data: str) -> Attack:
-    return {**METHODS, **BESIDE}[method].attack(request, labels=labels, setting=data)
+    return {**METHODS, **EXTRA_METHODS}[method].attack(request, labels=labels, setting=data)
 
 
 def known_counts(row: Row, method: str, request: Request) -> Experiment:
@@ -193,7 +193,7 @@ PAPER = Paper(
     tables={
         "dlfa-table2": Recreation(counted_labels),
         "dlfa-table4": Recreation(priors),
-        **{name: Recreation(experiment, BESIDE) for name, experiment in METHOD_TABLES.items()},
+        **{name: Recreation(experiment, EXTRA_METHODS) for name, experiment in METHOD_TABLES.items()},
     },
     compared={"dlfa-table5": networks},
 )

@@ -1,4 +1,8 @@
-"""The tables and figures of the maliciously curious client [Byzantine Outside, Curious Inside] as experiments."""
+"""The tables, figures and claims of the maliciously curious client [Byzantine Outside, Curious Inside] as experiments.
+
+Its tables are about the accuracy of a federation, its figures about what one of the clients reads. Theorem 1 and the
+budgets of Table 2 are measured as well.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,16 @@ from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.images.latent import OWN
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Training
+from fedglass.defend.accounting import (
+    Mechanism,
+    clt_epsilon,
+    clt_uniform_epsilon,
+    opacus_installed,
+    prv_epsilon,
+    rdp_epsilon,
+)
 from fedglass.defend.dpsgd import GhostDPSGD
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
-from fedglass.federation.behaviour.poison import Backdoor, Gaussian, SignFlip
+from fedglass.federation.behaviours import Backdoor, Behaviour, Gaussian, Honest, SignFlip
 from fedglass.federation.views import Knows
 from fedglass.fl.aggregate.clustering import FreqFed
 from fedglass.fl.aggregate.coordinates import Median
@@ -25,9 +36,21 @@ from fedglass.recipes.maliciously_curious_client import (
     maliciously_curious_client_published,
 )
 from fedglass.reproduce.cases import Cell
-from fedglass.reproduce.paper import Course, Experiment, Method, Paper, Recreation, Setup, Trained, round_of
+from fedglass.reproduce.compare import number
+from fedglass.reproduce.paper import (
+    Comparison,
+    Experiment,
+    FederationRun,
+    Method,
+    Paper,
+    Recreation,
+    Setup,
+    WeightsOption,
+    peer_setup,
+)
 from fedglass.reproduce.populations import KIND_OF
-from fedglass.reproduce.probes.peer import Accuracy, Read
+from fedglass.reproduce.probes.peer import Accuracy, PeerRmse
+from fedglass.reproduce.probes.theory import Theorem1
 from fedglass.reproduce.tables import Request, Row, Setting, Table
 
 CLIENTS, STEPS, BATCH, LR, ALPHA = 10, 5, 100, 0.01, 0.1
@@ -39,8 +62,8 @@ DECODER = "autoencoder"
 """A folder among the trained networks that are given."""
 LATENT_RATE = 0.1
 """Of Adam on codes: the paper's 0.01 and less need more iterations than a CPU can bear."""
-CLIP, SIGMA = 4.0, 3.0
-"""Of each example's gradient, and of the noise beside a robust rule."""
+CLIP, SIGMA, DELTA = 4.0, 3.0, 1e-5
+"""The norm that each example's gradient is clipped to, the noise next to a robust rule, and delta of the budgets."""
 POISONS: Mapping[str, Behaviour] = {
     "passive": Honest(),
     "backdoor": Backdoor(),
@@ -62,6 +85,15 @@ INITS: Mapping[str, Initialisation] = {
     "LeCun": LeCunTruncatedNormal(),
     "Orthogonal": Orthogonal(),
 }
+THEOREM_SIZES = (2, 2, 2, 2)
+"""Examples of each client in the measurement of Theorem 1: few enough for something to be read."""
+THEOREM_ROUNDS = (0, 1, 2, 4, 9, 19, 29)
+THEOREM_ITERATIONS = 300
+THEOREM_BEHAVIOURS: Mapping[str, Behaviour] = {"honest": Honest(), "sign flip": SignFlip(5.0)}
+"""Flipped five times over, one of four clients turns the mean around."""
+ACCOUNTANTS = (("RDP", rdp_epsilon), ("PRV", prv_epsilon), ("CLT of Poisson batches", clt_epsilon))
+"""Accountants next to the one that gives the paper's values, the central limit theorem of batches of one size."""
+OF_OPACUS = ("RDP", "PRV")
 
 
 def poisoned(row: Row, method: str, request: Request) -> Experiment:
@@ -90,9 +122,11 @@ def read(row: Row, method: str, request: Request) -> Experiment:
     each, clients = request.images or int(setting.get("batch", BATCH)), int(setting.get("clients", CLIENTS))
     course = _course(setting, int(setting["round"]), setting.get("alpha", ALPHA))
     name, training = setting.get("network", NETWORK), Training(LR, epochs=STEPS)
-    setup = round_of(KIND_OF[setting["dataset"]], name, training, (each,) * clients)
-    setup = replace(setup, init=INITS[setting.get("init", "Kaiming")], gradient=_gradient(setting), course=course)
-    probe = Read(_reader(method, setting, request), request.iterations or ITERATIONS)
+    setup = peer_setup(KIND_OF[setting["dataset"]], name, training, (each,) * clients)
+    setup = replace(
+        setup, init=INITS[setting.get("init", "Kaiming")], gradient=_gradient(setting), federation_run=course
+    )
+    probe = PeerRmse(_reader(method, setting, request), request.iterations or ITERATIONS)
     return Experiment(setup, probe, Knows(labels=True))
 
 
@@ -113,8 +147,8 @@ def _reader(method: str, setting: Setting, request: Request) -> AnyAttack:
     return maliciously_curious_client(OracleLabels(), rule=rule, iterations=iterations)
 
 
-def _course(setting: Setting, rounds: int, alpha: float | None = ALPHA) -> Course:
-    return Course(rounds, RULES[setting.get("rule", "mean")], POISONS[setting["poison"]], alpha)
+def _course(setting: Setting, rounds: int, alpha: float | None = ALPHA) -> FederationRun:
+    return FederationRun(rounds, RULES[setting.get("rule", "mean")], POISONS[setting["poison"]], alpha)
 
 
 def _gradient(setting: Setting) -> GradientFn:
@@ -131,26 +165,26 @@ def _tested(setting: Setting, request: Request) -> Experiment:
         KaimingUniform(),
         CLIENTS,
         _gradient(setting),
-        course=_course(setting, request.rounds or ROUNDS),
+        federation_run=_course(setting, request.rounds or ROUNDS),
     )
     return Experiment(setup, Accuracy())
 
 
-def network(setting: Setting) -> Trained | None:
+def network(setting: Setting) -> WeightsOption | None:
     """An autoencoder, in place of one that the adversary trains on its own examples."""
-    return Trained(DECODER, needed=False) if "round" in setting else None
+    return WeightsOption(DECODER, needed=False) if "round" in setting else None
 
 
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     """How the runs differ from the paper's in size."""
-    courses = [setup.course for cell in cells if (setup := cell.experiment.setup).course is not None]
+    courses = [setup.federation_run for cell in cells if (setup := cell.experiment.setup).federation_run is not None]
     rounds = sorted({course.rounds for course in courses if course is not None})
     read_ = [cell for cell in cells if cell.experiment.setup.sizes]
     if not read_:
         return [f"Rounds here: {_listed(rounds)}; the paper does not say how many it has."]
     sizes = sorted({cell.experiment.setup.sizes[0] for cell in read_})
     clients = sorted({len(cell.experiment.setup.sizes) for cell in read_})
-    iterations = sorted({probe.iterations for cell in read_ if isinstance(probe := cell.experiment.probe, Read)})
+    iterations = sorted({probe.iterations for cell in read_ if isinstance(probe := cell.experiment.probe, PeerRmse)})
     return [
         f"Here {_listed(clients)} clients with {_listed(sizes)} images each, where the paper has {CLIENTS} with "
         f"{BATCH}; {_listed(iterations)} iterations, a number that the paper does not give; seen in round "
@@ -162,7 +196,36 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-BESIDE = {
+def bound(row: Row, method: str, request: Request) -> Experiment:
+    """Theorem 1 on federated SGD of four clients, the network smooth as the proof demands."""
+    iterations = request.iterations or THEOREM_ITERATIONS
+    reader = maliciously_curious_client(OracleLabels(), rule="mean", iterations=iterations)
+    setup = peer_setup(KIND_OF[row.setting["dataset"]], "lenet_tanh", Training(LR), THEOREM_SIZES)
+    behaviour = THEOREM_BEHAVIOURS[row.setting["adversary"]]
+    probe = Theorem1(reader, iterations, THEOREM_ROUNDS, float(row.setting["noise"]), CLIP, behaviour)
+    return Experiment(setup, probe, Knows(labels=True))
+
+
+def budgets(of: Table) -> Comparison:
+    """Table 2's epsilon beside four accountants', for sizes that the paper may have had; it states none."""
+    heads = ["σ", "images of a client", "rounds", *(name for name, _ in ACCOUNTANTS), "q√T"]
+    return Comparison(heads, [_accounted(row) for row in of.rows])
+
+
+def _accounted(row: Row) -> list[str]:
+    noise, examples, rounds = (row.setting[field] for field in ("noise", "examples", "rounds"))
+    mechanism = Mechanism(float(noise), BATCH / examples, STEPS * rounds)
+    beside = [
+        f"{of(mechanism, DELTA):.2f}" if name not in OF_OPACUS or opacus_installed() else "-"
+        for name, of in ACCOUNTANTS
+    ]
+    printed = number(row.values["clt"]["epsilon"], 1)
+    here = f"{clt_uniform_epsilon(mechanism, DELTA):.1f}"
+    share = f"{mechanism.sample_rate * mechanism.steps**0.5:.3f}"
+    return [str(noise), str(examples), str(rounds), *beside, share, printed, here]
+
+
+EXTRA_METHODS = {
     "published": Method("maliciously_curious_client_published", "Maliciously curious client (codes of an autoencoder)"),
     "ours": Method("maliciously_curious_client", "this package's maliciously_curious_client (pixels)"),
     "invertgrad": Method("inverting_gradients_published", "InvertGrad"),
@@ -174,8 +237,10 @@ PAPER = Paper(
         "malicious-table2": Recreation(noised),
         "malicious-table3": Recreation(combined),
         "malicious-table4": Recreation(combined),
-        **dict.fromkeys(READ, Recreation(read, BESIDE)),
+        **dict.fromkeys(READ, Recreation(read, EXTRA_METHODS)),
+        "malicious-theorem1": Recreation(bound),
     },
+    compared={"malicious-budgets": budgets},
     network=network,
     remarks=reduced,
 )

@@ -19,7 +19,7 @@ OTHERS = {"MLP": "mlp_sme", "LeNet": "lenet_tanh_sme", "ResNet8": "resnet8", "Vi
 VIT_RATE = 0.1
 RECOVERED = {"femnist": DLFA_FEMNIST_DB, "cifar100": DLFA_CIFAR100_DB}
 METHODS = {"dlfa": Method("dlfa_published"), "ig": Method("sme_baseline_ig"), "sme": Method("sme_published")}
-BESIDE = {"fast": Method("sme", "this package's sme"), "dlfa-fast": Method("dlfa", "this package's dlfa")}
+EXTRA_METHODS = {"fast": Method("sme", "this package's sme"), "dlfa-fast": Method("dlfa", "this package's dlfa")}
 WARM_UP = Training(LR, epochs=10, batch_size=50)
 
 
@@ -29,7 +29,7 @@ def images(row: Row, method: str, request: Request) -> Experiment:
     options: dict[str, object] = {"setting": data} if "dlfa" in method else {}
     if row.setting.get("network") == "ViT" and method in ("ig", "sme"):
         options = {"rate": VIT_RATE, "decay": False}
-    attack = {**METHODS, **BESIDE}[method].attack(request, labels=OracleLabels(), **options)
+    attack = {**METHODS, **EXTRA_METHODS}[method].attack(request, labels=OracleLabels(), **options)
     return Experiment(_setup(row.setting), Reconstruct(attack, RECOVERED[data], ByError()), Knows(labels=True))
 
 
@@ -55,6 +55,9 @@ def _setup(setting: Setting) -> Setup:
 PAPER = Paper(
     tables={
         **{f"sme-table{number}": Recreation(geometry) for number in (1, 4, 5)},
-        **{f"sme-{name}": Recreation(images, BESIDE) for name in ("table2", "table3", "table6", "table7", "figure6")},
+        **{
+            f"sme-{name}": Recreation(images, EXTRA_METHODS)
+            for name in ("table2", "table3", "table6", "table7", "figure6")
+        },
     }
 )

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import Batch, MeanGradient, Step
 from fedglass.models.network import Network
-from fedglass.reproduce.compare import Lines
-from fedglass.reproduce.cost import Load
+from fedglass.reproduce.charts import LogPlot
+from fedglass.reproduce.cost import Workload
 from fedglass.reproduce.probes.geometry import local_path
 
 # How far one super-client's update is from the mean of several clients' [Wilson et al., 2024, Appendix A].
@@ -39,12 +39,12 @@ from fedglass.reproduce.probes.geometry import local_path
 # the norm of the mean, and need not go with K as that does.
 
 
-Examples = tuple[Tensor, Tensor]
+ClientExamples = tuple[Tensor, Tensor]
 """Whitened inputs and labels of one client."""
 
 
 def divergences(
-    network: Network, before: Sequence[Tensor], clients: Sequence[Examples], lr: float, steps: int
+    network: Network, before: Sequence[Tensor], clients: Sequence[ClientExamples], lr: float, steps: int
 ) -> Tensor:
     """delta(tau) for tau = 0, 1 .. steps, all parameters as one vector.  # -> (steps + 1, parameters)"""
     if not clients or steps < 1:
@@ -91,13 +91,13 @@ class Scatter:
     """Standard error of that mean."""
 
 
-class Draws:
+class DeltaDraws:
     """Takes draws of delta one by one, and keeps none of them.
 
     |mean|^2 is too large by the variance of the mean, so that pairs of different draws are averaged instead:
     (|sum|^2 - sum of squares) / (n (n - 1)).
 
-    >>> same = Draws(torch.tensor([3.0, 4.0]))
+    >>> same = DeltaDraws(torch.tensor([3.0, 4.0]))
     >>> for _ in range(3):
     ...     same.add(torch.tensor([3.0, 4.0]))
     >>> same.scatter()
@@ -139,7 +139,7 @@ def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
     return across / sum((a - mean_x) ** 2 for a in x)
 
 
-def _full_batch(network: Network, before: Sequence[Tensor], client: Examples, lr: float, steps: int) -> Tensor:
+def _full_batch(network: Network, before: Sequence[Tensor], client: ClientExamples, lr: float, steps: int) -> Tensor:
     """How far the weights are from the start after each step.  # (steps + 1, parameters)"""
     batches = [Batch(epoch, slice(None)) for epoch in range(steps)]
     ways = local_path(network, before, *client, batches, Training(lr, epochs=steps))
@@ -163,7 +163,7 @@ DOUBLE = 2.0
 
 
 @dataclass(frozen=True)
-class Place:
+class SweepPoint:
     """One round: learning rate, local steps, clients, and examples of all of them."""
 
     lr: float
@@ -182,7 +182,7 @@ class Sweep:
 
     axis: str
     values: tuple[float, ...]
-    places: tuple[Place, ...]
+    places: tuple[SweepPoint, ...]
 
 
 @dataclass(frozen=True)
@@ -198,13 +198,13 @@ class Divergence:
     sweep: Sweep
     draws: int = 24
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, truth = target.observation, target.known_truth
         network = Network(seen.model.double(), {k: v.double() for k, v in seen.buffers.items()}, BatchNorm.FROZEN)
         before = [seen.before[name].double() for name in network.names]
         inputs, labels = seen.knows.whitening.whiten(truth.images.double()), truth.labels
         direction = covariance(network, before, inputs, labels)
-        tallies = [Draws(direction) for _ in self.sweep.places]
+        tallies = [DeltaDraws(direction) for _ in self.sweep.places]
         for i in range(self.draws):
             rows = torch.randint(
                 len(labels), (max(p.examples for p in self.sweep.places),), generator=stream(seed, "draw", i)
@@ -214,7 +214,7 @@ class Divergence:
         return _finding(self.sweep, [tally.scatter() for tally in tallies], float(direction.norm()))
 
     def _draw(
-        self, network: Network, before: Sequence[Tensor], inputs: Tensor, labels: Tensor, tallies: Sequence[Draws]
+        self, network: Network, before: Sequence[Tensor], inputs: Tensor, labels: Tensor, tallies: Sequence[DeltaDraws]
     ) -> None:
         """One delta for each place; places that differ in their steps alone are met on one way."""
         ways: dict[tuple[float, int, int], Tensor] = {}
@@ -226,13 +226,13 @@ class Divergence:
                 ways[name] = divergences(network, before, list(zip(images, classes, strict=True)), place.lr, longest)
             tally.add(ways[name][place.steps])
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         places = {(p.lr, p.clients, p.examples): p.steps for p in self.sweep.places}
         steps = sum(2 * longest * load.gradient(examples) for (_, _, examples), longest in places.items())
         return DOUBLE * (self.draws * steps + 3 * load.examples * load.gradient(1))
 
 
-def _finding(sweep: Sweep, found: Sequence[Scatter], size: float) -> Finding:
+def _finding(sweep: Sweep, found: Sequence[Scatter], size: float) -> ProbeResult:
     """Exponents of both means, what the lemma's constant comes out as, and the drawing."""
     lemma = [place.factor * size for place in sweep.places]
     norms = [each.mean_of_norms for each in found]
@@ -253,5 +253,5 @@ def _finding(sweep: Sweep, found: Sequence[Scatter], size: float) -> Finding:
         measures["expectation"] = exponent(sweep.values, of_mean)
         measures["share"] = statistics.fmean(m / n for m, n in zip(of_mean, norms, strict=True))
         points = {"‖E[δ]‖": list(zip(sweep.values, of_mean, strict=True)), **points}
-    lines = Lines("distance of the updates", sweep.axis, points)
-    return Finding({"extra": {"measures": measures, "lines": [asdict(lines)]}})
+    lines = LogPlot("distance of the updates", sweep.axis, points)
+    return ProbeResult({"extra": {"measures": measures, "lines": [asdict(lines)]}})

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
 from fedglass.fl.local import Batch, MeanGradient, Step, path, schedule
 from fedglass.models.network import Network
-from fedglass.reproduce.compare import Curve
-from fedglass.reproduce.cost import Load
+from fedglass.reproduce.charts import Curve
+from fedglass.reproduce.cost import Workload
 
 # How much of the gradients of a local training lies in one plane [Zhu, Yao, Blaschko, 2023, Sec. 5.1].
 
@@ -172,7 +172,7 @@ class Geometry:
     points: int = 51
     """Values of alpha, from the weights before to those after."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, truth = target.observation, target.known_truth
         training = seen.knows.training
         if training is None:
@@ -197,7 +197,7 @@ class Geometry:
             Curve("cosine", "α", 1, cosines),
         )
         measures = {"min_share": min(shares), "cosine_before": cosines[0], "cosine_best": max(cosines)}
-        return Finding({"extra": {"measures": measures, "curves": [asdict(curve) for curve in curves]}})
+        return ProbeResult({"extra": {"measures": measures, "curves": [asdict(curve) for curve in curves]}})
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return (load.steps + self.points) * load.gradient(load.examples)

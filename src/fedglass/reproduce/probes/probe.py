@@ -1,43 +1,109 @@
-"""What is measured for a published table."""
+"""The protocol of probes, and the one way in which they match and score reconstructed images."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from fedglass.attack.attack import Attack
 from fedglass.audit.cases import Probe
-from fedglass.audit.play_attack import of_run
+from fedglass.audit.play_attack import run_fields
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.types import Reconstruction
-from fedglass.metrics.matching import label_errors
-from fedglass.reproduce.cost import Load
+from fedglass.federation.truth import Truth
+from fedglass.metrics.catalogue import Scores, score
+from fedglass.metrics.matching import Matching, label_errors, match
+from fedglass.reproduce.cost import Workload
+from fedglass.verdict.directory import Strips
 
 
 class PublishedProbe(Probe, Protocol):
-    """A probe whose findings have `measures` in their extra: figures by the names of the published table."""
+    """A probe with `measures` in the extra of its findings: figures by the names of the published table."""
 
     @property
     def accelerated(self) -> bool:
-        """Whether an accelerator is of use; small networks are quicker without."""
+        """Return whether it runs faster on an accelerator; small networks do not."""
         ...
 
     @property
     def attack(self) -> Attack | None:
-        """What it plays, where it plays an attack."""
+        """Return the attack that it runs; None if it runs no attack."""
         ...
 
-    def seconds(self, load: Load) -> float:
-        """About how long it takes on one core."""
+    def seconds(self, load: Workload) -> float:
+        """Estimate how long it takes on one core."""
         ...
 
 
-def of_attack(attack: Attack, target: Target, found: Reconstruction) -> dict[str, Any]:
-    """What a record says of an attack's run beside the truth."""
-    seen, truth = target.observation, target.known_truth
+@dataclass(frozen=True, eq=False)
+class MatchedImages:
+    """Reconstructed images, matched to all images of a message and scored on the private ones.
+
+    A reconstruction that shows the adversary's own image is thus not held against the images of others.
+    """
+
+    images: Tensor  # (m, c, h, w), on the CPU
+    truth: Truth
+    matching: Matching
+    """Of all images of the message, the private ones first."""
+
+    @property
+    def private_matching(self) -> Matching:
+        return Matching(self.matching.partner[: len(self.truth.private.labels)])
+
+    @property
+    def ordered(self) -> Tensor:
+        """Return the reconstructions of the private images, in their order."""
+        return self.private_matching.apply(self.images)
+
+    def score(self, metrics: Sequence[str], images: Tensor | None = None) -> Scores:
+        """Score the private images, or another version of them with the same matching."""
+        scored = self.images if images is None else images
+        return score(scored, self.truth.private.images, metrics, self.private_matching)
+
+    def share_back(self) -> float:
+        """Return the share of private images that came back.
+
+        Such an image is nearer to its match than to any other image of the message, and nearer than plain grey is.
+        """
+        private = self.truth.private.images
+        squares = (self.ordered[:, None] - self.truth.images[None]).square().flatten(2).mean(2)  # (private, all)
+        nearest = squares.argmin(1) == torch.arange(len(private))
+        grey = (private - 0.5).square().flatten(1).mean(1)
+        return float((nearest & (squares.diagonal()[: len(private)] < grey)).double().mean())
+
+    def strips(self, most: int | None = None, by_epoch: Tensor | None = None) -> Strips:
+        """Return originals and reconstructions as pictures, at most so many of them."""
+        epochs = None if by_epoch is None else by_epoch.detach().numpy()
+        return Strips(self.truth.private.images[:most].numpy(), self.ordered[:most].numpy(), epochs)
+
+
+def match_images(
+    images: Tensor, truth: Truth, pairing: Callable[[Tensor, Tensor], Matching] = match, clip: bool = True
+) -> MatchedImages:
+    """Match reconstructed images, clipped to [0, 1] unless `clip` is false, to those behind a message."""
+    on_cpu = images.detach().cpu()
+    clipped = on_cpu.clamp(0, 1) if clip else on_cpu
+    return MatchedImages(clipped, truth, pairing(clipped, truth.images))
+
+
+def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the mean of each metric over images."""
+    return {name: statistics.fmean(by_image) for name, by_image in values.items()}
+
+
+def attack_fields(attack: Attack, target: Target, reconstruction: Reconstruction) -> dict[str, Any]:
+    """Return the fields of a record that describe an attack's run, with the truth next to it."""
+    observation, truth = target.observation, target.known_truth
     return {
-        **of_run(attack, found),
+        **run_fields(attack, reconstruction),
         "labels_true": truth.labels.tolist(),
-        "label_errors": int(label_errors(found.labels.cpu(), truth.labels, seen.knows.classes)),
-        "energy_truth": energy_at(attack, seen, truth.images, truth.labels, found),
+        "label_errors": int(label_errors(reconstruction.labels.cpu(), truth.labels, observation.knows.classes)),
+        "energy_truth": energy_at(attack, observation, truth.images, truth.labels, reconstruction),
     }

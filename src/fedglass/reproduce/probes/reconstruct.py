@@ -1,8 +1,7 @@
-"""An attack on the images, scored as the papers score it."""
+"""Probes of attacks by the server: images, labels and unknown facts, scored as the papers score them."""
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -15,25 +14,23 @@ from fedglass.attack.needs import needs_of
 from fedglass.attack.parts import Labels, MatchAndAverage, Progress
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.stages import energy_rank, progress_part
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.tensors import assign, squared_distances
-from fedglass.core.types import Candidate, Observation, Reconstruction, Training
-from fedglass.metrics.catalogue import score, share_above
-from fedglass.metrics.images import psnr
+from fedglass.core.types import Candidate, Observation, Reconstruction
+from fedglass.metrics.catalogue import share_above
 from fedglass.metrics.matching import Matching, label_errors, match, match_by_psnr
-from fedglass.reproduce.compare import Lines
-from fedglass.reproduce.cost import Load, attack_seconds, iterations_of_stages
+from fedglass.reproduce.charts import LogPlot
+from fedglass.reproduce.cost import Workload, attack_seconds, iterations_of_stages
 from fedglass.reproduce.probes.geometry import cosine, sparsity
-from fedglass.reproduce.probes.probe import of_attack
-from fedglass.verdict.directory import Strips
+from fedglass.reproduce.probes.probe import attack_fields, match_images, means
 
 
 class Pairing(Protocol):
-    """Which reconstruction is compared with which original."""
+    """The rule that pairs reconstructions with originals."""
 
     def pair(self, reconstructed: Tensor, original: Tensor) -> Matching: ...
 
@@ -65,30 +62,28 @@ class Reconstruct:
     """PSNR above which an image counts as recovered."""
     pairing: Pairing
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        seen, truth, watch = target.observation, target.known_truth, _Watch()
-        found = replace(self.attack, merge=watch).run(seen, seed, progress)
-        matching = self.pairing.pair(found.images, truth.images)
-        shown, by_epoch = matching.apply(found.images), _by_epoch(watch.images, matching)
-        scores = psnr(shown, truth.images).tolist()
-        fields = of_attack(self.attack, target, found)
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        observation, truth, merge = target.observation, target.known_truth, _RecordingMerge()
+        reconstruction = replace(self.attack, merge=merge).run(observation, seed, progress)
+        matched = match_images(reconstruction.images, truth, self.pairing.pair, clip=False)
+        psnr_by_image = list(matched.score(("psnr",)).values["psnr"])
+        fields = attack_fields(self.attack, target, reconstruction)
         measures = {
-            "psnr": sum(scores) / len(scores),
-            "recovered": 100 * share_above(scores, self.threshold),
+            "psnr": sum(psnr_by_image) / len(psnr_by_image),
+            "recovered": 100 * share_above(psnr_by_image, self.threshold),
             "label_errors": float(fields["label_errors"]),
         }
-        if (similarity := _similarity(self.attack, seen, found, watch.images)) is not None:
+        if (similarity := _similarity(self.attack, observation, reconstruction, merge.images)) is not None:
             measures["lsim"] = similarity
-        told = {"metrics": {"psnr": scores}, "extra": {**fields["extra"], "measures": measures}}
-        epochs = None if by_epoch is None else by_epoch.detach().numpy()
-        return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.detach().numpy(), epochs))
+        scored = {"metrics": {"psnr": psnr_by_image}, "extra": {**fields["extra"], "measures": measures}}
+        return ProbeResult({**fields, **scored}, matched.strips(by_epoch=_by_epoch(merge.images, matched.matching)))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
 
 
-class _Watch:
-    """Matches and averages, and remembers what was merged."""
+class _RecordingMerge:
+    """Matches and averages, and stores the images that were merged."""
 
     images: Tensor  # (epochs, n, c, h, w), pixels
 
@@ -97,26 +92,25 @@ class _Watch:
         return MatchAndAverage().merge(images)
 
 
-def _similarity(attack: Attack, seen: Observation, found: Reconstruction, images: Tensor) -> float | None:
-    """1 - cosine between the message and what the reconstruction would have sent, each epoch's images its own."""
+def _similarity(
+    attack: Attack, observation: Observation, reconstruction: Reconstruction, images: Tensor
+) -> float | None:
+    """Return 1 - cosine between the message and what the images of each epoch would have sent."""
     if Fact.BATCH_LABELS in needs_of(attack.labels):
         return None  # the order of the labels in each epoch is not part of a reconstruction
-    forward = attack.stages[-1].forward.bind(seen)
-    own = [found.unknowns[u.name] for u in forward.unknowns]
-    whitened = seen.knows.whitening.whiten(images)
-    predicted = forward.predict(Candidate(whitened, found.labels), own)
+    forward = attack.stages[-1].forward.bind(observation)
+    unknowns = [reconstruction.unknowns[unknown.name] for unknown in forward.unknowns]
+    whitened = observation.knows.whitening.whiten(images)
+    predicted = forward.predict(Candidate(whitened, reconstruction.labels), unknowns)
     return 1 - cosine(predicted, forward.target)
 
 
 def _by_epoch(images: Tensor, matching: Matching) -> Tensor | None:
-    """Each epoch's images in the order of the originals.  # (epochs, n, c, h, w)"""
+    """Return each epoch's images in the order of the originals; None of a single epoch.  # (epochs, n, c, h, w)"""
     if len(images) == 1:
         return None
     partners = [assign(squared_distances(images[0], later)) for later in images]
     return torch.stack([matching.apply(epoch[partner]) for epoch, partner in zip(images, partners, strict=True)])
-
-
-# An attack scored as the coarse-to-fine paper scores it, with the sparsity of what it was given.
 
 
 METRICS = ("psnr", "ssim", "lpips")
@@ -124,40 +118,38 @@ METRICS = ("psnr", "ssim", "lpips")
 
 @dataclass(frozen=True)
 class Invert:
-    """Mean PSNR, SSIM and LPIPS of the restart of lowest energy [K. Zhu et al., 2025, Sec. 5.1].
+    """Mean PSNR, SSIM and LPIPS of the restart of lowest energy, and the sparsity of the message.
 
-    The attack's own merge and refinements are kept, and several restarts are one run.
+    [K. Zhu et al., 2025, Sec. 5.1]. The attack keeps its merge and refinements, and several restarts are one run.
     """
 
     accelerated: ClassVar[bool] = True
 
     attack: Attack
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        seen, truth = target.observation, target.known_truth
-        found = self.attack.run(seen, seed, progress)
-        scores = score(found.images, truth.images, METRICS)
-        fields = of_attack(self.attack, target, found)
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        observation = target.observation
+        reconstruction = self.attack.run(observation, seed, progress)
+        matched = match_images(reconstruction.images, target.known_truth, clip=False)
+        scores = matched.score(METRICS)
+        fields = attack_fields(self.attack, target, reconstruction)
         measures = {name: sum(values) / len(values) for name, values in scores.values.items()}
         measures["label_errors"] = float(fields["label_errors"])
-        measures["sparsity"] = sparsity(seen.update.values())  # of the message, as the attack was given it
+        measures["sparsity"] = sparsity(observation.update.values())  # of the message that the attack got
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
-        told = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
-        shown = scores.matching.apply(found.images.detach().cpu())
-        return Finding({**fields, **told}, Strips(truth.images.numpy(), shown.numpy()))
+        scored = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
+        return ProbeResult({**fields, **scored}, matched.strips())
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
-
-
-# A reconstruction for every training that the adversary can not rule out.
 
 
 @dataclass(frozen=True)
 class TryTrainings:
-    """Epochs and batch size are unknown: every divisor of the number of steps is tried, and the lowest energy wins.
+    """A reconstruction for every training that the adversary cannot rule out; the lowest energy wins.
 
-    The way out that the paper names but does not measure [Dimitrov et al., 2022, App. C.4].
+    Epochs and batch size are unknown, so that every divisor of the number of steps is tried. The paper names this
+    solution but does not measure it [Dimitrov et al., 2022, App. C.4].
     """
 
     accelerated: ClassVar[bool] = False
@@ -168,30 +160,24 @@ class TryTrainings:
     def attack(self) -> Attack:
         return self.probe.attack
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        seen, found = target.observation, []
-        guesses = possible_trainings(seen)
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        observation, findings = target.observation, list[ProbeResult]()
+        guesses = possible_trainings(observation)
         for i, guess in enumerate(guesses):
-            supposed = replace(target, observation=with_training(seen, guess))
-            found.append(self.probe.measure(supposed, seed, progress_part(progress, i, len(guesses))))
-        best = min(range(len(guesses)), key=lambda i: energy_rank(found[i].record["energy"]))
-        fields = found[best].record
-        extra = {**fields["extra"], "supposed": repr(guesses[best])}
-        extra["notes"] = [*extra["notes"], _chosen(guesses, found, best)]
-        return replace(found[best], record={**fields, "extra": extra})
+            supposed = replace(target, observation=with_training(observation, guess))
+            findings.append(self.probe.measure(supposed, seed, progress_part(progress, i, len(guesses))))
+        best = min(range(len(guesses)), key=lambda i: energy_rank(findings[i].record["energy"]))
+        pairs = zip(guesses, findings, strict=True)
+        energies = ", ".join(f"E={guess.epochs} {finding.record['energy']:.4g}" for guess, finding in pairs)
+        choice = f"E={guesses[best].epochs} was chosen by its energy: {energies}."
+        fields = findings[best].record
+        notes = [*fields["extra"]["notes"], choice]
+        extra = {**fields["extra"], "supposed": repr(guesses[best]), "notes": notes}
+        return replace(findings[best], record={**fields, "extra": extra})
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         guesses = trainings_of_steps(load.training.lr, load.steps, load.examples)
         return sum(self.probe.seconds(replace(load, training=guess)) for guess in guesses)
-
-
-def _chosen(guesses: list[Training], found: list[Finding], best: int) -> str:
-    """Which training was supposed in the end, and the energies of all of them."""
-    each = ", ".join(f"E={g.epochs} {f.record['energy']:.4g}" for g, f in zip(guesses, found, strict=True))
-    return f"E={guesses[best].epochs} was chosen by its energy: {each}."
-
-
-# How many labels are read off a message, without images.
 
 
 @dataclass(frozen=True)
@@ -203,29 +189,26 @@ class CountLabels:
 
     labels: Labels
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
-        seen, truth = target.observation, target.known_truth
-        found = self.labels.bind(seen, stream(seed, "labels")).decode([])
-        errors = label_errors(found, truth.labels, seen.knows.classes)
-        fields = {"labels_true": truth.labels.tolist(), "labels_recovered": found.tolist(), "label_errors": errors}
-        return Finding({**fields, "extra": {"measures": {"label_errors": float(errors)}}})
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        observation, truth = target.observation, target.known_truth
+        labels = self.labels.bind(observation, stream(seed, "labels")).decode([])
+        errors = label_errors(labels, truth.labels, observation.knows.classes)
+        fields = {"labels_true": truth.labels.tolist(), "labels_recovered": labels.tolist(), "label_errors": errors}
+        return ProbeResult({**fields, "extra": {"measures": {"label_errors": float(errors)}}})
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         return 60 * load.gradient(50)  # 3000 dummy images, twice, without a gradient
 
 
-# Whether a participant finds out by its own images what it was not told [Wilson et al., 2024, Appendix B].
-
-
 NEAR = 1.25
-"""A guess within this factor of the truth has found it: the grids' neighbours are farther."""
+"""A guess within this factor of the truth is a hit: neighbours on the grids are farther apart."""
 
 
 @dataclass(frozen=True)
-class FindOut:
-    """What the search takes for the learning rate and the number of images, beside what they are.
+class SearchUnknowns:
+    """How near a participant's search comes to learning rate and number of images [Wilson et al., 2024, Appendix B].
 
-    The search looks at no image of another client; the truth is for the score alone.
+    The search uses the participant's own images and no image of another client; the truth is for the score alone.
     """
 
     accelerated: ClassVar[bool] = True
@@ -233,37 +216,36 @@ class FindOut:
     attack: Attack
     search: SearchByOwnImages
     lr: float
-    """The clients' true rate, which the adversary may not know."""
+    """The clients' true rate; the adversary may not know it."""
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         attack, truth = BestOf(self.attack, self.search), target.known_truth
-        found = attack.run(target.observation, seed, progress)
-        if found.supposed is None:
-            raise UsageError("The search has told nothing of what it found.")
-        ratios = {"rate": found.supposed.lr / self.lr, "images": len(found.labels) / len(truth.labels)}
-        shown = found.images.detach().cpu().clamp(0, 1)
-        private = truth.private.images
-        matching = Matching(match(shown, truth.images).partner[: len(private)])
-        values = dict(score(shown, private, ("psnr",), matching).values)
+        reconstruction = attack.run(target.observation, seed, progress)
+        supposed = reconstruction.supposed
+        if supposed is None:
+            raise UsageError("The search did not report the training that it chose.")
+        ratios = {"rate": supposed.lr / self.lr, "images": len(reconstruction.labels) / len(truth.labels)}
+        matched = match_images(reconstruction.images, truth)
+        values = dict(matched.score(("psnr",)).values)
         hit = all(1 / NEAR <= ratio <= NEAR for ratio in ratios.values())
-        measures = {**ratios, "found": 100.0 * hit, "psnr": statistics.fmean(values["psnr"])}
-        fields = {"energy": found.energy, "trace": list(found.trace), "metrics": values}
-        extra = {"measures": measures, "lines": [asdict(line) for line in _drawn(found)]}
-        return Finding({**fields, "extra": extra}, Strips(private.numpy(), matching.apply(shown).numpy()))
+        measures = {**ratios, "found": 100.0 * hit, **means(values)}
+        fields = {"energy": reconstruction.energy, "trace": list(reconstruction.trace), "metrics": values}
+        extra = {"measures": measures, "lines": [asdict(plot) for plot in _plots(reconstruction)]}
+        return ProbeResult({**fields, "extra": extra}, matched.strips())
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         tries = len(self.search.rates) * len(self.search.counts) + 1
         return tries * attack_seconds(self.search.probe, load)
 
 
-def _drawn(found: Reconstruction) -> list[Lines]:
-    """The error of the adversary's own images under each guess, over what was unknown."""
-    error, drawn = "error of its own images", []
+def _plots(reconstruction: Reconstruction) -> list[LogPlot]:
+    """Plot the error of the adversary's own images under each guess, over each unknown."""
+    plots = []
     for axis, of in (("learning rate", lambda trial: trial.lr), ("images", lambda trial: float(trial.examples))):
         best: dict[float, float] = {}
-        for trial in found.tried:
+        for trial in reconstruction.tried:
             best[of(trial)] = min(trial.error, best.get(of(trial), trial.error))
-        points = [(place, value) for place, value in best.items() if value > 0]
+        points = [(x, error) for x, error in best.items() if error > 0]
         if len(points) > 1:
-            drawn.append(Lines(error, axis, {"guesses": points}))
-    return drawn
+            plots.append(LogPlot("error of its own images", axis, {"guesses": points}))
+    return plots

@@ -31,13 +31,13 @@ from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.parts import Progress
 from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import best_guess
-from fedglass.audit.cases import Finding
+from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params, flatten
 from fedglass.core.types import Observation, Training
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.federation.behaviour.behaviour import Behaviour, Honest
+from fedglass.federation.behaviours import Behaviour, Honest
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
@@ -45,13 +45,13 @@ from fedglass.federation.transcript import Round, Transcript
 from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.fl.local import GradientFn, MeanGradient
-from fedglass.metrics.matching import Matching, match
-from fedglass.reproduce.compare import Lines
-from fedglass.reproduce.cost import SECOND_ORDER, Load
+from fedglass.reproduce.charts import LogPlot
+from fedglass.reproduce.cost import SECOND_ORDER, Workload
+from fedglass.reproduce.probes.probe import match_images
 
 
 @dataclass(frozen=True)
-class Federated:
+class FederationSizes:
     """What the bound takes from the federation."""
 
     lr: float
@@ -72,7 +72,7 @@ class Federated:
 
 
 @dataclass(frozen=True)
-class Terms:
+class BoundTerms:
     """The right-hand side in one round, all of it as distances between whole images (not divided by sqrt(d_in))."""
 
     base: float
@@ -97,9 +97,9 @@ class Terms:
     def error(self, pixels: int) -> float:
         """The bound on the RMSE of images of so many values; the cap where there is nothing else.
 
-        >>> Terms(base=1.0, gap=2.0, noise=0.0, cap=10.0).error(pixels=9)
+        >>> BoundTerms(base=1.0, gap=2.0, noise=0.0, cap=10.0).error(pixels=9)
         1.0
-        >>> Terms(base=1.0, gap=None, noise=0.0, cap=6.0).error(pixels=9)
+        >>> BoundTerms(base=1.0, gap=None, noise=0.0, cap=6.0).error(pixels=9)
         2.0
         """
         return (self.cap if self.total is None else min(self.total, self.cap)) / math.sqrt(pixels)
@@ -114,21 +114,24 @@ def objective_gap(first: float, later: float) -> float | None:
     return math.sqrt(first - later) if later <= first else None
 
 
-def terms(of: Federated, index: int, steep: float, gap: float | None, base: float, longest: float) -> Terms:
+def bound_terms(
+    of: FederationSizes, index: int, steep: float, gap: float | None, base: float, longest: float
+) -> BoundTerms:
     """The terms in the round `index`, counted from 0. In the first one nothing but the base error is left, of whatever
     gap: the proof takes no step from there.
 
-    >>> first = terms(Federated(0.5, 4, 2, 8), 0, steep=1.0, gap=0.3, base=1.0, longest=5.0)
+    >>> first = bound_terms(FederationSizes(0.5, 4, 2, 8), 0, steep=1.0, gap=0.3, base=1.0, longest=5.0)
     >>> first.gap, first.noise, first.total
     (0.0, 0.0, 1.0)
-    >>> later = terms(Federated(0.5, 4, 2, 8, clip=4.0, noise=3.0), 1, steep=1.0, gap=0.5, base=1.0, longest=5.0)
+    >>> noisy = FederationSizes(0.5, 4, 2, 8, clip=4.0, noise=3.0)
+    >>> later = bound_terms(noisy, 1, steep=1.0, gap=0.5, base=1.0, longest=5.0)
     >>> later.gap, later.noise, later.capped
     (2.0, 24.0, True)
     """
     slope = 2 * steep * math.sqrt(2 * index / of.lr)
     noise = 2 * math.sqrt(2 * of.parameters) * steep * of.clip * index / (math.sqrt(of.clients) * of.batch) * of.noise
     of_gap = 0.0 if index == 0 else None if gap is None else slope * gap
-    return Terms(base, of_gap, noise, 2 * longest)
+    return BoundTerms(base, of_gap, noise, 2 * longest)
 
 
 def steepness(found: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
@@ -152,7 +155,7 @@ def _slope(first: Tensor, other: Tensor, way: float) -> float:
     return 0.0 if moved == 0 else math.inf if way == 0 else moved / way
 
 
-def lengths(images: Tensor) -> Tensor:
+def image_norms(images: Tensor) -> Tensor:
     """The norm of each image.  # (n, c, h, w) -> (n,)"""
     found: Tensor = torch.linalg.vector_norm(images.flatten(1), dim=1)
     return found
@@ -184,7 +187,7 @@ def root_mean_square(found: Tensor, truth: Tensor) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class _Read:
+class _AttackedRound:
     """One audited round."""
 
     index: int
@@ -220,7 +223,7 @@ class Theorem1:
         if len(self.audited) < 2 or self.audited[0] != 0 or list(self.audited) != sorted(set(self.audited)):
             raise UsageError(f"The rounds of Theorem 1 must ascend from 0, at least two of them, got {self.audited}.")
 
-    def measure(self, target: Target, seed: int, progress: Progress) -> Finding:
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         seen, truth = target.observation, target.known_truth
         training = seen.knows.training
         if training is None or training.local_steps(1) != 1:
@@ -231,10 +234,10 @@ class Theorem1:
         reads = [self._read(federation, i, past, truth, seed, progress) for i, past in self._played(federation)]
         of = self._federated(seen, training)
         start = objective(federation.model, seen.before, seen, truth)
-        base = float(lengths(reads[0].found - truth.private.images).max())
-        longest = max(float(lengths(images).max()) for images in (truth.private.images, *(r.found for r in reads)))
+        base = float(image_norms(reads[0].found - truth.private.images).max())
+        longest = max(float(image_norms(images).max()) for images in (truth.private.images, *(r.found for r in reads)))
         steep = steepness([r.found for r in reads], [r.gradient for r in reads])
-        bounds = [terms(of, r.index, steep, objective_gap(start, r.objective), base, longest) for r in reads]
+        bounds = [bound_terms(of, r.index, steep, objective_gap(start, r.objective), base, longest) for r in reads]
         blind = best_guess(seen, truth, truth.private.labels, ("rmse",), None).values["rmse"]
         guess = math.sqrt(sum(value**2 for value in blind) / len(blind))
         rate = smoothness([r.before for r in reads], [r.gradient for r in reads])
@@ -260,26 +263,23 @@ class Theorem1:
 
     def _read(
         self, federation: Federation, index: int, past: Round, truth: Truth, seed: int, progress: Progress
-    ) -> _Read:
+    ) -> _AttackedRound:
         """What the attack finds in that round; the truth is for the order and the score alone."""
         transcript = Transcript(federation.model, federation.terms, {index: past})
         view = PeerView(len(federation.clients) - 1, index)
         seen = view.see(transcript, Knows(labels=True), federation.truths([index])).observation
         done = progress_part(progress, self.audited.index(index), len(self.audited))
-        found = self.reader.run(seen, seed, done).images.detach().cpu().clamp(0, 1)
-        partner = match(found, truth.images).partner[: len(truth.private.labels)]
+        images = match_images(self.reader.run(seen, seed, done).images, truth).ordered
         step = flatten(past.step)
         reached = objective(federation.model, past.after, seen, truth)
-        return _Read(
-            index, flatten(past.before), -step / federation.training.lr, reached, Matching(partner).apply(found)
-        )
+        return _AttackedRound(index, flatten(past.before), -step / federation.training.lr, reached, images)
 
-    def _federated(self, seen: Observation, training: Training) -> Federated:
+    def _federated(self, seen: Observation, training: Training) -> FederationSizes:
         sizes = seen.knows.sizes or (seen.knows.examples,)
         count = sum(w.numel() for w in seen.before.values())
-        return Federated(training.lr, len(sizes), min(sizes), count, self.clip, self.noise)
+        return FederationSizes(training.lr, len(sizes), min(sizes), count, self.clip, self.noise)
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Workload) -> float:
         plain = SECOND_ORDER * load.clients * load.gradient(load.examples)
         return len(self.audited) * self.iterations * plain + self.audited[-1] * load.clients * load.training_seconds()
 
@@ -294,8 +294,12 @@ def objective(model: nn.Module, weights: Params, seen: Observation, truth: Truth
 
 
 def _finding(
-    reads: Sequence[_Read], bounds: Sequence[Terms], truth: Truth, guess: float, measured: dict[str, float]
-) -> Finding:
+    reads: Sequence[_AttackedRound],
+    bounds: Sequence[BoundTerms],
+    truth: Truth,
+    guess: float,
+    measured: dict[str, float],
+) -> ProbeResult:
     """The table's figures, each round's terms, and the drawing."""
     private = truth.private.images
     pixels = private[0].numel()
@@ -326,5 +330,5 @@ def _finding(
         {"round": r.index + 1, "objective": r.objective, "rmse": e, **asdict(b)}
         for r, e, b in zip(reads, errors, bounds, strict=True)
     ]
-    drawn = Lines("RMSE", "round", {name: line for name, line in points.items() if line})
-    return Finding({"extra": {"measures": measures, "rounds": rounds, "lines": [asdict(drawn)]}})
+    drawn = LogPlot("RMSE", "round", {name: line for name, line in points.items() if line})
+    return ProbeResult({"extra": {"measures": measures, "rounds": rounds, "lines": [asdict(drawn)]}})

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from fedglass.attack.decoys import dead_leaves, decoy_images
 from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge, Training, Whitening
+from fedglass.guard.checks import dead_leaves, decoy_images
 
 SHAPE, CLASSES = (1, 8, 8), 4
 KNOWS = Knowledge(SHAPE, CLASSES, 2, Whitening((0.5,), (0.25,)), training=Training(lr=0.1))
