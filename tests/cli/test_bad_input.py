@@ -216,7 +216,7 @@ def test_truncated_safetensors(
 
 def test_corrupt_initial_weights(audited: Callable[[Path], Result], write_plan: Write, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
-    refused(audited(write_plan(('"uniform"', '"file:w.safetensors"'))), "w.safetensors", "can not be read")
+    refused(audited(write_plan(('"uniform"', '"file:w.safetensors"'))), "w.safetensors", "cannot be read")
 
 
 def test_another_plans_records(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:

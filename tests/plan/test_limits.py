@@ -151,4 +151,4 @@ def test_normalisation_is_asked_for_with_the_line_for_none() -> None:
     grey = RECORDING.replace('truth = "truth.npz"', "shape = [1, 8, 8]\nexamples = 1")
     refused(grey, r"whitening = \{ mean = \[0.0\], std = \[1.0\] \}")
     several = RECORDING.replace("[recording]", "[[recording]]")
-    refused(several, r"recording\[0\].whitening is missing: it says how the clients normalised")
+    refused(several, r"recording\[0\].whitening is missing: it states how the clients normalised")
