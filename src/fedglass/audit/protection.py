@@ -14,7 +14,7 @@ from fedglass.defend import accounting as opacus
 from fedglass.defend.accounting import Budget, Mechanism, budgets, client_mechanism
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import Clip, GaussianNoise
-from fedglass.execution.executor import blaming
+from fedglass.execution.executor import as_usage_error
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.fl.local import MeanGradient, Step
@@ -55,7 +55,7 @@ def rehearse_defences(federation: Federation) -> None:
     clients = sorted(federation.clients, key=lambda c: len(c.labels))
     kinds = {f"{defences_of(c)} {c.training or federation.training}": c for c in clients if defences_of(c)}
     for client in kinds.values():
-        with blaming("defences"):
+        with as_usage_error("defences"):
             _rehearse(client, federation)
 
 

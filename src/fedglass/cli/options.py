@@ -153,10 +153,10 @@ class ExecutorOptions:
 
     def warm_up(self, device: str) -> None:
         """Start the workers' imports in parallel with this process; call it before anything imports torch."""
-        from fedglass.execution.fork_server import warm
+        from fedglass.execution.fork_server import start_fork_server
 
         if self.name == PROCESSES and self.count(device not in ("auto", "cpu")) > 1:
-            warm("fedglass.audit.play")
+            start_fork_server("fedglass.audit.play")
 
     def executor(self, shared: bool = False) -> Executor:
         """Return the executor; `shared` means that the cases need an accelerator."""
