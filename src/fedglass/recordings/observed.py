@@ -21,9 +21,9 @@ from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
 SLACK = 1e-3
-"""The share by which a mean or a norm may differ: rounding, and the quantisation of secure aggregation."""
+"""The relative tolerance of a mean or a norm: rounding, and the quantisation of secure aggregation."""
 WIDTHS = 6.0
-"""Standard deviations by which the size of noise may differ by chance."""
+"""The tolerance of the size of noise, in its standard deviations."""
 CLIPPING, NOISE = "clipping_norm", "noise_std"
 """What other frameworks call the options clip.norm and gaussian_noise.std of their defences."""
 MEANS = ("mean", "fedavg", "weighted_mean")
