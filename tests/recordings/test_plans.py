@@ -515,12 +515,16 @@ def test_noise_that_another_message_has_is_told(tmp_path: Path) -> None:
     told = 'truth = "b-truth"\nrounds = "all"\ndefended = { name = "gaussian_noise", std = 1.0 }'
     Real(sizes=(1, 2), rounds=2, leaves=noisy).record(tmp_path / "b", defences=None)
     first, *_ = targets(job(tmp_path, told))
-    assert list(first.others) == ["as of client 1 in round 1", "as of client 0 in round 2", "as of client 1 in round 2"]
+    assert list(first.same_noise_in) == [
+        "as of client 1 in round 1",
+        "as of client 0 in round 2",
+        "as of client 1 in round 2",
+    ]
     assert Kind.NOISE_REFUTED in [each.kind for each in message_doubts(first)]
     first, _ = targets(job(tmp_path, told, 'view = "aggregate"'))
-    assert list(first.others) == ["as in round 2"]
+    assert list(first.same_noise_in) == ["as in round 2"]
     first, _ = targets(job(tmp_path, f'{told}\nwhose = ["client 1"]'))
-    assert "as of client 0 in round 1" in first.others, "the server has it, whoever asks"
+    assert "as of client 0 in round 1" in first.same_noise_in, "the server has it, whoever asks"
 
 
 def test_what_a_recorder_lost_is_not_passed_over(tmp_path: Path) -> None:
